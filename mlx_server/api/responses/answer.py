@@ -33,14 +33,10 @@ from mlx_server.events import (
 
 SAMPLING = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
 
-NO_ANSWER = (
-    stream.StreamedReasoning,
-    stream.StreamedMcpCall,
-    stream.StreamedMcpListTools,
-    stream.StreamedWebSearchCall,
-    stream.StreamedCodeInterpreterCall,
+NO_ANSWER = frozenset(
+    {"reasoning", "mcp_call", "mcp_list_tools", "web_search_call", "code_interpreter_call"}
 )
-"""Types of items that do not count as an answer, so a message must follow them."""
+"""Kinds of items that do not count as an answer, so a message must follow them."""
 
 BROKEN = "The answer ended early: an internal error of the server."
 
@@ -169,11 +165,9 @@ class ResponseOutput:
             case BuiltInCall():
                 yield from self._add_built_in(event)
             case ToolsListed():
-                yield from self._whole(stream.StreamedMcpListTools(self._next_output_index, event))
+                yield from self._whole(stream.tool_list(event, self._next_output_index))
             case ApprovalRequested():
-                yield from self._whole(
-                    stream.StreamedMcpApprovalRequest(self._next_output_index, event)
-                )
+                yield from self._whole(stream.approval_request(event, self._next_output_index))
             case Finished():
                 yield from self._finish(event)
 
@@ -278,7 +272,7 @@ class ResponseOutput:
 
     def _has_answer(self) -> bool:
         """Whether the output ends with a message or call, which clients need to go on."""
-        return bool(self._items) and not isinstance(self._items[-1], NO_ANSWER)
+        return bool(self._items) and self._items[-1].kind not in NO_ANSWER
 
     def _raw(self, event: Finished) -> Wire:
         if not self._input_messages:

@@ -37,18 +37,15 @@ from mlx_server.api.responses.tools import (
     NO_TABLE,
     TOOL_SEARCH,
     ApprovalFilter,
-    FreeformTool,
-    FunctionTool,
     McpTool,
-    NamespacedTool,
     OtherTool,
     ToolChoiceAllowed,
     ToolChoiceFunction,
     ToolChoiceMcp,
     ToolFilterParam,
-    ToolNamespace,
     ToolParam,
     ToolTable,
+    listed_tools,
     tool_table,
     without_use,
 )
@@ -117,12 +114,10 @@ class ItemsToMessages:
                 )
             case ReasoningItem():
                 self._add_reasoning(_reasoning(item, self._opened))
-            case FunctionCallItem():
-                name = self._table.shown(item.name or UNNAMED, item.namespace)
-                self._call(_tool_call(item, name, item.arguments or ""))
-            case CustomCallItem():
-                name = self._table.shown(item.name or UNNAMED, item.namespace)
-                self._call(_tool_call(item, name, arguments_of_text(item.input or "")))
+            case FunctionCallItem(arguments=arguments):
+                self._client_call(item, arguments or "")
+            case CustomCallItem(input=text):
+                self._client_call(item, arguments_of_text(text or ""))
             case ToolSearchCallItem(call_id=str(id)):
                 self._call(ToolCall(id, TOOL_SEARCH, json_text(item.arguments or {})))
             case ToolSearchOutputItem(call_id=str(id)):
@@ -175,6 +170,11 @@ class ItemsToMessages:
         if text:
             draft.reasoning.append(text)
 
+    def _client_call(self, item: FunctionCallItem | CustomCallItem, arguments: str) -> None:
+        name = self._table.shown(item.name or UNNAMED, item.namespace)
+        extra = item.extra_content
+        self._call(ToolCall(item.call_id or "", name, arguments, extra_content=extra))
+
     def _call(self, call: ToolCall) -> None:
         self._flush()
         self._calls.append(call)
@@ -186,7 +186,8 @@ class ItemsToMessages:
 
     def _found(self, item: ToolSearchOutputItem) -> str:
         """The result of a search, as text: the tools themselves are among those of the request."""
-        names = [self._table.shown(name, ns) for name, ns in _names(item.tools or ())]
+        listed = (each for param in item.tools or () for each in listed_tools(param))
+        names = [self._table.shown(each.tool.name, each.namespace) for each in listed]
         return f"These tools can be called now: {', '.join(names)}" if names else "No tool found."
 
     def _mcp_call(self, item: McpCallItem) -> None:
@@ -228,10 +229,6 @@ class ItemsToMessages:
             self._results.append(Message("tool", result, tool_call_id=call.id))
 
 
-def _tool_call(item: FunctionCallItem | CustomCallItem, name: str, arguments: str) -> ToolCall:
-    return ToolCall(item.call_id or "", name, arguments, extra_content=item.extra_content)
-
-
 def _merged(drafts: Sequence[AssistantDraft]) -> AssistantDraft:
     texts = [(each.text, each.phase) for each in drafts if each.text]
     phases = {phase for _, phase in texts}
@@ -247,8 +244,8 @@ def _reasoning(item: ReasoningItem, opened: Open) -> str:
     """The reasoning's text: its content, or the encoded content, or the summary."""
     if item.content:
         return "".join(_texts(item.content))
-    if item.encrypted_content and (found := opened(item.encrypted_content)) is not None:
-        return found
+    if item.encrypted_content and (thought := opened(item.encrypted_content)) is not None:
+        return thought
     return "\n\n".join(_texts(item.summary or ""))
 
 
@@ -265,25 +262,11 @@ def _error_text(error: object) -> str:
             return ""
         case str(text) | {"message": str(text)}:
             return text
-        case {"content": [*parts]} if parts and all(_is_text(part) for part in parts):
-            return "\n".join(part["text"] for part in parts)
+        case {"content": [*parts]}:
+            texts = [part["text"] for part in parts if isinstance(part, dict) and "text" in part]
+            if texts and all(isinstance(text, str) for text in texts):
+                return "\n".join(texts)
     return json_text(error)
-
-
-def _is_text(part: object) -> bool:
-    return isinstance(part, dict) and isinstance(part.get("text"), str)
-
-
-def _names(
-    tools: Iterable[ToolParam | NamespacedTool], namespace: str | None = None
-) -> Iterator[tuple[str, str | None]]:
-    """The names of tools, with their namespace."""
-    for tool in tools:
-        match tool:
-            case FunctionTool(name=name) | FreeformTool(name=name):
-                yield name, namespace
-            case ToolNamespace():
-                yield from _names(tool.tools, tool.name)
 
 
 def messages_of(
@@ -315,11 +298,12 @@ def select_tools(
     `listed`: labels of the MCP servers whose tools are already in the conversation.
     `found`: tools that the conversation's items add.
     """
-    given = list(enumerate(body.tools or ()))
-    found = list(found)
-    table = tool_table(body.tools or (), found)
+    params = body.tools or []
+    table = tool_table(params, found)
     tools = table.tools
-    servers = tuple(_server(tool, i, listed) for i, tool in given if isinstance(tool, McpTool))
+    servers = tuple(
+        _server(tool, i, listed) for i, tool in enumerate(params) if isinstance(tool, McpTool)
+    )
     labels = [server.label for server in servers]
     for i, label in enumerate(labels):
         if label in labels[:i]:
@@ -327,7 +311,12 @@ def select_tools(
                 f"Two MCP servers have the `server_label` {label[:64]!r}: give each its own.",
                 param="tools",
             )
-    _check_number(tools)
+    if len(tools) > (most := limits.TOOLS):
+        raise BadRequest(
+            f"There are {len(tools)} tools, those of namespaces and of `input` included; the limit "
+            f"is {most}. Send fewer.",
+            param="tools",
+        )
     match body.tool_choice:
         case ToolChoiceAllowed() as allowed:
             return _allowed(allowed, table, servers)
@@ -345,36 +334,13 @@ def select_tools(
         case mode:
             choice = mode or "auto"
     if choice != "none" and not (tools or servers):
-        _refuse_unusable(body.tools or ())
+        unusable = list(without_use(params))
+        # a code interpreter alone says how calls are reported that gpt-oss makes by itself
+        if "code_interpreter" not in unusable:
+            check_usable(unusable)
     if not servers:
         check_choice(choice, tools)
     return ToolSelection(table, tools, choice, servers)
-
-
-def _check_number(tools: Sequence[Tool]) -> None:
-    if len(tools) > (most := limits.TOOLS):
-        raise BadRequest(
-            f"There are {len(tools)} tools, those of namespaces and of `input` included; the limit "
-            f"is {most}. Send fewer.",
-            param="tools",
-        )
-
-
-def _refuse_unusable(params: Sequence[ToolParam]) -> None:
-    """Raises BadRequest if there are tools: none of them can be offered. A code interpreter may be
-    the only one: it says how calls are reported that gpt-oss makes without being offered it."""
-    kinds = list(without_use(params))
-    if "code_interpreter" not in kinds:
-        check_usable(kinds)
-
-
-def _refuse_others(allowed: ToolChoiceAllowed) -> None:
-    kinds = [each.type for each in allowed.tools if isinstance(each, OtherTool)]
-    names = ", ".join(repr(kind[:64]) for kind in dict.fromkeys(kinds))
-    raise BadRequest(
-        f"`tool_choice` allows only tools that can't be offered: this server has no {names}.",
-        param="tool_choice.tools",
-    )
 
 
 def _allowed(
@@ -389,13 +355,18 @@ def _allowed(
             before = of_servers.get(choice.server_label, set())
             both = before | {choice.name} if choice.name and before is not None else None
             of_servers[choice.server_label] = both
-    kept = tuple(tool for tool in table.tools if tool.name in names)
+    tools = tuple(tool for tool in table.tools if tool.name in names)
     narrowed = tuple(_narrowed(s, of_servers[s.label]) for s in servers if s.label in of_servers)
-    if not narrowed and not kept:
-        _refuse_others(allowed)
+    if not narrowed and not tools:
+        kinds = [each.type for each in allowed.tools if isinstance(each, OtherTool)]
+        absent = ", ".join(repr(kind[:64]) for kind in dict.fromkeys(kinds))
+        raise BadRequest(
+            f"`tool_choice` allows only tools that can't be offered: this server has no {absent}.",
+            param="tool_choice.tools",
+        )
     if not narrowed:
-        check_choice(allowed.mode, kept)
-    return ToolSelection(table, kept, allowed.mode, narrowed)
+        check_choice(allowed.mode, tools)
+    return ToolSelection(table, tools, allowed.mode, narrowed)
 
 
 def _narrowed(server: McpServer, names: set[str] | None) -> McpServer:
@@ -491,8 +462,7 @@ def to_request(
     check_stream_options(body.stream, body.stream_options)
     everything = [*earlier, *items]
     places = [*("previous_response_id" for _ in earlier), *_places(body, items)]
-    found = [tool for item in everything for tool in _tools_of(item)]
-    chosen = select_tools(body, listed=_listed(everything), found=found)
+    chosen = select_tools(body, listed=_listed(everything), found=_tools_of(everything))
     turns = messages_of(zip(everything, places, strict=True), chosen.table, opened)
     labels = {server.label for server in chosen.servers}
     approvals = tuple(approval for approval in turns.approvals if approval.server in labels)
@@ -532,12 +502,11 @@ def to_request(
     return ParsedResponsesRequest(request, mcp, ignored, truncates, chosen.table)
 
 
-def _tools_of(item: InputItem) -> Sequence[ToolParam]:
-    """The tools that an item adds to those of the request."""
-    match item:
-        case ToolSearchOutputItem() | AdditionalToolsItem():
-            return item.tools or ()
-    return ()
+def _tools_of(items: Iterable[InputItem]) -> Iterator[ToolParam]:
+    """The tools that items add to those of the request."""
+    for item in items:
+        if isinstance(item, ToolSearchOutputItem | AdditionalToolsItem):
+            yield from item.tools or ()
 
 
 def _unread(body: ResponsesBody, items: Sequence[InputItem], opened: Open) -> Iterator[str]:

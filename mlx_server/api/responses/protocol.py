@@ -155,8 +155,8 @@ class ResponsesBody(SamplingBody, ThinkingBody):
     @property
     def summary(self) -> str | None:
         """The kind of summary in which the client wants the reasoning too."""
-        given = self.reasoning
-        return (given.summary or given.generate_summary) if given else None
+        reasoning = self.reasoning
+        return (reasoning.summary or reasoning.generate_summary) if reasoning else None
 
     @property
     def hosted_tools(self) -> HostedTools:
@@ -176,8 +176,8 @@ class ResponsesBody(SamplingBody, ThinkingBody):
         return given.id if isinstance(given, ConversationParam) else given
 
     def constrained(self) -> FormatChoice:
-        found = [*self._of_text(), *formats.of_structured_outputs(self.structured_outputs)]
-        return formats.the_only_format(found, otherwise="text.format")
+        given = [*self._of_text(), *formats.of_structured_outputs(self.structured_outputs)]
+        return formats.the_only_format(given, otherwise="text.format")
 
     def unused(self) -> Iterable[str]:
         yield from (f"include.{value}" for value in self.include or () if value in NOT_HERE)
@@ -250,7 +250,9 @@ def _choice_wire(body: ResponsesBody) -> Any:
 def _tool_wire(tool: ToolParam | NamespacedTool) -> Wire:
     match tool:
         case FunctionTool():
-            return _function_wire(tool)
+            fields = tool.model_dump(include=ECHOED_FUNCTION_FIELDS) | {"strict": bool(tool.strict)}
+            deferred = tool.defer_loading
+            return fields if deferred is None else {**fields, "defer_loading": deferred}
         case ToolNamespace():
             nested = (each for each in tool.tools if not isinstance(each, OtherTool))
             return {
@@ -266,18 +268,7 @@ def _tool_wire(tool: ToolParam | NamespacedTool) -> Wire:
     return {}
 
 
-def _function_wire(tool: FunctionTool) -> Wire:
-    deferred = {} if tool.defer_loading is None else {"defer_loading": tool.defer_loading}
-    return {
-        "type": "function",
-        "name": tool.name,
-        "description": tool.description,
-        "parameters": tool.parameters,
-        "strict": bool(tool.strict),
-        **deferred,
-    }
-
-
+ECHOED_FUNCTION_FIELDS = {"type", "name", "description", "parameters"}
 ECHOED_SERVER_FIELDS = {
     "type",
     "server_label",

@@ -15,7 +15,6 @@ from mlx_server.api.responses.tools import HostedTools, OfferedTool
 from mlx_server.events import (
     ApprovalRequested,
     BuiltInCall,
-    ListedTool,
     McpCallFinished,
     McpCallStarted,
     TokenLogprob,
@@ -223,50 +222,75 @@ class StreamedMcpCall(StreamedCall):
         yield self._whole("output_item.done")
 
 
-class StreamedMcpListTools(OutputItem):
-    kind = "mcp_list_tools"
+class WholeItem(OutputItem):
+    """An item that is complete when it begins, with events of its own in between."""
 
-    def __init__(self, output_index: int, listed: ToolsListed) -> None:
-        super().__init__(output_index)
-        self._listed = listed
-        self._tools: list[Wire] = []
+    def __init__(
+        self,
+        output_index: int,
+        kind: str,
+        fields: Wire,
+        *,
+        before: Wire | None = None,
+        events: Sequence[tuple[str, Wire]] = (),
+        id: str | None = None,
+        has_status: bool = True,
+    ) -> None:
+        """`before`: the fields that differ while the item is in progress. `events`: their names and
+        fields, the first of which comes with the beginning."""
+        self.kind = kind
+        super().__init__(output_index, id)
+        self._fields, self._before = fields, before or {}
+        self._events = events
+        self._has_status = has_status
 
     def wire(self) -> Wire:
-        done = self.status != "in_progress"
-        return {
-            "id": self.id,
-            "type": self.kind,
-            "server_label": self._listed.server,
-            "tools": [_listed(tool) for tool in self._listed.tools] if done else [],
-            "error": self._listed.error if done else None,
-        }
+        head = self._head() if self._has_status else {"id": self.id, "type": self.kind}
+        before = self._before if self.status == "in_progress" else {}
+        return {**head, **self._fields, **before}
 
     def begin(self) -> Events:
         yield from super().begin()
-        yield self._event("mcp_list_tools.in_progress")
+        for name, fields in self._events[:1]:
+            yield self._event(name, **fields)
 
     def end(self, status: End) -> Events:
-        failed = self._listed.error is not None and not self._listed.tools
-        yield self._event("mcp_list_tools.failed" if failed else "mcp_list_tools.completed")
+        for name, fields in self._events[1:]:
+            yield self._event(name, **fields)
         yield from super().end(status)
 
 
-class StreamedMcpApprovalRequest(OutputItem):
-    kind = "mcp_approval_request"
-
-    def __init__(self, output_index: int, request: ApprovalRequested) -> None:
-        super().__init__(output_index, request.id)
-        self._request = request
-
-    def wire(self) -> Wire:
-        return {
-            "id": self.id,
-            "type": self.kind,
-            "server_label": self._request.server,
-            "name": self._request.name,
-            "arguments": self._request.arguments,
-            **_extra(self._request.extra_content),
+def tool_list(listed: ToolsListed, output_index: int) -> WholeItem:
+    failed = listed.error is not None and not listed.tools
+    tools = [
+        {
+            "name": tool.name,
+            "description": tool.description,
+            "input_schema": tool.schema,
+            "annotations": tool.annotations,
         }
+        for tool in listed.tools
+    ]
+    end = "mcp_list_tools.failed" if failed else "mcp_list_tools.completed"
+    return WholeItem(
+        output_index,
+        "mcp_list_tools",
+        {"server_label": listed.server, "tools": tools, "error": listed.error},
+        before={"tools": [], "error": None},
+        events=[("mcp_list_tools.in_progress", {}), (end, {})],
+        has_status=False,
+    )
+
+
+def approval_request(request: ApprovalRequested, output_index: int) -> WholeItem:
+    fields = {
+        "server_label": request.server,
+        "name": request.name,
+        "arguments": request.arguments,
+        **_extra(request.extra_content),
+    }
+    kind = "mcp_approval_request"
+    return WholeItem(output_index, kind, fields, id=request.id, has_status=False)
 
 
 def _extra(extra: Mapping[str, Any] | None) -> Wire:
@@ -281,15 +305,6 @@ def _summary_part(text: str) -> Wire:
 def _error(text: str) -> Wire:
     content = [{"type": "text", "text": text}]
     return {"type": "mcp_tool_execution_error", "content": content}
-
-
-def _listed(tool: ListedTool) -> Wire:
-    return {
-        "name": tool.name,
-        "description": tool.description,
-        "input_schema": tool.schema,
-        "annotations": tool.annotations,
-    }
 
 
 class ClientCall(StreamedCall):
@@ -376,50 +391,27 @@ NO_CONTAINER = "auto"
 """OpenAI's value for a container that does not exist yet; `container_id` is required."""
 
 
-class StreamedWebSearchCall(OutputItem):
-    kind = "web_search_call"
-
-    def __init__(self, output_index: int, action: Wire) -> None:
-        super().__init__(output_index)
-        self._action = action
-
-    def wire(self) -> Wire:
-        return {**self._head(), "action": self._action}
-
-    def begin(self) -> Events:
-        yield from super().begin()
-        yield self._event("web_search_call.in_progress")
-
-
-class StreamedCodeInterpreterCall(OutputItem):
-    kind = "code_interpreter_call"
-
-    def __init__(self, output_index: int, code: str) -> None:
-        super().__init__(output_index)
-        self._code = code
-
-    def wire(self) -> Wire:
-        code = "" if self.status == "in_progress" else self._code
-        return {**self._head(), "code": code, "container_id": NO_CONTAINER, "outputs": None}
-
-    def begin(self) -> Events:
-        yield from super().begin()
-        yield self._event("code_interpreter_call.in_progress")
-
-    def end(self, status: End) -> Events:
-        if self._code:
-            yield self._event("code_interpreter_call_code.delta", delta=self._code)
-        yield self._event("code_interpreter_call_code.done", code=self._code)
-        yield from super().end(status)
-
-
-def built_in_call(call: BuiltInCall, output_index: int, offered: HostedTools) -> OutputItem | None:
+def built_in_call(call: BuiltInCall, output_index: int, offered: HostedTools) -> WholeItem | None:
     """The item for a call; None if the call belongs into the reasoning, as that of a tool does
     that the client did not list."""
     if offered.searches and (action := action_of(call)):
-        return StreamedWebSearchCall(output_index, action)
+        fields: Wire = {"action": action}
+        events: Sequence[tuple[str, Wire]] = [("web_search_call.in_progress", {})]
+        return WholeItem(output_index, "web_search_call", fields, events=events)
     if offered.interprets and not call.tool.startswith("browser"):
-        return StreamedCodeInterpreterCall(output_index, call.text)
+        code = call.text
+        written = [("code_interpreter_call_code.delta", {"delta": code})] if code else []
+        return WholeItem(
+            output_index,
+            "code_interpreter_call",
+            {"code": code, "container_id": NO_CONTAINER, "outputs": None},
+            before={"code": ""},
+            events=[
+                ("code_interpreter_call.in_progress", {}),
+                *written,
+                ("code_interpreter_call_code.done", {"code": code}),
+            ],
+        )
     return None
 
 
@@ -441,10 +433,10 @@ def action_of(call: BuiltInCall) -> Wire | None:
 
 def _arguments(call: BuiltInCall) -> Wire | None:
     try:
-        found = parsed(call.text or "{}")
+        arguments = parsed(call.text or "{}")
     except ValueError:
         return None if call.is_whole else {}
-    return found if isinstance(found, dict) else None
+    return arguments if isinstance(arguments, dict) else None
 
 
 def _only_texts(**given: object) -> Wire:

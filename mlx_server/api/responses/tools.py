@@ -107,25 +107,22 @@ class HostedTools:
 NOT_OFFERED = HostedTools()
 
 
-def _kind(value: Any) -> str:
-    """A union tag that is no field name, so that errors show only field names."""
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    return f"<{kind}>" if kind in KINDS else "<other>"
+def _by_type(*known: str) -> Discriminator:
+    """Chooses among a union's members by their tags, which are no field names, so that errors show
+    only field names."""
 
+    def tag(value: Any) -> str:
+        kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+        return f"<{kind}>" if kind in known else "<other>"
 
-KINDS = ("function", "custom", "namespace", "tool_search", "mcp", "allowed_tools")
-
-
-def _kind_in_namespace(value: Any) -> str:
-    kind = _kind(value)
-    return kind if kind in ("<function>", "<custom>") else "<other>"
+    return Discriminator(tag)
 
 
 NamespacedTool = Annotated[
     Annotated[FunctionTool, Tag("<function>")]
     | Annotated[FreeformTool, Tag("<custom>")]
     | Annotated[OtherTool, Tag("<other>")],
-    Discriminator(_kind_in_namespace),
+    _by_type("function", "custom"),
 ]
 
 
@@ -150,20 +147,6 @@ class ToolChoiceFunction(WireModel):
     namespace: Name | None = None
 
 
-def _kind_of_tool(value: Any) -> str:
-    kind = _kind(value)
-    return "<other>" if kind == "<allowed_tools>" else kind
-
-
-def _kind_of_allowed(value: Any) -> str:
-    kind = "<function>" if (kind := _kind(value)) == "<custom>" else kind
-    return kind if kind in ("<function>", "<mcp>") else "<other>"
-
-
-def _kind_of_choice(value: Any) -> str:
-    return kind if (kind := _kind(value)) == "<allowed_tools>" else _kind_of_allowed(value)
-
-
 ToolParam = Annotated[
     Annotated[FunctionTool, Tag("<function>")]
     | Annotated[FreeformTool, Tag("<custom>")]
@@ -171,14 +154,15 @@ ToolParam = Annotated[
     | Annotated[ToolSearchTool, Tag("<tool_search>")]
     | Annotated[McpTool, Tag("<mcp>")]
     | Annotated[OtherTool, Tag("<other>")],
-    Discriminator(_kind_of_tool),
+    _by_type("function", "custom", "namespace", "tool_search", "mcp"),
 ]
 
 AllowedTool = Annotated[
     Annotated[ToolChoiceFunction, Tag("<function>")]
+    | Annotated[ToolChoiceFunction, Tag("<custom>")]
     | Annotated[ToolChoiceMcp, Tag("<mcp>")]
     | Annotated[OtherTool, Tag("<other>")],
-    Discriminator(_kind_of_allowed),
+    _by_type("function", "custom", "mcp"),
 ]
 
 
@@ -192,10 +176,11 @@ Choice = (
     Literal["none", "auto", "required"]
     | Annotated[
         Annotated[ToolChoiceFunction, Tag("<function>")]
+        | Annotated[ToolChoiceFunction, Tag("<custom>")]
         | Annotated[ToolChoiceMcp, Tag("<mcp>")]
         | Annotated[ToolChoiceAllowed, Tag("<allowed_tools>")]
         | Annotated[OtherTool, Tag("<other>")],
-        Discriminator(_kind_of_choice),
+        _by_type("function", "custom", "mcp", "allowed_tools"),
     ]
 )
 
@@ -251,16 +236,22 @@ class ToolTable:
 
     def shown(self, name: str, namespace: str | None) -> str:
         """The name by which the model knows a tool, which earlier requests may have offered."""
-        found = self._by_key.get((namespace, name))
-        return found.tool.name if found else _shown(name, namespace)
+        offered = self._by_key.get((namespace, name))
+        return offered.tool.name if offered else _shown(name, namespace)
 
     def chosen(self, choice: ToolChoiceFunction) -> OfferedTool:
         """The tool that a `tool_choice` names. A namespace may be left out if no other tool has
         the name. Raises BadRequest."""
         name, namespace = choice.name, choice.namespace
-        fitting = [each for each in self._offered if _fits(each, choice)]
-        if found := next((each for each in fitting if each.namespace == namespace), None):
-            return found
+        is_custom = choice.type == "custom"
+        fitting = [
+            each
+            for each in self._offered
+            if each.name == name and (each.kind == "custom") == is_custom
+        ]
+        for tool in fitting:
+            if tool.namespace == namespace:
+                return tool
         others = fitting if namespace is None else []
         if len(others) == 1:
             return others[0]
@@ -273,11 +264,6 @@ class ToolTable:
         raise BadRequest(f"`tool_choice` names {whole[:64]!r}, which {which}.", param="tool_choice")
 
 
-def _fits(offered: OfferedTool, choice: ToolChoiceFunction) -> bool:
-    is_custom = offered.kind == "custom"
-    return offered.name == choice.name and is_custom == (choice.type == "custom")
-
-
 NO_TABLE = ToolTable()
 
 
@@ -288,7 +274,7 @@ def tool_table(params: Iterable[ToolParam], found: Iterable[ToolParam]) -> ToolT
     searches = any(_is_clients_search(param) for param in params)
     listed: dict[tuple[str | None, str], ListedToolParam] = {}
     for i, param in enumerate(params):
-        for each in _listed(param):
+        for each in listed_tools(param):
             if each.key in listed and listed[each.key].kind != each.kind:
                 raise BadRequest(
                     f"Two `tools` have the name {each.tool.name[:64]!r}: give each its own.",
@@ -297,7 +283,7 @@ def tool_table(params: Iterable[ToolParam], found: Iterable[ToolParam]) -> ToolT
             if not (searches and each.is_deferred):
                 listed[each.key] = each
     for param in found:
-        listed |= {each.key: each for each in _listed(param)}
+        listed |= {each.key: each for each in listed_tools(param)}
     return ToolTable(_offered(listed.values()))
 
 
@@ -331,7 +317,8 @@ def _is_clients_search(param: ToolParam) -> bool:
     return isinstance(param, ToolSearchTool) and param.is_clients
 
 
-def _listed(param: ToolParam) -> Iterator[ListedToolParam]:
+def listed_tools(param: ToolParam | NamespacedTool) -> Iterator[ListedToolParam]:
+    """The tools that a tool of the body stands for, those of a namespace one by one."""
     match param:
         case FunctionTool():
             tool = Tool(param.name, param.description, param.parameters or {}, bool(param.strict))
@@ -351,7 +338,7 @@ def _in_namespace(namespace: ToolNamespace) -> Iterator[ListedToolParam]:
     """The tools of a namespace. Its description precedes that of its first tool."""
     about = namespace.description
     for param in namespace.tools:
-        for each in _listed(param):
+        for each in listed_tools(param):
             descriptions = filter(None, (about, each.tool.description))
             tool = replace(each.tool, description="\n\n".join(descriptions) or None)
             yield replace(each, tool=tool, namespace=namespace.name)
