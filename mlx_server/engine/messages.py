@@ -88,10 +88,8 @@ class Grammar(msgspec.Struct, frozen=True, array_like=True):
     """The objects around some of these, which the rules spell out: the name of the schema, and that
     of the object, in which the schema is `{"$ref": "#"}`."""
 
-    @property
-    def is_schema(self) -> bool:
-        """Whether the whole answer is the JSON of one schema."""
-        return len(self.schemas) == 1 and self.rules.endswith(f"}}\nstart: {self.schemas[0][0]}\n")
+    is_schema: bool = False
+    """Whether the whole answer is the JSON of one schema."""
 
     @property
     def source(self) -> str:

@@ -111,9 +111,11 @@ class Lark:
     def source(self, start: str) -> Grammar:
         """Returns the grammar of an answer that matches the body `start`."""
         rules = [f"{name}: {body}" for body, name in self._names.items()]
-        lines = [OPTIONS, f"start: {start}", *rules]
+        lines = (OPTIONS, f"start: {start}", *rules)
         schemas = tuple((name, text) for text, name in self._schemas.items())
-        return Grammar("".join(f"{line}\n" for line in lines), schemas, tuple(self._frames))
+        is_schema = [start] == [name for name, _ in schemas]
+        text = "".join(f"{line}\n" for line in lines)
+        return Grammar(text, schemas, tuple(self._frames), is_schema)
 
     def _named(self, prefix: str, body: str, attributes: str = "") -> str:
         key = body

@@ -166,8 +166,6 @@ LONGEST_TAIL = 64
 """The most tokens after the JSON."""
 TAILS = 8
 """The most times that what comes after a grammar's JSON is searched."""
-READ_AHEAD, READ_AT_ONCE = 64, 256
-"""A row's tokens are read so many tokens before the first search, and so many in a step."""
 NARROW = 16
 """The members of an object from which on each call of the matcher costs more."""
 NEVER = 1 << 60
@@ -176,9 +174,9 @@ CONTINUATIONS = (b"\x80", b"\xa0", b"\x90")
 """Bytes that continue a character which a token began; one of them always may."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class CompletionHints:
-    """The results about a grammar's endings at compile time, shared by all of its rows."""
+    """What is known of a grammar's endings, shared by all of its rows."""
 
     texts: SchemaTexts | None
     """None for a grammar without schemas."""
@@ -226,8 +224,8 @@ def completion_hints(
     hints = CompletionHints(texts, not grammar.is_schema, growth, call)
     text = JsonText()
     text.read(b"".join(map(classes.text_of, begun)))
-    ending = EndingSearch(hints, classes, matcher, 4 * STEP_CALLS * call).ending(text)
-    return CompletionHints(texts, hints.is_framed, growth, call, ending, hints.tails, hints.cuts)
+    hints.tokens = EndingSearch(hints, classes, matcher, 4 * STEP_CALLS * call).ending(text)
+    return hints
 
 
 class EndingSearch:
@@ -341,8 +339,6 @@ class GrammarCompletion:
         """begun: the tokens that the grammar accepted before the row's own."""
         self._classes, self._hints = classes, hints
         self._text = JsonText()
-        self._unread = list(begun)
-        """The tokens whose text was not read yet."""
         self._tokens = hints.tokens
         """The latest ending that was found; None if there was none."""
         self._fits = hints.tokens is not None
@@ -352,6 +348,8 @@ class GrammarCompletion:
         self._endings: dict[int, list[int]] = {}
         """The endings that were found after some of the tokens that may come next."""
         self._probe: YieldingMatcher | None = None
+        for token in begun:
+            self._read(token)
 
     @property
     def ending(self) -> list[int] | None:
@@ -360,7 +358,7 @@ class GrammarCompletion:
 
     def advance(self, token: int) -> None:
         """Follows the row's latest token."""
-        self._unread.append(token)
+        self._read(token)
         if self._fits and self._tokens and self._tokens[0] == token:
             self._tokens = self._tokens[1:]
         else:
@@ -385,13 +383,10 @@ class GrammarCompletion:
         if self._next == NEVER:
             self._next = self._hints.next_search(remaining, self.ending)
         if remaining > self._next:
-            if remaining <= self._next + READ_AHEAD + len(self._unread) // READ_AT_ONCE:
-                self._read(READ_AT_ONCE)
             return
         self._next = self._hints.next_search(remaining, self.ending)
         if self._next < remaining and self._fits:
             return
-        self._read(len(self._unread))
         if self._hints.is_framed and (not self._text.is_opened or matcher.is_accepting()):
             self._tokens, self._fits = None, False
             self._next = min(self._next, remaining - 1)
@@ -407,7 +402,6 @@ class GrammarCompletion:
     def end(self, mask: Mask, matcher: YieldingMatcher) -> bool:
         """Removes all tokens but the ending's first one from the mask. Returns False if no ending
         is known, or only one that is so long that the grammar demands what the row writes."""
-        self._read(len(self._unread))
         self._found(matcher, LOOP_CALLS)
         ending = self._tokens
         if ending is None or len(ending) > LONGEST_ENDING:
@@ -428,13 +422,11 @@ class GrammarCompletion:
             self._fits = self._tokens is not None
         return search
 
-    def _read(self, most: int) -> None:
-        for token in self._unread[:most] if self._hints.texts else ():
-            if token in self._classes.apart:
-                self._text = JsonText((*self._text.controls, token))
-            else:
-                self._text.read(self._classes.text_of(token))
-        del self._unread[:most]
+    def _read(self, token: int) -> None:
+        if token in self._classes.apart:
+            self._text = JsonText((*self._text.controls, token))
+        else:
+            self._text.read(self._classes.text_of(token))
 
     def _restrict(self, mask: Mask, ending: list[int], room: int, search: EndingSearch) -> None:
         """room: the tokens that may come before or lengthen the ending after the next token."""

@@ -143,7 +143,8 @@ class SchemaTexts:
         """The most members of an object."""
         for schema, root in (*zip(roots, roots, strict=True), *frames):
             self._read(schema, root)
-        self._strings = [item for item in (*self.roots, *self._items) if item[:1] == '"']
+        texts = dict.fromkeys((*self.roots, *self._items, *self.inner))
+        self._strings = [text for text in texts if text[:1] == '"'][:MOST_ALTERNATIVES]
 
     def _read(self, start: Any, root: Any) -> None:
         self._root = root

@@ -191,6 +191,10 @@ SCHEMAS: dict[str, Any] = {
             ]
         },
     },
+    "text or number": {
+        "type": "array",
+        "items": {"anyOf": [{"type": "string", "pattern": r"^[^@]+@[^@]+\.[^@]+$"}, INTEGER]},
+    },
     "any members": {"type": "object"},
     "strings only": {"type": "object", "additionalProperties": STRING, "minProperties": 1},
     "anything": True,
