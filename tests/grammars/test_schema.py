@@ -162,3 +162,16 @@ _WORDS = r"^$|(^(?:\S+\s+){0,99}\S+$)"
 def test_limits_are_where_they_are_said_to_be(within_limit: Any, beyond: Any, named: str) -> None:
     formats.check_schema(within_limit, strict=False)
     assert named in refusal(beyond)
+
+
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        # with an escape the name of a listed member could avoid its schema
+        ({"type": "object", "properties": {"a": {"type": "integer"}}}, r'{"\u0061": "x"}'),
+        # a mixture of old and new spellings
+        ({"prefixItems": [{"type": "string"}], "additionalItems": False}, "[1]"),
+    ],
+)
+def test_what_llguidance_would_take_another_way_is_held(schema: Any, text: str) -> None:
+    assert not matches(matcher_of(JsonFormat(schema)), text)

@@ -12,7 +12,6 @@ from mlx_server.grammars.view import (
     reference,
     remote_reference,
     shorten,
-    subschemas_of,
 )
 
 
@@ -70,11 +69,6 @@ def test_a_schema_that_refers_to_itself_is_walked_once() -> None:
     schema = {"properties": {"next": {"$ref": "#"}}, "$defs": {"unused": {}}}
     assert [part.path for part in View(schema).reached()] == [(), ("properties", "next")]
     assert ("$defs", "unused") in [part.path for part in View(schema).all()]
-
-
-def test_values_that_are_no_schemas_are_no_parts() -> None:
-    schema = {"properties": {"a": 3}, "anyOf": "x", "items": [True], "enum": [{"not": {}}]}
-    assert [part.path for part in subschemas_of(schema)] == [(), ("items", "0")]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,276 @@
+"""What a tool's schema says of arguments: names, types, variants, and whether arguments fit."""
+
+import json
+import time
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlx_server import limits
+from mlx_server.grammars import arguments
+from mlx_server.grammars.arguments import (
+    ValueSchema,
+    arguments_of,
+    fits,
+    is_made_of,
+    lists_properties,
+    object_of,
+    required,
+    types_of_member,
+    unsupported_as_text,
+    unsupported_one_by_one,
+    variants_of,
+)
+from mlx_server.grammars.view import ALL, View, type_of, types_of
+from mlx_server.messages import Tool
+from mlx_server.requests import JsonFormat
+from tests.grammars.matching import matcher_of, matches
+from tests.slowness import slowness
+
+# Types
+
+
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [
+        *((None, "null"), (True, "boolean"), (1, "integer"), (1.0, "number"), ("", "string")),
+        *(([None], "array"), ({"a": 1}, "object")),
+    ],
+)
+def test_a_value_has_one_type(value: Any, name: str) -> None:
+    assert type_of(value) == name
+
+
+@pytest.mark.parametrize(
+    ("schema", "types"),
+    [
+        ({"type": "number"}, {"number", "integer"}),
+        ({"type": ["null", 3, "strange"]}, {"null"}),
+        ({"type": "strange"}, ALL),
+        ({"type": "dict"}, {"object"}),
+        ({"anyOf": [{"type": "string"}, {"const": 1}]}, {"string", "integer"}),
+        ({"anyOf": [True, {"type": "null"}]}, ALL),
+        ({"anyOf": "x"}, ALL),
+        ({"allOf": [{"type": ["string", "null"]}, {"enum": [None, "a", 3]}]}, {"string", "null"}),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"type": "boolean"}}}, {"boolean"}),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}, ALL),
+        ({"allOf": [{"type": "string"}, {"type": "null"}]}, ALL),
+        ({"anyOf": [{"$ref": "#"}, {"type": "null"}]}, ALL),
+    ],
+    ids=str,
+)
+def test_types_follow_references_and_combinations(schema: Any, types: set[str]) -> None:
+    assert types_of(schema, View(schema)) == types
+
+
+def test_a_value_has_the_types_that_its_reference_and_the_schema_next_to_it_allow() -> None:
+    schema = {"$ref": "#/$defs/a", "type": "null", "$defs": {"a": {"type": ["null", "string"]}}}
+    assert ValueSchema(schema, View(schema)).types == {"null"}
+
+
+# Members
+
+
+SHOP: dict[str, Any] = {
+    "allOf": [{"required": ["b"]}, {"$ref": "#/$defs/more"}],
+    "anyOf": [{"required": ["c"]}, {"properties": {"a": {"type": "null"}}}],
+    "properties": {"a": {"type": "string"}},
+    "required": ["a", 3],
+    "$defs": {"more": {"required": ["a", "d"], "additionalProperties": {"type": "integer"}}},
+}
+
+
+def test_a_schema_that_was_not_checked_is_read_as_far_as_it_goes() -> None:
+    assert required(SHOP) == ["a", "b", "d"]  # and not what only one of several alternatives says
+    assert types_of_member(SHOP, "a") == {"string", "null"}
+    assert types_of_member(SHOP, "z") == {"integer"}
+    assert types_of_member({}, "z") == ALL
+    assert required({"required": "abc", "allOf": [{"$ref": "#"}, {"$ref": 5}, 7]}) == []
+
+
+REFERRING: dict[str, Any] = {
+    "type": "object",
+    "allOf": [{"$ref": "#/$defs/base"}],
+    "properties": {
+        "items": {"type": "array", "items": {"$ref": "#/$defs/item"}},
+        "again": {"$ref": "#"},
+        "first": {"$ref": "#/properties/items/items", "description": "the first"},
+        "count": {"type": "integer"},
+    },
+    "required": ["items"],
+    "$defs": {
+        "base": {"properties": {"id": {"type": "string"}}, "required": ["id"]},
+        "item": {"anyOf": [{"type": "string"}, {"$ref": "#/$defs/item/$defs/deep"}],
+                 "$defs": {"deep": {"type": "array", "items": {"$ref": "#tree"}}}},
+        "tree": {"$anchor": "tree", "type": "object", "maxProperties": 0},
+    },
+}  # fmt: skip
+
+
+def test_members_are_found_through_references_and_all_of() -> None:
+    (members,) = arguments_of(Tool("f", "", REFERRING))
+    assert [(member.key, member.required) for member in members] == [
+        *(("items", True), ("again", False), ("first", False), ("count", False), ("id", True))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("key", "good", "bad"),
+    [
+        ("items", '["a", [{}, {}]]', '["a", [1]]'),
+        ("again", '{"id": "x", "items": ["a"]}', '{"id": "x", "items": [1]}'),
+        ("first", "[{}]", "{}"),
+        ("id", '"1"', "1"),
+    ],
+)
+def test_a_member_is_a_schema_of_its_own(key: str, good: str, bad: str) -> None:
+    alone = arguments.member(REFERRING, key)
+    matcher = matcher_of(JsonFormat(alone))
+    assert (matches(matcher, good), matches(matcher, bad)) == (True, False)
+    validator = jsonschema.Draft202012Validator(alone)
+    assert validator.is_valid(json.loads(good))
+    assert not validator.is_valid(json.loads(bad))
+
+
+def test_a_member_carries_no_more_than_it_refers_to() -> None:
+    assert arguments.member(REFERRING, "count") == {"type": "integer"}
+    assert arguments.member(REFERRING, "nobody") == {}
+    assert arguments.member({"additionalProperties": {"type": "null"}}, "x") == {"type": "null"}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "is_closed"),
+    [
+        ({"properties": {"a": {}}}, True),
+        ({"properties": {"a": {}}, "required": ["b"]}, False),
+        ({"properties": {"a": {}}, "minProperties": 1}, False),
+        ({"properties": {"a": {}}, "patternProperties": {}}, False),
+        ({}, False),
+        (None, False),
+    ],
+)
+def test_a_tool_that_lists_its_arguments_takes_no_others(parameters: Any, is_closed: bool) -> None:
+    schema = object_of(parameters)
+    assert schema["type"] == "object"
+    assert (schema.get("additionalProperties") is False) is is_closed
+    assert lists_properties(schema) is ("properties" in (parameters or {}))
+
+
+# Ways to call
+
+
+A, B = {"required": ["a"]}, {"required": ["b"]}
+LISTED: dict[str, Any] = {"properties": {"a": {}, "b": {}}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "sets", "reported"),
+    [
+        (LISTED, [""], []),
+        ({"anyOf": [A, B], "required": ["c"]}, ["ac", "bc"], []),
+        ({"oneOf": [A, {"type": "string"}, False]}, ["a"], []),
+        ({**LISTED, "minProperties": 1}, ["a", "b"], []),
+        ({"anyOf": [A, B], "oneOf": [A, B]}, ["a", "ab", "ab", "b"], []),
+        ({**LISTED, "minProperties": 2}, [""], ["minProperties"]),
+        ({**LISTED, "maxProperties": 1}, [""], ["maxProperties"]),
+        ({"patternProperties": {"^a": {}}}, [""], ["patternProperties"]),
+        ({"properties": {"a": False}, "required": ["a"]}, [], []),
+    ],
+    ids=str,
+)
+def test_each_choice_makes_variants(schema: Any, sets: list[str], reported: list[str]) -> None:
+    tool = Tool("f", "", schema)
+    ways = arguments_of(tool)
+    assert ["".join(sorted(m.key for m in way if m.required)) for way in ways] == sets
+    assert [found.keyword for found in unsupported_one_by_one(tool)] == reported
+
+
+def test_there_are_no_more_variants_than_the_limit() -> None:
+    options = [{"required": [f"a{n}"]} for n in range(limits.SCHEMA_VARIANTS)]
+    assert len(variants_of({"anyOf": options})) == len(options)
+    assert len(variants_of({"anyOf": [*options, A]})) == 1
+
+
+PATTERN = {"type": "string", "pattern": r"^(?=a)b"}
+
+
+@pytest.mark.parametrize(
+    ("schema", "reported"),
+    [
+        ({"properties": {"a": {"pattern": "^a+$"}}}, []),
+        ({"properties": {"a": PATTERN}}, ["pattern"]),
+        ({"properties": {"a": {"$ref": "#/$defs/p"}}, "$defs": {"p": PATTERN}}, ["pattern"]),
+        ({"properties": {"a": {"anyOf": [PATTERN, {}]}}}, ["pattern"]),
+        ({"properties": {"a": {"items": PATTERN}}}, []),
+    ],
+)
+def test_patterns_of_texts_without_quotes_may_be_reported(schema: Any, reported: list[str]) -> None:
+    assert [found.keyword for found in unsupported_as_text(Tool("f", "", schema))] == reported
+
+
+# Whether arguments fit
+
+
+CITY: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string"},
+        "unit": {"enum": ["c", "f"]},
+        "days": {"type": ["integer", "null"]},
+        "at": {"$ref": "#/$defs/place"},
+        "tags": {"type": "array", "items": {"type": "string"}},
+    },
+    "required": ["city"],
+    "$defs": {
+        "place": {
+            "type": "object",
+            "properties": {"x": {"type": "number"}},
+            "required": ["x"],
+            "additionalProperties": False,
+        }
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("given", "is_fit"),
+    [
+        ({"city": "Lyon"}, True),
+        ({"city": "Lyon", "unit": "c", "days": None, "at": {"x": 1}, "tags": ["a"]}, True),
+        ({"city": "Lyon", "more": 1}, True),
+        ({}, False),
+        ({"city": 1}, False),
+        ({"city": "Lyon", "unit": "k"}, False),
+        ({"city": "Lyon", "days": "two"}, False),
+        ({"city": "Lyon", "at": {}}, False),
+        ({"city": "Lyon", "at": {"x": 1, "y": 2}}, False),
+        ({"city": "Lyon", "tags": ["a", 1]}, False),
+    ],
+    ids=str,
+)
+def test_arguments_fit_by_names_types_and_values(given: dict[str, Any], is_fit: bool) -> None:
+    assert fits(given, CITY) is is_fit
+    assert is_made_of(given, CITY) is (is_fit and "more" not in given)
+
+
+def test_every_part_of_a_nested_allof_counts() -> None:
+    inner = {"allOf": [{"properties": {"unit": {"enum": ["c", "f"]}}, "required": ["unit"]}]}
+    schema = {"properties": {"city": {"type": "string"}}, "allOf": [inner]}
+    assert is_made_of({"city": "Lyon", "unit": "c"}, schema)
+    assert not fits({"city": "Lyon"}, schema)
+    assert not fits({"city": "Lyon", "unit": "k"}, schema)
+
+
+@given(st.dictionaries(st.text(max_size=3), st.none() | st.integers() | st.text(max_size=3)))
+def test_any_arguments_and_a_schema_that_leads_back_to_itself(given: dict[str, Any]) -> None:
+    endless = {"properties": {key: {"$ref": "#"} for key in given}, "allOf": [{"$ref": "#"}]}
+    assert fits(given, endless) in (True, False)
+
+
+def test_a_large_value_takes_no_long_time() -> None:
+    begun = time.thread_time()
+    assert fits({"city": "x", "tags": ["a"] * 100_000}, CITY)
+    assert time.thread_time() - begun < 4 * slowness()
