@@ -24,8 +24,6 @@ import h11
 import httpx
 import msgspec
 from rich.console import Console
-from rich.live import Live
-from rich.table import Table
 
 from mlx_server.clients.chat import client_of, served_models
 from mlx_server.errors import BadRequest, GenerationFailed, SettingsError
@@ -362,42 +360,19 @@ the 95th percentile of the column to its left."""
 
 
 def report(results: Iterable[Result], console: Console) -> bool:
-    """Prints each result as soon as it is measured: a table in a terminal, plain lines in a pipe.
-
-    Returns False if any request failed.
-    """
-    show = _table if console.is_terminal else _lines
-    errors = Counter(error for result in show(results, console) for error in result.errors)
+    """Prints a line for each result as soon as it is measured. Returns False if any request
+    failed."""
+    errors = Counter[str]()
+    for number, result in enumerate(results):
+        for cells in [COLUMNS, _row(result)] if number == 0 else [_row(result)]:
+            wide = zip(cells, COLUMNS, strict=True)
+            line = "  ".join(cell.rjust(max(8, len(name))) for cell, name in wide)
+            console.out(line, highlight=False)
+        errors.update(result.errors)
     for error, count in errors.most_common():
         printable = "".join(filter(str.isprintable, error))  # a server may send anything
         console.out(f"{count} failed: {printable}", highlight=False)
     return not errors
-
-
-def _table(results: Iterable[Result], console: Console) -> list[Result]:
-    table = Table()
-    for name in COLUMNS:
-        table.add_column(name, justify="right")
-    done: list[Result] = []
-    with Live(table, console=console):
-        for result in results:
-            table.add_row(*_row(result))
-            done.append(result)
-    return done
-
-
-def _lines(results: Iterable[Result], console: Console) -> list[Result]:
-    def line(cells: Iterable[str]) -> str:
-        wide = zip(cells, COLUMNS, strict=True)
-        return "  ".join(cell.rjust(max(8, len(name))) for cell, name in wide)
-
-    done: list[Result] = []
-    for result in results:
-        if not done:
-            console.out(line(COLUMNS), highlight=False)
-        console.out(line(_row(result)), highlight=False)
-        done.append(result)
-    return done
 
 
 def _row(result: Result) -> list[str]:
@@ -465,10 +440,7 @@ async def run(target: Target, load: Workload) -> Result:
     async with asyncio.TaskGroup() as clients:
         for _ in range(load.clients):
             clients.create_task(client())
-    return _result(load, perf_counter() - began, exchanges)
-
-
-def _result(load: Workload, seconds: float, exchanges: Iterable[Exchange]) -> Result:
+    seconds = perf_counter() - began
     answers, errors = [], []
     for exchange in exchanges:
         try:

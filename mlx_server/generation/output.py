@@ -95,8 +95,9 @@ class RowOutput(OutputProcessor):
             case Token():
                 yield from self._token(item)
             case Prefilled(_, cached) if self._cached is None:
-                self._cached = cached
-                yield from self._progress_if_cached(cached)
+                self._cached, prompt = cached, len(self._row.prompt)
+                if self._progress and cached == prompt - 1:  # such a prompt needs no prefill
+                    yield PromptProgress(self._index, prompt, cached, cached)
             case PrefillProgress(_, computed) if self._progress:
                 prompt = len(self._row.prompt)
                 yield PromptProgress(self._index, prompt, self._cached or 0, computed)
@@ -104,13 +105,6 @@ class RowOutput(OutputProcessor):
                 yield from self._scored(logprobs)
             case RowLeftGrammar():
                 raise departure_error(self._prepared, self._request, self._row, item)
-
-    def _progress_if_cached(self, cached: int) -> Iterator[Event]:
-        """Yields the one progress event of a prompt that was cached except for its last token,
-        which needs no prefill."""
-        prompt = len(self._row.prompt)
-        if self._progress and cached == prompt - 1:
-            yield PromptProgress(self._index, prompt, cached, cached)
 
     def _scored(self, logprobs: list[Logprobs]) -> Iterator[Event]:
         scored = self._prompt_logprobs
@@ -269,10 +263,6 @@ class RowOutput(OutputProcessor):
         return budget is not None and self._reasoning >= budget
 
     @property
-    def _wants_raw(self) -> bool:
-        return bool(self._request.include_raw)
-
-    @property
     def is_unterminated(self) -> bool:
         """Whether the answer ended within its reasoning."""
         return self._parser.is_unterminated
@@ -341,17 +331,13 @@ class RowOutput(OutputProcessor):
         yield from self._stops.finish()
         if reason == "stop" and self._calls and not self._stops.matched:
             reason = "tool_calls"
-        if reason == "stop" and self._was_forced_to_end():
+        is_spent = self._row.grammar is not None and self._tokens >= self._limit
+        if reason == "stop" and is_spent and not self._has_output:
+            # a grammar that forbids an end within reasoning uses the last tokens to leave it
             reason = "length"
         if reason == "stop" and len(self._ids) > self._limit:
             yield Repaired(self._index, "cut", "content")
         yield self._finished("stop" if self._stops.matched else reason)
-
-    def _was_forced_to_end(self) -> bool:
-        """Whether the limit was reached before any answer. A grammar that forbids an end within
-        reasoning uses the last tokens to leave it, so such a row ends with a stop token too."""
-        is_constrained = self._row.grammar is not None
-        return is_constrained and not self._has_output and self._tokens >= self._limit
 
     def _forward(self, events: Sequence[Event]) -> Iterator[Event]:
         for at, event in enumerate(events):
@@ -400,7 +386,7 @@ class RowOutput(OutputProcessor):
             self._end(reason, self.counts),
             answer_forced=self._is_forced,
             messages=tuple(self._parser.messages()) if self._request.raw_messages else (),
-            raw=(self._tokenizer.raw(self._raw_ids),) if self._wants_raw else (),
+            raw=(self._tokenizer.raw(self._raw_ids),) if self._request.include_raw else (),
         )
 
 

@@ -56,17 +56,12 @@ async def rerank(request: RerankRequest, pool: Pool) -> Relevance:
     with pool.row_slots.take(1, request.client):
         prepared = await prepared_for("rerank", request.model, pool)
         command = Embed(row=0, model=prepared.id, inputs=[], client=request.client)
-        ranked = _by_encoder if is_reranker(prepared.checkpoint.config) else _by_answers
-        return await ranked(request, prepared, command, pool)
-
-
-async def _by_answers(
-    request: RerankRequest, prepared: PreparedModel, command: Embed, pool: Pool
-) -> Relevance:
-    command.logits_of = answers_of(prepared)
-    prompts = await in_thread(tokenized, prepared, request, model=prepared.id)
-    logits = await compute(pool, prepared, command, prompts)
-    return Relevance(prepared.id, tuple(map(score, logits)), sum(map(len, prompts)))
+        if is_reranker(prepared.checkpoint.config):
+            return await _by_encoder(request, prepared, command, pool)
+        command.logits_of = answers_of(prepared)
+        prompts = await in_thread(tokenized, prepared, request, model=prepared.id)
+        logits = await compute(pool, prepared, command, prompts)
+        return Relevance(prepared.id, tuple(map(score, logits)), sum(map(len, prompts)))
 
 
 async def _by_encoder(
@@ -120,21 +115,23 @@ def tokenized(prepared: PreparedModel, request: RerankRequest) -> list[list[int]
     total = 0
     for place, document in enumerate(request.documents):
         check_wanted()
-        prompts.append([*before, *_fitting(prepared, asked + document, room, place), *after])
+        what, param = f"document {place} with the query and the prompt", f"documents[{place}]"
+        found = _fitting(prepared, asked + document, room, what, param)
+        prompts.append([*before, *found, *after])
         total += len(prompts[-1])
         check_total(total, "documents")
     return prompts
 
 
-def _fitting(prepared: PreparedModel, text: str, room: int, place: int) -> list[int]:
+def _fitting(prepared: PreparedModel, text: str, room: int, what: str, param: str) -> list[int]:
     with suppress(ContextTooLong):
-        found = text_tokens(prepared.checkpoint, text, room)
+        found = text_tokens(prepared.checkpoint, text, max(0, room))
         if len(found) <= room:
             return found
     raise ContextTooLong(
-        f"Document {place} and the query have more than {prepared.context_length} tokens with the "
-        "prompt around them, which is the most that the model takes. Shorten or split it.",
-        param=f"documents[{place}]",
+        f"There are more than {prepared.context_length} tokens in {what}, which is the most that "
+        "the model takes. Shorten or split it.",
+        param=param,
     )
 
 
@@ -145,14 +142,14 @@ def pairs(
     Names of control tokens in the client's texts stay text."""
     tokenizer = prepared.checkpoint.tokenizer
     room = prepared.context_length - len(tokenizer.pair([], [])[0])
-    asked = _fitting_part(prepared, query, room, "the query", "query")
+    asked = _fitting(prepared, query, room, "the query", "query")
     texts: list[list[int]] = []
     starts: list[int] = []
     total = 0
     for place, document in enumerate(documents):
         check_wanted()
         what, param = f"document {place} with the query", f"documents[{place}]"
-        found = _fitting_part(prepared, document, room - len(asked), what, param)
+        found = _fitting(prepared, document, room - len(asked), what, param)
         text, start = tokenizer.pair(asked, found)
         texts.append(text)
         starts.append(start)
@@ -166,18 +163,3 @@ def probability(score: bytes) -> float:
     report as the score."""
     (logit,) = struct.unpack("<f", score)
     return 1 / (1 + math.exp(-logit)) if logit >= 0 else math.exp(logit) / (1 + math.exp(logit))
-
-
-def _fitting_part(
-    prepared: PreparedModel, text: str, room: int, what: str, param: str
-) -> list[int]:
-    try:
-        tokens = text_tokens(prepared.checkpoint, text, max(0, room))
-    except ContextTooLong:
-        tokens = None
-    if tokens is None or len(tokens) > room:
-        raise ContextTooLong(
-            f"There are more tokens in {what} than the model takes. Shorten or split it.",
-            param=param,
-        )
-    return tokens

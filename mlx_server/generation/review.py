@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Protocol
 from weakref import WeakValueDictionary
 
@@ -245,12 +245,7 @@ class Review:
     def _with_rejected_usage(self, finished: Finished) -> Finished:
         if (before := self._rejected) is None:
             return finished
-        return replace(
-            finished,
-            completion_tokens=before.completion_tokens + finished.completion_tokens,
-            reasoning_tokens=before.reasoning_tokens + finished.reasoning_tokens,
-            text_tokens=before.text_tokens + finished.text_tokens,
-            further_prompt_tokens=before.further_prompt_tokens + finished.further_prompt_tokens,
-            raw=before.raw + finished.raw,
-            cached_tokens=before.cached_tokens,
+        counts = replace(
+            total([before.counts, finished.counts]), cached_tokens=before.cached_tokens
         )
+        return replace(finished, **asdict(counts), raw=before.raw + finished.raw)

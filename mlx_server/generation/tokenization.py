@@ -1,6 +1,7 @@
 """Tokenises texts and conversations and decodes tokens, for requests that generate nothing."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from mlx_server import limits
@@ -23,25 +24,20 @@ def text_tokens(
     """The tokens of the text, in which names of special tokens become those tokens. Raises
     BadRequest, which names `param`, for a text with too many tokens."""
     tokenizer, most = prepared.checkpoint.tokenizer, limits.TOKENIZED
-    try:
-        found = tokenizer.encode_prompt(text, most, add_special_tokens=add_special_tokens)
-    except ContextTooLong:
-        raise _too_many(param) from None
-    return _limited(found, param)
+    with _limited(param) as tokens:
+        tokens += tokenizer.encode_prompt(text, most, add_special_tokens=add_special_tokens)
+    return tokens
 
 
 def literal_tokens(
     prepared: PreparedModel, text: str, param: str, *, add_special_tokens: bool
 ) -> list[int]:
     """Like `text_tokens`, except that names of special tokens stay text."""
-    checkpoint = prepared.checkpoint
-    try:
-        found = as_text(checkpoint, text, limits.TOKENIZED)
-    except ContextTooLong:
-        raise _too_many(param) from None
-    if add_special_tokens:
-        found = checkpoint.tokenizer.with_special_tokens(found)
-    return _limited(found, param)
+    with _limited(param) as tokens:
+        tokens += as_text(prepared.checkpoint, text, limits.TOKENIZED)
+        if add_special_tokens:
+            tokens[:] = prepared.checkpoint.tokenizer.with_special_tokens(tokens)
+    return tokens
 
 
 def chat_tokens(
@@ -57,13 +53,11 @@ def chat_tokens(
     (conversation,) = with_continued_messages(prepared, request).prompts
     assert isinstance(conversation, Conversation)
     spec = replace(prepared.spec, context_length=limits.TOKENIZED)
-    try:
-        found = chat_prompt(replace(prepared, spec=spec), conversation).tokens
-    except ContextTooLong:
-        raise _too_many("messages") from None
-    if add_special_tokens:
-        found = prepared.checkpoint.tokenizer.with_special_tokens(found)
-    return _limited(found, "messages")
+    with _limited("messages") as tokens:
+        tokens += chat_prompt(replace(prepared, spec=spec), conversation).tokens
+        if add_special_tokens:
+            tokens[:] = prepared.checkpoint.tokenizer.with_special_tokens(tokens)
+    return tokens
 
 
 def text_of(prepared: PreparedModel, tokens: Sequence[int]) -> str:
@@ -86,12 +80,13 @@ def dry_run(prepared: PreparedModel, request: GenerateRequest) -> RequestPlan:
     return plan(replace(prepared, transcript=None), request)
 
 
-def _limited(tokens: list[int], param: str) -> list[int]:
-    if len(tokens) > limits.TOKENIZED:
-        raise _too_many(param)
-    return tokens
-
-
-def _too_many(param: str) -> BadRequest:
+@contextmanager
+def _limited(param: str) -> Iterator[list[int]]:
+    """A list for tokens. Raises BadRequest if the block puts too many into it."""
+    tokens: list[int] = []
     most = limits.TOKENIZED
-    return BadRequest(f"`{param}` should have no more than {most} tokens. Split it.", param=param)
+    with suppress(ContextTooLong):
+        yield tokens
+        if len(tokens) <= most:
+            return
+    raise BadRequest(f"`{param}` should have no more than {most} tokens. Split it.", param=param)

@@ -1,7 +1,6 @@
 """The load generator against a server that plays scripts: what it counts, not how long it takes."""
 
 import asyncio
-import io
 import json
 import math
 import os
@@ -15,20 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from mlx_server.clients import bench
 from mlx_server.clients.bench import (
     COLUMNS,
     Api,
-    RequestTiming,
     Result,
     Target,
     Workload,
     measure,
     numbers,
     percentile,
-    report,
     run,
     words_for,
 )
@@ -341,14 +337,3 @@ def test_what_can_not_be_measured(
     assert (result.returncode, result.stdout) == (code, "")
     assert result.stderr.startswith(message)
     assert len(result.stderr.splitlines()) == 1
-
-
-def test_a_terminal_gets_a_table() -> None:
-    console = Console(force_terminal=True, width=120, file=io.StringIO())
-    result = Result(
-        Workload(4, 2, 5, 4), 1.0, (RequestTiming(0.0123, (0.0045,), 2, 7),), ("\x1bcut",)
-    )
-    assert not report([result], console)
-    shown = console.file.getvalue()  # type: ignore[attr-defined]
-    for cell in ("clients", "tokens/s", "12.3", "4.5", "2.0", "1/2", "1 failed: cut"):
-        assert cell in shown

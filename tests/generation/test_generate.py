@@ -77,22 +77,6 @@ def test_started_comes_first_even_if_a_row_is_quicker(
     assert [event.index for event in finished(events)] == [0, 1]
 
 
-def test_answers_of_several_prompts_are_told_apart(spec: ModelSpec, tokenizer: Tokenizer) -> None:
-    request = replace(ASKED, prompts=("one", "three"), n=2)
-    batch = admitted(0, 1, 2, 3)
-    for row in range(4):
-        batch += said([*tokenizer.encode(f"answer {row}")], row, "length")
-    events, engine = answered(spec, request, batch)
-    one, three = tokenizer.encode("one"), tokenizer.encode("three")
-    assert [row.prompt for row in engine.rows] == [one, one, three, three]
-    assert isinstance(events[0], Started)
-    assert events[0].prompt_tokens == len(one) + len(three)
-    for index in range(4):
-        assert text_of(events, index) == f"answer {index}"
-    counted = {event.index: event.completion_tokens for event in finished(events)}
-    assert counted == {i: len(tokenizer.encode(f"answer {i}")) for i in range(4)}
-
-
 @pytest.mark.parametrize("token", [VOCABULARY, -1, 2**40])
 @pytest.mark.parametrize("param", ["prompt", "logit_bias"])
 def test_a_token_id_outside_the_vocabulary_is_refused(

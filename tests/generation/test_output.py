@@ -157,31 +157,6 @@ def test_an_echo_begins_each_answer(spec: ModelSpec, tokenizer: Tokenizer) -> No
     assert [row.prompt_logprobs for row in engine.rows] == [False, False]
 
 
-def test_an_echo_with_logprobs_scores_the_prompt(spec: ModelSpec, tokenizer: Tokenizer) -> None:
-    prompt = tokenizer.encode("Hello")
-    scored = [Logprobs(-float(i), [(5, -0.1)]) for i in range(1, len(prompt))]
-    pieces = [PromptLogprobs(FIRST, piece) for piece in (scored[:1], scored[1:])]
-    events, engine = answered(
-        spec,
-        replace(ASKED, echo=True, logprobs=1),
-        [*admitted(), *pieces],
-        said(tokenizer.encode("!"), finish="length", logprobs=Logprobs(-0.5, [])),
-    )
-    assert engine.rows[0].prompt_logprobs
-    _, echo, answer, end = events
-    assert isinstance(echo, TextDelta)
-    assert echo.text == "Hello"
-    assert [entry.logprob for entry in echo.logprobs] == [
-        None,
-        *(-float(i) for i in range(1, len(prompt))),
-    ]
-    assert [len(entry.top) for entry in echo.logprobs] == [0] + [1] * (len(prompt) - 1)
-    assert "".join(entry.token for entry in echo.logprobs) == "Hello"
-    assert isinstance(answer, TextDelta)
-    assert (answer.text, len(answer.logprobs)) == ("!", 1)
-    assert end == Finished(0, "length", 1, 0, text_tokens=1)
-
-
 def test_a_prompts_log_probabilities_keep_no_other_stream_waiting(
     spec: ModelSpec, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,18 +175,6 @@ def test_a_prompts_log_probabilities_keep_no_other_stream_waiting(
     answered(spec, asked, [*admitted(), scored])
     assert threads
     assert get_ident() not in threads
-
-
-def test_scoring_alone_makes_no_tokens(spec: ModelSpec, tokenizer: Tokenizer) -> None:
-    prompt = tokenizer.encode("a")
-    events, engine = answered(
-        spec,
-        replace(ASKED, prompts=(tuple(prompt),), echo=True, max_tokens=0),
-        [*admitted(), PromptLogprobs(FIRST, [])],
-    )
-    assert (engine.rows[0].prompt_logprobs, engine.rows[0].max_tokens) == (True, 0)
-    assert text_of(events) == "a"
-    assert events[-1] == Finished(0, "length", 0, 0)
 
 
 def test_what_was_cached_of_the_prompt_is_told_at_the_end(
