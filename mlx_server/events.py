@@ -76,7 +76,7 @@ class Started:
     prompt_token_ids: tuple[tuple[int, ...], ...] = ()
     """The prompts as the model reads them, if requested."""
     normalized: tuple[str, ...] = ()
-    """Names of the lines that were taken out of the prompt, see `prompts.volatile_lines`."""
+    """Names of the lines that were taken out of the prompt, see `VOLATILE_LINES`."""
     estimated_prompt_tokens: int = 0
     """An estimate of the tokens that an upstream counts only at the end of its answer."""
     unfinished: Callable[[], TokenCounts] = field(default=TokenCounts, compare=False, repr=False)

@@ -37,7 +37,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlx_server import limits
-from mlx_server.models.weights_files import SIZES, BadHeader, read_header
+from mlx_server.models.files import SIZES, BadHeader, read_header
 from mlx_server.system.files import own_path
 
 Ids = NDArray[np.uint32]

@@ -53,6 +53,7 @@ LOCALS: Mapping[str, Mapping[str, Any]] = {
     "prompts.control_token_guard._marks": {"either": r"\x80|\\u0080|&#128;"},
     "worker.constrained_decoding.json_texts.class_": {"piece": {"class": "[a-b]"}},
     "sources.given_answers._around": {"own": ["own", "ownown"]},
+    "tool_parsers.keyed_calls.name": {"stops": "<("},
     "tool_parsers.source._stops_at_end": {"whole": r"<a>|<a", "part": "<a|<"},
     "tool_parsers.source._any_of": {"longest_first": ["<a><a>", "<a>", "<"]},
     "tool_parsers.values._marked": {"quote": '"'},

@@ -22,7 +22,7 @@ from mlx_server import limits
 from mlx_server.api.accumulator import Reporting
 from mlx_server.errors import BadRequest
 from mlx_server.messages import Role, Tool
-from mlx_server.prompts.reasoning_effort import EFFORTS
+from mlx_server.prompts.template_capabilities import EFFORTS
 from mlx_server.requests import NamedTool, SamplingChoices, ToolChoice
 
 MAX_ADAPTER_SCALE = 4

@@ -12,8 +12,12 @@ from mlx_server.cli.tables import print_line, print_table
 from mlx_server.config.models_yaml import load_settings
 from mlx_server.config.settings import AdapterSettings, ModelSettings, Settings
 from mlx_server.errors import AdapterInvalid
-from mlx_server.models.adapter_base import read_base_shapes
-from mlx_server.models.adapter_catalog import AdapterCatalog, AdapterLocation, AdapterSpec
+from mlx_server.models.adapter_catalog import (
+    AdapterCatalog,
+    AdapterLocation,
+    AdapterSpec,
+    read_base_shapes,
+)
 from mlx_server.pool.prepare import REPLAY
 from mlx_server.sources.source import adapter_on_disk, on_disk
 from mlx_server.upstream.spec import is_upstream

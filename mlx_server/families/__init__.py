@@ -22,8 +22,8 @@ from mlx_server.families.base import ModelFamily, spelled
 from mlx_server.families.by_template import confirmed
 from mlx_server.families.hermes import PLAIN
 from mlx_server.families.markup import MarkupFamily
+from mlx_server.models.architectures import is_encoder
 from mlx_server.models.checkpoint import Checkpoint
-from mlx_server.models.encoders import is_encoder
 from mlx_server.prompts.template_capabilities import template_capabilities
 from mlx_server.sandbox.chat_template import TemplateLimitExceeded
 

@@ -11,17 +11,17 @@ from dataclasses import dataclass, replace
 
 from mlx_server.events import folded
 from mlx_server.families.base import ModelFamily
-from mlx_server.families.learned import learned_formats
+from mlx_server.families.learned import (
+    SAMPLED_TOOLS,
+    CallSample,
+    TemplateSamples,
+    learned_formats,
+    template_samples,
+)
 from mlx_server.families.markup import MarkupFamily
 from mlx_server.models.checkpoint import Checkpoint
 from mlx_server.parsers.markup_parser import MarkupLayout
 from mlx_server.parsers.parse_context import ParseContext
-from mlx_server.prompts.template_samples import (
-    SAMPLED_TOOLS,
-    CallSample,
-    TemplateSamples,
-    template_samples,
-)
 
 log = logging.getLogger("mlx_server.families")
 

@@ -15,7 +15,7 @@ from mlx_server.messages import Conversation
 from mlx_server.parsers.parse_context import OutputSpec, ParseContext
 from mlx_server.pool.prepare import PreparedModel
 from mlx_server.prompts.control_token_guard import text_tokens
-from mlx_server.prompts.reasoning_effort import SWITCHES
+from mlx_server.prompts.template_capabilities import SWITCHES
 from mlx_server.requests import GenerateRequest, NamedTool, Prompt
 
 PROMPT_END = 64

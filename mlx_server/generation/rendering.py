@@ -10,7 +10,7 @@ from mlx_server.errors import BadRequest, ContextTooLong
 from mlx_server.generation.defaults import completed
 from mlx_server.messages import Conversation, Media
 from mlx_server.pool.prepare import ModelSpec, PreparedModel
-from mlx_server.prompts import volatile_lines
+from mlx_server.prompts import message_normalization
 from mlx_server.prompts.template_prompt import RenderedPrompt
 from mlx_server.prompts.text_size import memory_of
 from mlx_server.requests import GenerateRequest, Prompt
@@ -109,7 +109,7 @@ def without_volatile_lines(request: GenerateRequest) -> tuple[GenerateRequest, t
 
 def _cleaned(prompt: Prompt) -> tuple[Prompt, tuple[str, ...]]:
     if isinstance(prompt, Conversation):
-        return volatile_lines.without_volatile_lines(prompt)
+        return message_normalization.without_volatile_lines(prompt)
     return prompt, ()
 
 

@@ -15,7 +15,7 @@ from mlx_server.engine.messages import Embed
 from mlx_server.errors import BadRequest, ContextTooLong
 from mlx_server.generation.embeddings import check_total, compute
 from mlx_server.generation.plan import prepared_for
-from mlx_server.models.encoders import is_reranker
+from mlx_server.models.architectures import is_reranker
 from mlx_server.pool.pool import Pool
 from mlx_server.pool.prepare import PreparedModel
 from mlx_server.prompts.control_token_guard import text_tokens

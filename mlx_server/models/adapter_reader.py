@@ -22,12 +22,12 @@ from mlx_server.models.adapter_config import (
     plain_path,
     read_config,
 )
-from mlx_server.models.files import is_own
-from mlx_server.models.weights_files import (
+from mlx_server.models.files import (
     BadHeader,
     NoWeights,
     Tensor,
     TensorsHeader,
+    is_own,
     read_header,
 )
 from mlx_server.system.files import open_regular

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any, TypeGuard, cast
 
 from mlx_server.errors import ModelUnusable, public_message
-from mlx_server.models.architectures import CONTEXT, default_context, texts
+from mlx_server.models.architectures import CONTEXT, context_of, default_context, is_encoder, texts
 from mlx_server.models.embedder import Embedder, read_embedder
-from mlx_server.models.encoders import context_of, is_encoder
 from mlx_server.models.files import existing, read_json, read_optional_json, read_own
 from mlx_server.models.special_tokens import read_special_tokens
 from mlx_server.models.tokenizer import Tokenizer, read_tokenizer

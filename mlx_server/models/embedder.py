@@ -9,8 +9,7 @@ from typing import Any
 
 from mlx_server.engine.messages import Pooling
 from mlx_server.errors import ModelUnusable, public_message
-from mlx_server.models.architectures import texts
-from mlx_server.models.encoders import is_encoder, is_reranker
+from mlx_server.models.architectures import is_encoder, is_reranker, texts
 from mlx_server.models.files import is_own, read_own
 
 log = logging.getLogger("mlx_server.families")

@@ -19,13 +19,17 @@ from mlx_server.errors import (
 )
 from mlx_server.families import family_named, family_of, fitted
 from mlx_server.families.base import ModelFamily
-from mlx_server.models.adapter_base import read_base_shapes
-from mlx_server.models.adapter_catalog import AdapterCatalog, AdapterLocation
+from mlx_server.models.adapter_catalog import AdapterCatalog, AdapterLocation, read_base_shapes
+from mlx_server.models.architectures import is_encoder, is_reranker
 from mlx_server.models.checkpoint import Checkpoint, read_checkpoint
 from mlx_server.models.embedder import Embedder, width_of
-from mlx_server.models.encoders import is_encoder, is_reranker
-from mlx_server.models.files import Stamp, stamp_of_files, stamp_of_model
-from mlx_server.models.weights_files import weights_bytes, weights_on_disk
+from mlx_server.models.files import (
+    Stamp,
+    stamp_of_files,
+    stamp_of_model,
+    weights_bytes,
+    weights_on_disk,
+)
 from mlx_server.parsers.parse_context import pairs_of
 from mlx_server.repair import ALL_REPAIRS, RepairPolicy
 from mlx_server.requests import SamplingChoices

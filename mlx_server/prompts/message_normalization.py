@@ -3,6 +3,12 @@
 Templates differ in what they refuse, lose or move (see template_capabilities.py). Content that a
 template would lose gets another form here, at the same place: none of a client's text is dropped or
 moved silently.
+
+Only lines are removed that a client changes with every request and that mean nothing to the model:
+they stand at the beginning of a prompt, so that nothing after them would be found in the prompt
+cache. Proxies translate the requests of one API for another one, so the system prompt of any
+endpoint is searched. Dates, working folders and ids that a tool or an answer may need stay, however
+often they change.
 """
 
 import json
@@ -13,7 +19,7 @@ from functools import partial
 from typing import Any, Literal
 
 from mlx_server import limits
-from mlx_server.messages import Message, ToolCall
+from mlx_server.messages import Conversation, Message, ToolCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,3 +384,59 @@ def _merged(turns: Sequence[Turn]) -> Turn:
         parts += ("\n\n", *turn.parts) if parts and any(turn.parts) else turn.parts
     reasoning = "\n\n".join(turn.reasoning for turn in turns if turn.reasoning)
     return replace(turns[0], parts=tuple(parts), reasoning=reasoning, calls=turns[-1].calls)
+
+
+INSTRUCTION_ROLES = ("system", "developer")
+
+
+END = r"[ \t]*(?:\r?\n|\Z)"
+
+
+@dataclass(frozen=True)
+class VolatileLine:
+    name: str
+    client: str
+    """The client that sends the line."""
+    why: str
+    line: re.Pattern[str]
+    """Matches the whole line with its end."""
+
+
+VOLATILE_LINES = (
+    VolatileLine(
+        "x-anthropic-billing-header",
+        "Claude Code and programs on Anthropic's agent SDK",
+        "For Anthropic's billing: version, entry point, a checksum (`cch`) and the id of the "
+        "previous request (`cc_prev_req`). Most often the first line.",
+        re.compile(
+            rf"^x-anthropic-billing-header:(?>[ \t]*\w+=[^;\s]*(?:;|(?={END})))++{END}", re.M
+        ),
+    ),
+)
+
+
+def without_volatile_lines(conversation: Conversation) -> tuple[Conversation, tuple[str, ...]]:
+    """Returns the conversation without these lines, and the lines' names. Only the system prompt is
+    searched: the messages before the first one of another role."""
+    messages, found = conversation.messages, dict[str, None]()
+    first = next((i for i, m in enumerate(messages) if m.role not in INSTRUCTION_ROLES), None)
+    kept = tuple(_cleaned(messages[:first], found))
+    if not found:
+        return conversation, ()
+    rest = () if first is None else messages[first:]
+    return replace(conversation, messages=(*kept, *rest)), tuple(found)
+
+
+def _cleaned(messages: Sequence[Message], found: dict[str, None]) -> Iterator[Message]:
+    """Yields the messages without the lines, except those that are then empty. Adds names to
+    `found`."""
+    for message in messages:
+        text = message.content
+        for volatile in VOLATILE_LINES:
+            if volatile.name in text:
+                text, count = volatile.line.subn("", text)
+                found |= dict.fromkeys([volatile.name] * count)
+        if text == message.content:
+            yield message
+        elif text:
+            yield replace(message, content=text)

@@ -37,12 +37,6 @@ from mlx_server.prompts.message_normalization import (
     think_delimiters,
     to_turns,
 )
-from mlx_server.prompts.reasoning_effort import (
-    effort_word,
-    efforts_to_try,
-    switches,
-    with_effort_word,
-)
 from mlx_server.prompts.system_text import (
     format_text,
     function_json,
@@ -54,8 +48,12 @@ from mlx_server.prompts.system_text import (
 from mlx_server.prompts.template_capabilities import (
     TOOL_VARIABLES,
     default_system,
+    effort_word,
+    efforts_to_try,
     schema_variables,
+    switches,
     template_capabilities,
+    with_effort_word,
 )
 from mlx_server.request_threads import check_wanted
 from mlx_server.sandbox.chat_template import ChatTemplate, RefusedByTemplate, broken

@@ -11,9 +11,8 @@ from mlx_server import limits
 from mlx_server.errors import ModelUnusable
 from mlx_server.models.adapter_config import CONFIG, MLX_WEIGHTS, PEFT_WEIGHTS
 from mlx_server.models.architectures import why_unknown
-from mlx_server.models.files import check_model, read_json
+from mlx_server.models.files import check_model, read_json, tensor_names
 from mlx_server.models.tokenizer import read_tokenizer
-from mlx_server.models.weights_files import tensor_names
 from mlx_server.sources.tokenizer_conversion import TOKENIZERS
 from mlx_server.sources.tokenizer_files import tokenizer_json
 

@@ -18,7 +18,7 @@ import numpy as np
 from mlx.utils import tree_flatten
 
 from mlx_server.engine.messages import Embed, Pooling, padded_tokens
-from mlx_server.models.encoders import (
+from mlx_server.models.architectures import (
     architecture_of,
     first_position,
     is_reranker,

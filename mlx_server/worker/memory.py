@@ -16,8 +16,7 @@ import mlx.nn as nn
 
 from mlx_server.engine.messages import STEP, CacheMeasured, CacheNotMeasured, KvCost, MeasureCache
 from mlx_server.errors import message_of
-from mlx_server.models.architectures import texts
-from mlx_server.models.encoders import is_encoder
+from mlx_server.models.architectures import is_encoder, texts
 from mlx_server.worker.encoders import encoder_classes
 from mlx_server.worker.kv_caches import make_caches, set_kv_bits
 from mlx_server.worker.mlx_lm_internals import CacheList, QuantizedKVCache, make_prompt_cache

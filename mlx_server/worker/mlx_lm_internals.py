@@ -10,8 +10,7 @@ from typing import Any
 
 import mlx.nn as nn
 
-from mlx_server.models.files import read_json, read_optional_json
-from mlx_server.models.quantization import MLX, OTHERS, quantization_of
+from mlx_server.models.files import MLX, OTHERS, quantization_of, read_json, read_optional_json
 
 NVIDIA = "hf_quant_config.json"
 """The file in which NVIDIA's exports say how they are quantised."""

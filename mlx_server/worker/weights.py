@@ -11,9 +11,8 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from mlx_server.errors import ModelUnusable, public_message
-from mlx_server.models.architectures import SAME
-from mlx_server.models.encoders import is_encoder
-from mlx_server.models.quantization import why_not_read
+from mlx_server.models.architectures import SAME, is_encoder
+from mlx_server.models.files import why_not_read
 from mlx_server.worker.encoders import encoder_classes
 from mlx_server.worker.mlx_lm_internals import get_classes, load_model, read_config
 from mlx_server.worker.replay_model import ReplayModel

@@ -9,10 +9,10 @@ from mlx_server.families import family_named, family_of
 from mlx_server.families.base import ModelFamily
 from mlx_server.families.by_template import read_back, samples_of
 from mlx_server.families.hermes import PLAIN
+from mlx_server.families.learned import SAMPLED_TOOLS
 from mlx_server.families.markup import MarkupFamily
 from mlx_server.models.checkpoint import Checkpoint, read_checkpoint
 from mlx_server.prompts.template_capabilities import template_capabilities
-from mlx_server.prompts.template_samples import SAMPLED_TOOLS
 from mlx_server.sources.replay_checkpoint import replay_checkpoint
 
 SCHEMA_VARIABLES = ("response_format", "response_schema", "json_schema", "schema")

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from mlx_server.models.weights_files import weights_bytes
+from mlx_server.models.files import weights_bytes
 from tests.hostile.corpus import posted
 from tests.live.server import LiveServer, eventually, serving
 from tests.tiny import tiny_llama

@@ -18,7 +18,7 @@ import mlx.core as mx
 import pytest
 
 from mlx_server.engine.messages import LimitMemory
-from mlx_server.models.weights_files import weights_bytes
+from mlx_server.models.files import weights_bytes
 from mlx_server.pool.memory import footprint
 from mlx_server.worker.engine import Engine
 from tests.live.server import LiveServer, eventually, serving

@@ -13,7 +13,7 @@ import openai
 import pytest
 from openai import OpenAI
 
-from mlx_server.models.weights_files import weights_bytes
+from mlx_server.models.files import weights_bytes
 from tests.live.server import LiveServer, eventually, serving
 from tests.tiny import tiny_llama
 

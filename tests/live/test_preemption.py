@@ -12,7 +12,7 @@ import pytest
 
 from mlx_server.engine.messages import KvCost, StepOutput, Token
 from mlx_server.generation.generate import generate
-from mlx_server.models.weights_files import weights_bytes
+from mlx_server.models.files import weights_bytes
 from mlx_server.pool import lease
 from mlx_server.pool.engine_models import PoolLimits
 from mlx_server.pool.pool import Pool

@@ -9,8 +9,7 @@ import pytest
 from safetensors.numpy import save
 
 from mlx_server.errors import AdapterInvalid
-from mlx_server.models.adapter_base import plain_name, read_base_shapes
-from mlx_server.models.adapter_catalog import read_adapter
+from mlx_server.models.adapter_catalog import plain_name, read_adapter, read_base_shapes
 from tests.models.adapter_files import (
     IN,
     LAYER,

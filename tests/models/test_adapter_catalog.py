@@ -8,8 +8,13 @@ import pytest
 from safetensors.numpy import save
 
 from mlx_server.errors import AdapterInvalid, AdapterNotFound
-from mlx_server.models.adapter_base import BaseModelShapes
-from mlx_server.models.adapter_catalog import AdapterCatalog, AdapterLocation, AdapterSpec, scan
+from mlx_server.models.adapter_catalog import (
+    AdapterCatalog,
+    AdapterLocation,
+    AdapterSpec,
+    BaseModelShapes,
+    scan,
+)
 from mlx_server.models.adapter_config import CONFIG, MLX_WEIGHTS
 from tests.models.adapter_files import (
     MLX,

@@ -15,8 +15,7 @@ import pytest
 
 from mlx_server.errors import AdapterNotFound, BadRequest, ServerError
 from mlx_server.models import adapter_catalog as catalog_module
-from mlx_server.models.adapter_base import BaseModelShapes
-from mlx_server.models.adapter_catalog import AdapterCatalog, AdapterLocation
+from mlx_server.models.adapter_catalog import AdapterCatalog, AdapterLocation, BaseModelShapes
 from mlx_server.pool import adapters as adapters_module
 from mlx_server.pool.adapters import find_adapter
 

@@ -12,8 +12,12 @@ import numpy as np
 import pytest
 
 from mlx_server.errors import AdapterInvalid
-from mlx_server.models.adapter_base import BaseModelShapes
-from mlx_server.models.adapter_catalog import AdapterCatalog, AdapterSpec, read_adapter
+from mlx_server.models.adapter_catalog import (
+    AdapterCatalog,
+    AdapterSpec,
+    BaseModelShapes,
+    read_adapter,
+)
 from mlx_server.models.adapter_config import CONFIG, MLX_WEIGHTS, PEFT_WEIGHTS
 from tests.models.adapter_files import (
     EMBEDDING,

@@ -3,9 +3,8 @@ from typing import Any
 
 import pytest
 
-from mlx_server.models.architectures import why_unknown
+from mlx_server.models.architectures import context_of, is_reranker, labels_of, why_unknown
 from mlx_server.models.checkpoint import read_checkpoint
-from mlx_server.models.encoders import context_of, is_reranker, labels_of
 from tests.tiny_encoders import BERT, ENCODERS, MODERN, POSITIONS, XLM_R, ranking, tiny_encoder
 
 

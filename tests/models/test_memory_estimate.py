@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from mlx.utils import tree_flatten
 
 from mlx_server.errors import ModelUnusable
-from mlx_server.models.weights_files import weights_bytes
+from mlx_server.models.files import weights_bytes
 from mlx_server.worker import weights
 
 

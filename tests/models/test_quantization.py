@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlx_server.models.quantization import BITS, MODES, quantization_of, why_not_read
+from mlx_server.models.files import BITS, MODES, quantization_of, why_not_read
 
 KEYS = st.sampled_from(["bits", "group_size", "mode", "quant_method", "lm_head"])
 VALUES = st.recursive(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from mlx_server.models.weights_files import (
+from mlx_server.models.files import (
     SIZES,
     BadHeader,
     Tensor,

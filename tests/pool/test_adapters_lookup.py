@@ -9,8 +9,12 @@ import pytest
 
 from mlx_server.errors import AdapterNotFound
 from mlx_server.models import adapter_catalog as catalog_module
-from mlx_server.models.adapter_base import BaseModelShapes
-from mlx_server.models.adapter_catalog import AdapterCatalog, AdapterLocation, AdapterSpec
+from mlx_server.models.adapter_catalog import (
+    AdapterCatalog,
+    AdapterLocation,
+    AdapterSpec,
+    BaseModelShapes,
+)
 from mlx_server.pool.adapters import allowed_folder, find_adapter
 from mlx_server.pool.pool import Pool
 from mlx_server.pool.prepare import ModelSpec

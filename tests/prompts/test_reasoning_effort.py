@@ -3,7 +3,7 @@
 import pytest
 
 from mlx_server.messages import Message
-from mlx_server.prompts.reasoning_effort import (
+from mlx_server.prompts.template_capabilities import (
     EFFORTS,
     effort_word,
     efforts_to_try,

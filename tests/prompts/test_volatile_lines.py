@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlx_server.messages import Conversation, Message, Tool
-from mlx_server.prompts.volatile_lines import without_volatile_lines
+from mlx_server.prompts.message_normalization import without_volatile_lines
 
 BILLING = "x-anthropic-billing-header"
 ASKED = Message("user", "hi")

@@ -9,7 +9,7 @@ import pytest
 
 from mlx_server.engine.messages import Embedded, KvCost, Pooling
 from mlx_server.errors import ModelUnusable
-from mlx_server.models import encoders
+from mlx_server.models import architectures
 from mlx_server.worker import encoders as worker_encoders
 from mlx_server.worker.engine import Engine
 from mlx_server.worker.memory import cache_cost
@@ -89,7 +89,7 @@ def test_its_memory_is_that_of_one_layer() -> None:
 
 
 def test_each_activation_that_a_checkpoint_may_have_is_known() -> None:
-    assert set(worker_encoders.ACTIVATIONS) == set(encoders.ACTIVATIONS)
+    assert set(worker_encoders.ACTIVATIONS) == set(architectures.ACTIVATIONS)
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from mlx_server.models.weights_files import SIZES
+from mlx_server.models.files import SIZES
 from mlx_server.prompt_files import (
     HEADER_BYTES,
     WIDTHS,

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from mlx_server import prompt_files
-from mlx_server.models.weights_files import read_header_of
+from mlx_server.models.files import read_header_of
 from mlx_server.prompt_files import (
     CHECKSUM,
     DRAFT,

@@ -3,7 +3,7 @@
 import pytest
 
 from mlx_server import limits
-from mlx_server.prompts.template_samples import (
+from mlx_server.families.learned import (
     CALLS,
     CallSample,
     TemplateSamples,
