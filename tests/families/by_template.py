@@ -1,8 +1,12 @@
 """Families of templates that no family has."""
 
 import json
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from mlx_server.events import Event, TextDelta, ToolCallDelta, ToolCallStarted
 from mlx_server.families import family_of
@@ -12,11 +16,19 @@ from mlx_server.parsers.parse_context import ParseContext
 from mlx_server.sandbox.chat_template import ChatTemplate
 from tests.families.goldens import tools
 
-ONE, ALL = "{%- for c in m.tool_calls %}{%- set f = c.function %}", "{%- endfor %}"
-ARGUMENTS = "{{ f.arguments | tojson }}"
-PAIRS = "{%- for k, v in f.arguments | items %}"
-VALUE = "{{ v if v is string else v | tojson }}"
-COMMA = "{{ '' if loop.last else ', ' }}"
+PARTS = {
+    "one": "{%- for c in m.tool_calls %}{%- set f = c.function %}",
+    "all": "{%- endfor %}",
+    "arguments": "{{ f.arguments | tojson }}",
+    "pairs": "{%- for k, v in f.arguments | items %}",
+    "value": "{{ v if v is string else v | tojson }}",
+    "comma": "{{ '' if loop.last else ', ' }}",
+}
+GROUPS = yaml.safe_load(Path(__file__).with_name("templates.yaml").read_text("utf-8"))
+NEW, KNOWN, EDITED, ODD = (
+    {name: re.sub("«(.*?)»", lambda part: PARTS[part[1]], text) for name, text in own.items()}
+    for own in GROUPS.values()
+)
 
 
 def written(calls: str, before: str = "") -> str:
@@ -27,113 +39,6 @@ def written(calls: str, before: str = "") -> str:
         "{%- if add_generation_prompt %}<|assistant|>\n{%- endif %}{#- tools -#}"
         "{%- if false %}{{ tools }}{%- endif %}"
     )
-
-
-NEW = {
-    "names in a tag": ONE + '<call to="{{ f.name }}">' + ARGUMENTS + "</call>" + ALL,
-    "names in a block of tags": (
-        "<calls>\n"
-        + ONE
-        + '<call name="{{ f.name }}">'
-        + ARGUMENTS
-        + "</call>\n"
-        + ALL
-        + "</calls>"
-    ),
-    "names between control tokens": ONE
-    + "<|fn|>{{ f.name }}<|with|>"
-    + ARGUMENTS
-    + "<|/fn|>"
-    + ALL,
-    "a name and a line": ONE + "<|run|>{{ f.name }}\n" + ARGUMENTS + "<|/run|>" + ALL,
-    "objects with another key": (
-        ONE + '<do>{"name": "{{ f.name }}", "parameters": ' + ARGUMENTS + "}</do>\n" + ALL
-    ),
-    "an array": (
-        "[ACTS]["
-        + ONE
-        + '{"name": "{{ f.name }}", "arguments": '
-        + ARGUMENTS
-        + "}"
-        + COMMA
-        + ALL
-        + "][/ACTS]"
-    ),
-    "a name as the key": (
-        "<|acts|>[" + ONE + '{"{{ f.name }}": ' + ARGUMENTS + "}" + COMMA + ALL + "]<|/acts|>"
-    ),
-    "Python": (
-        "<py>["
-        + ONE
-        + "{{ f.name }}("
-        + PAIRS
-        + "{{ k }}={{ v | tojson }}"
-        + COMMA
-        + ALL
-        + ")"
-        + COMMA
-        + ALL
-        + "]</py>"
-    ),
-    "Python, a block for each call": (
-        ONE
-        + "<py>{{ f.name }}("
-        + PAIRS
-        + "{{ k }}={{ v | tojson }}"
-        + COMMA
-        + ALL
-        + ")</py>\n"
-        + ALL
-    ),
-    "tags": (
-        ONE
-        + "<use>\n<fn={{ f.name }}>\n"
-        + PAIRS
-        + "<p={{ k }}>"
-        + VALUE
-        + "</p>\n"
-        + ALL
-        + "</fn>\n</use>\n"
-        + ALL
-    ),
-    "tags with quotes in one block": (
-        "<uses>\n"
-        + ONE
-        + '<fn name="{{ f.name }}">\n'
-        + PAIRS
-        + '<p name="{{ k }}">'
-        + VALUE
-        + "</p>\n"
-        + ALL
-        + "</fn>\n"
-        + ALL
-        + "</uses>"
-    ),
-    "keys and values": (
-        ONE
-        + "<|c|>{{ f.name }}\n"
-        + PAIRS
-        + "<|k|>{{ k }}<|v|>"
-        + VALUE
-        + "<|e|>\n"
-        + ALL
-        + "<|/c|>\n"
-        + ALL
-    ),
-    "keys and values in marks of their own": (
-        "<cs>"
-        + ONE
-        + "<c>{{ f.name }}<sep>"
-        + PAIRS
-        + "<k>{{ k }}</k><v>"
-        + VALUE
-        + "</v>"
-        + ALL
-        + "</c>"
-        + ALL
-        + "</cs>"
-    ),
-}
 
 
 def family_with(unknown: Checkpoint, template: str, model_type: str = "unheard_of") -> ModelFamily:

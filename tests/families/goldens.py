@@ -77,6 +77,8 @@ class Golden(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cut: bool = False
     held: bool = False
     """Whether calls are reported once they are complete, as where no grammar constrains them."""
+    loose: bool = False
+    """Whether the family's grammar does not write its calls in this form, or no text after them."""
     by_text: bool = True
     """Whether it reads the same in a vocabulary that has none of the control tokens."""
 

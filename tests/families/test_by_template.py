@@ -12,14 +12,10 @@ from mlx_server.families.hermes import PLAIN
 from mlx_server.models.checkpoint import Checkpoint
 from mlx_server.sandbox.chat_template import ChatTemplate
 from tests.families.by_template import (
-    ALL,
-    ARGUMENTS,
     CALLS,
-    COMMA,
+    EDITED,
+    KNOWN,
     NEW,
-    ONE,
-    PAIRS,
-    VALUE,
     calls_in,
     family_with,
     read,
@@ -30,64 +26,24 @@ from tests.families.by_template import (
 from tests.families.probe import probed
 from tests.families.prompts import checkpoint_of, template_of
 
-CODER = (
-    ONE
-    + "\n<tool_call>\n<function={{ f.name }}>\n"
-    + PAIRS
-    + "<parameter={{ k }}>\n"
-    + VALUE
-    + "\n</parameter>\n"
-    + ALL
-    + "</function>\n</tool_call>"
-    + ALL
-)
-GLM = (
-    ONE
-    + "<tool_call>{{ f.name }}\n"
-    + PAIRS
-    + "<arg_key>{{ k }}</arg_key>\n<arg_value>"
-    + VALUE
-    + "</arg_value>\n"
-    + ALL
-    + "</tool_call>\n"
-    + ALL
-)
-FUNCTOOLS = (
-    "functools["
-    + ONE
-    + '{"name": "{{ f.name }}", "arguments": '
-    + ARGUMENTS
-    + "}"
-    + COMMA
-    + ALL
-    + "]"
-)
-HERMES = (
-    ONE
-    + '<tool_call>\n{"name": "{{ f.name }}", "arguments": '
-    + ARGUMENTS
-    + "}\n</tool_call>"
-    + ALL
-)
-
 
 @pytest.mark.parametrize(
     ("calls", "model_type", "name"),
     [
-        (CODER, "step3p5", "qwen3_5"),
-        (CODER, "unheard_of", "qwen3_coder"),
-        (CODER, "mimo_v2_flash", "qwen3_coder"),
-        (CODER, "afmoe", "qwen3_coder"),
-        (HERMES, "afmoe", "plain"),
-        (HERMES, "bailing_moe", "plain"),
-        (HERMES, "exaone_moe", "exaone4"),
-        (CODER, "qwen3_vl", "qwen3_coder"),
-        (GLM, "bailing_hybrid", "glm4_5"),
-        (GLM, "laguna", "glm4_5"),
-        (FUNCTOOLS, "llama", "phi4"),
-        (HERMES, "unheard_of", "plain"),
-        (HERMES, "gemma3", "hermes"),
-        (GLM, "qwen3", "glm4_5"),
+        (KNOWN["CODER"], "step3p5", "qwen3_5"),
+        (KNOWN["CODER"], "unheard_of", "qwen3_coder"),
+        (KNOWN["CODER"], "mimo_v2_flash", "qwen3_coder"),
+        (KNOWN["CODER"], "afmoe", "qwen3_coder"),
+        (KNOWN["HERMES"], "afmoe", "plain"),
+        (KNOWN["HERMES"], "bailing_moe", "plain"),
+        (KNOWN["HERMES"], "exaone_moe", "exaone4"),
+        (KNOWN["CODER"], "qwen3_vl", "qwen3_coder"),
+        (KNOWN["GLM"], "bailing_hybrid", "glm4_5"),
+        (KNOWN["GLM"], "laguna", "glm4_5"),
+        (KNOWN["FUNCTOOLS"], "llama", "phi4"),
+        (KNOWN["HERMES"], "unheard_of", "plain"),
+        (KNOWN["HERMES"], "gemma3", "hermes"),
+        (KNOWN["GLM"], "qwen3", "glm4_5"),
     ],
 )
 def test_a_family_that_has_the_notation_is_taken(
@@ -100,49 +56,20 @@ def test_a_family_that_has_the_notation_is_taken(
     assert calls_in(read(family, said, 3)) == CALLS
 
 
-SPACED = (
-    "          <｜tool▁calls▁begin｜>"
-    + ONE
-    + "<｜tool▁call▁begin｜>{{ f.name }}<｜tool▁sep｜>"
-    + ARGUMENTS
-    + "<｜tool▁call▁end｜>        "
-    + ALL
-    + "    <｜tool▁calls▁end｜>"
-)
-LINES = (
-    "<tool_calls>\n"
-    + ONE
-    + '{"name": "{{ f.name }}", "arguments": '
-    + ARGUMENTS
-    + "}\n"
-    + ALL
-    + "</tool_calls>"
-)
-BARE = ONE + '{"name": "{{ f.name }}", "arguments": ' + ARGUMENTS + "}" + COMMA + ALL
-EMPTY_MARKS = (
-    "<|python_start|><|python_end|>"
-    + ONE
-    + '{"name": "{{ f.name }}", "parameters": '
-    + ARGUMENTS
-    + "}"
-    + ALL
-)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("calls", "before", "model_type", "name"),
     [
         # hand-edited templates with slips in a family's own format
-        (SPACED, "", "deepseek_v3", "deepseek_v3"),
-        (SPACED, "", "unheard_of", "deepseek_v3"),
-        (EMPTY_MARKS, "", "llama4", "llama4"),
+        (EDITED["SPACED"], "", "deepseek_v3", "deepseek_v3"),
+        (EDITED["SPACED"], "", "unheard_of", "deepseek_v3"),
+        (EDITED["EMPTY_MARKS"], "", "llama4", "llama4"),
         # a family of the same format whose markers this template lacks is no better one
-        (LINES, "", "minimax", "hunyuan"),
-        (LINES, "", "unheard_of", "hunyuan"),
+        (EDITED["LINES"], "", "minimax", "hunyuan"),
+        (EDITED["LINES"], "", "unheard_of", "hunyuan"),
         # what the template asks for counts more than how it renders earlier calls
-        (BARE, "{#- functools[{...}] -#}", "phi3", "phi4"),
-        (BARE, "", "qwen2", "llama3"),
+        (EDITED["BARE"], "{#- functools[{...}] -#}", "phi3", "phi4"),
+        (EDITED["BARE"], "", "qwen2", "llama3"),
         ("", "", "glm4v", "glm4"),
         # marks that the family would leave as text are another format
         (NEW["an array"], "", "llama", LEARNED),
@@ -159,7 +86,11 @@ def test_a_family_that_reads_a_template_keeps_it(
 def test_tools_as_python_writes_them_hide_no_calls(unknown: Checkpoint) -> None:
     """As SmolLM3's and Apriel's templates render them."""
     tools = "{%- for t in tools or xml_tools or [] %}{{ t | string }}{%- endfor %}"
-    for calls, name in ((GLM, "glm4_5"), (NEW["an array"], LEARNED), (LINES, "hunyuan")):
+    for calls, name in (
+        (KNOWN["GLM"], "glm4_5"),
+        (NEW["an array"], LEARNED),
+        (EDITED["LINES"], "hunyuan"),
+    ):
         assert family_with(unknown, tools + written(calls)).name == name
     spoilt = "{{ m.tool_calls }}"
     assert not samples_of(replace(unknown, template=ChatTemplate(written(spoilt)))).calls

@@ -9,11 +9,9 @@ from mlx_server.messages import Tool
 from mlx_server.models.checkpoint import Checkpoint
 from mlx_server.parsers.parse_context import OutputSpec
 from tests.families.by_template import (
-    ALL,
-    ARGUMENTS,
     CALLS,
     NEW,
-    ONE,
+    ODD,
     calls_in,
     family_with,
     read,
@@ -58,14 +56,13 @@ def test_it_holds_the_model_to_that_notation(unknown: Checkpoint, calls: str) ->
 
 
 def test_a_notation_that_cannot_be_understood_changes_nothing(unknown: Checkpoint) -> None:
-    odd = written(ONE + "{{ f.name | reverse }} {{ f.arguments | tojson }} " + ALL)
+    odd = written(ODD["reversed names"])
     assert family_with(unknown, odd) is PLAIN
     assert family_with(unknown, odd, "qwen3").name == "qwen3"
 
 
 def test_an_id_is_no_part_of_the_marks(unknown: Checkpoint) -> None:
-    numbered = ONE + '<call id="{{ c.id }}" to="{{ f.name }}">' + ARGUMENTS + "</call>" + ALL
-    assert family_with(unknown, written(numbered)) is PLAIN
+    assert family_with(unknown, written(ODD["ids"])) is PLAIN
 
 
 @pytest.mark.slow

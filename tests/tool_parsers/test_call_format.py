@@ -1,12 +1,11 @@
 """A block of calls, from after its opening delimiter: read, repaired, or no block."""
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from mlx_server.events import Event, TextDelta, ToolCallDelta, ToolCallFinished, ToolCallStarted
+from mlx_server.events import Event, ToolCallFinished
 from mlx_server.messages import Tool
 from mlx_server.repair import RepairPolicy
 from mlx_server.repair.model_json import Malformed, UnknownTool
@@ -76,11 +75,6 @@ def test_what_broke_is_repaired_from_the_last_call_that_was_finished() -> None:
     assert repaired == [f"{BROKEN}, and more"]
 
 
-def test_a_block_without_mistakes_is_not_repaired() -> None:
-    assert parsed(REPAIRED, F + CLOSE) == [("f", {"a": 1})]
-    assert repaired == []
-
-
 def read(text: str, allowed: RepairPolicy | None = None) -> tuple[list[Event], Exception | None]:
     events: list[Event] = []
     try:
@@ -113,30 +107,3 @@ def test_names_are_repaired_where_it_is_allowed() -> None:
     assert finished_calls(events)[0]["name"] == "f"
     _, error = read(text, RepairPolicy(mistakes=False))
     assert isinstance(error, Malformed)
-
-
-def test_calls_that_were_not_finished_are_none() -> None:
-    events: list[Event] = [
-        ToolCallStarted(0, 0, "x", "f"),
-        ToolCallDelta(0, 0, '{"a": '),
-        ToolCallStarted(0, 1, "y", "g"),
-        ToolCallDelta(0, 1, "{"),
-        TextDelta(0, "?"),
-        ToolCallDelta(0, 1, "}"),
-        ToolCallFinished(0, 1),
-    ]
-    assert finished_calls(events) == [{"id": "y", "name": "g", "arguments": {}}]
-    assert finished_calls([]) == []
-
-
-def test_a_reader_may_not_wait_for_more_of_a_text_that_is_whole() -> None:
-    def waits(source: Source, calls: ToolCallEmitter) -> Steps[None]:
-        yield
-
-    with pytest.raises(AssertionError, match="nothing to wait for"):
-        parse_calls(CallFormat(waits), "", TOOLS)
-
-
-def test_arguments_are_those_of_the_events_as_they_were_written() -> None:
-    (call,) = parse_calls(PLAIN, F.replace("1", '"\\u00e9🙂\\n"') + CLOSE, TOOLS)
-    assert json.dumps(call["arguments"], ensure_ascii=False) == '{"a": "é🙂\\n"}'

@@ -52,6 +52,7 @@ FORMATS: Mapping[str, CallFormat] = {
     **{f"tag_formats.{name}": value for name, value in vars(tag_formats).items()},
     **{f"tag_formats.DSML_FORMATS[{at}]": f for at, f in enumerate(tag_formats.DSML_FORMATS)},
 }
+# The last four groups are of formats in tags.
 TABLE: list[dict[str, Any]] = yaml.safe_load(
     Path(__file__).with_name("calls.yaml").read_text("utf-8")
 )
@@ -123,6 +124,24 @@ def test_no_depth_is_too_much(call_format: CallFormat) -> None:
 def test_a_name_or_key_that_its_delimiters_would_cut_is_refused(tool: Tool) -> None:
     with pytest.raises(UncallableTool):
         ALONE.blocks[0].call(Lark(), tool)
+
+
+@pytest.mark.parametrize("group", TABLE[-4:], ids=lambda group: group["format"])
+def test_tags_without_their_end_are_no_call(group: dict[str, Any]) -> None:
+    tools = [Tool(name, None, {"properties": p}) for name, p in group["tools"].items()]
+    (whole, _), *_ = group["calls"]
+    for size in range(whole.index("</") + len("</parameter")):
+        with pytest.raises(ValueError, match=r"\w"):
+            parse_calls(FORMATS[group["format"]], whole[:size], tools)
+
+
+def test_line_breaks_that_a_strict_schema_may_ask_for_are_the_values() -> None:
+    schema = {"properties": {"path": {"type": "string", "minLength": 4}}, "required": ["path"]}
+    text = '\n<invoke name="write">\n<parameter name="path">\nab\n</parameter>\n</invoke>\n'
+    for strict, path in ((True, "\nab\n"), (False, "ab")):
+        tools = [Tool("write", None, schema, strict=strict)]
+        (call,) = parse_calls(tag_formats.MINIMAX_M2, f"{text}</minimax:tool_call>", tools)
+        assert call["arguments"] == {"path": path}
 
 
 def test_a_string_streams_and_a_value_comes_whole() -> None:

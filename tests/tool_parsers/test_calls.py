@@ -8,15 +8,43 @@ from typing import Any
 import pytest
 
 from mlx_server.events import Event, Repaired, ToolCallDelta, ToolCallFinished, ToolCallStarted
+from mlx_server.messages import Tool
 from mlx_server.repair import RepairPolicy
 from mlx_server.repair.model_json import Malformed
 from mlx_server.tool_parsers.calls import (
     HeldCall,
+    ToolCallEmitter,
     argument_errors,
     new_id,
     new_short_id,
 )
-from tests.tool_parsers.heard import Heard
+
+WRITE = {
+    "type": "object",
+    "properties": {
+        "text": {"type": "string"},
+        "count": {"type": "integer"},
+        "label": {"type": ["string", "null"]},
+    },
+}
+TOOLS = [Tool("write", parameters=WRITE), Tool("now"), Tool("get_a"), Tool("GetA")]
+
+
+class Heard:
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.calls = ToolCallEmitter(3, TOOLS, self.events.append)
+
+    def of(self, kind: type[Any]) -> list[Any]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+    def arguments(self, call: int = 0) -> str:
+        return "".join(e.arguments for e in self.of(ToolCallDelta) if e.call == call)
+
+
+@pytest.fixture
+def heard() -> Heard:
+    return Heard()
 
 
 def test_a_call_is_told_from_its_start_to_its_end(heard: Heard) -> None:

@@ -1,13 +1,18 @@
 """Delimiters of reasoning and calls, in a layout of this file's own: what they mean, and where."""
 
+import json
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlx_server.parsers.markup_parser import MarkupParser
+from mlx_server.events import TextDelta, ToolCallDelta
+from mlx_server.parsers.markup_parser import MarkupLayout, MarkupParser
 from mlx_server.parsers.parse_context import ParseContext
 from tests.parsers.markup.played import (
     BARE,
@@ -26,118 +31,11 @@ from tests.parsers.markup.played import (
     units,
 )
 
-CASES = {
-    "brackets end an answer after a call": (
-        f"{OPEN}{NOW}{CLOSE}\n]}}",
-        {"calls": [{}]},
-    ),
-    "brackets begin a text after a call": (
-        f"{OPEN}{NOW}{CLOSE}]}} is a smile.",
-        {"calls": [{}], "text": "]} is a smile."},
-    ),
-    "text": ("Hi.\n", {"text": "Hi.\n"}),
-    "reasoning": ("<think>\nHm.\n</think>\n\nHi.", {"reasoning": "Hm.", "text": "Hi."}),
-    "reasoning without an end": ("<think>Hm.\n", {"reasoning": "Hm.\n"}),
-    "reasoning again": ("<think>a</think>\n<think>b</think>c", {"reasoning": "a\nb", "text": "c"}),
-    "reasoning that follows at once": (
-        "<think>a</think><think>b</think>c",
-        {"reasoning": "a\nb", "text": "c"},
-    ),
-    "reasoning in a text": (
-        "<think>a</think>b<think>c</think>d",
-        {"reasoning": "a", "text": "b<think>c</think>d"},
-    ),
-    "a text about tags": (
-        "Write `<think>` and </think>, or '</think>' alone.",
-        {"text": "Write `<think>` and </think>, or '</think>' alone."},
-    ),
-    "a tag that is opened twice": ("<think>\n<think>a</think>b", {"reasoning": "a", "text": "b"}),
-    "a tag that is closed twice": (
-        "<think>a</think>\n</think>\nb",
-        {"reasoning": "a", "text": "b"},
-    ),
-    "a thought in a thought": (
-        "<think>a<think>b</think>c</think>d",
-        {"reasoning": "a<think>b</think>c", "text": "d"},
-    ),
-    "a thought that mentions a tag": (
-        "<think>a `<think>` tag</think>b </think> c",
-        {"reasoning": "a `<think>` tag", "text": "b </think> c"},
-    ),
-    "a thought with an open tag, and a call": (
-        f"<think>a<think>b</think>{OPEN}{NOW}{CLOSE}c",
-        {"reasoning": "a<think>b", "calls": [{}], "text": "c"},
-    ),
-    "reasoning after a call": (
-        f"{OPEN}{NOW}{CLOSE}\n<think>a</think>\nb",
-        {"reasoning": "a", "calls": [{}], "text": "b"},
-    ),
-    "a tag of other families": ("\n<thinking>a</thinking>\nb", {"reasoning": "a", "text": "b"}),
-    "a tag of other families, closed by the own": (
-        "<reasoning>a<think>b</think>c</think>d",
-        {"reasoning": "a<think>b</think>c", "text": "d"},
-    ),
-    "a tag of other families that is not closed": ("<thought>a\n", {"reasoning": "a\n"}),
-    "a tag of other families in a text": (
-        "a <thinking>b</thinking>",
-        {"text": "a <thinking>b</thinking>"},
-    ),
-    "an end without reasoning": ("a\n</think>\nb", {"text": "a\nb"}),
-    "an end without reasoning, in a line": ("a </think> b", {"text": "a </think> b"}),
-    "two ends in a row": ("<think>a</think></think>b", {"reasoning": "a", "text": "b"}),
-    "an end after a line of text": (
-        "<think>a</think>b</think>",
-        {"reasoning": "a", "text": "b</think>"},
-    ),
-    "a call": (f"a\n{OPEN}{NOW}{CLOSE}\nb", {"text": "a\n\nb", "calls": [{}]}),
-    "a call next to the text": (f"a{OPEN}{NOW}{CLOSE}b", {"text": "a\nb", "calls": [{}]}),
-    "calls in one": (f"{OPEN}{NOW} {call('x')}{CLOSE}", {"calls": [{}, {"text": "x"}]}),
-    "a call in reasoning": (
-        f"<think>{OPEN}{NOW}{CLOSE}</think>b",
-        {"reasoning": f"{OPEN}{NOW}{CLOSE}", "text": "b"},
-    ),
-    "a dropped delimiter": ("a <gone> b", {"text": "a b"}),
-    "a stray end": (f"a {CLOSE}\nb", {"text": "a\nb"}),
-    "a stray end after a text": (f"a {CLOSE} ", {"text": "a "}),
-    "no call": (f"a {OPEN} b {CLOSE} c", {"text": f"a {OPEN} b {CLOSE} c"}),
-    "no call, and its end alone": (
-        f"{OPEN}b{CLOSE}c{CLOSE}\nd",
-        {"text": f"{OPEN}b{CLOSE}c\nd"},
-    ),
-    "no call without an end": (f"a {OPEN} b", {"text": f"a {OPEN} b"}),
-    "an unknown tool": (
-        OPEN + '{"name": "fly", "arguments": {}}' + CLOSE,
-        {"text": OPEN + '{"name": "fly", "arguments": {}}' + CLOSE},
-    ),
-    "a call and then none": (
-        f"{OPEN}{NOW} hm {CLOSE} b",
-        {"calls": [{}], "text": " hm b"},
-    ),
-    "a slip": (OPEN + '{"name": "now", "arguments": {},}' + CLOSE, {"calls": [{}]}),
-    "a slip behind a call": (
-        OPEN + NOW + call(f"{OPEN}{{x}}").replace('"}}', '",}}') + CLOSE,
-        {"calls": [{}, {"text": f"{OPEN}{{x}}"}]},
-    ),
-    "a slip in what was begun": (
-        OPEN + call("a long text").replace('"}}', '",}}') + CLOSE + "b",
-        {"calls": [{"text": "a long text"}], "text": "b"},
-    ),
-    "a call in a frame": (
-        OPEN + '{"id": "1", "type": "function", "function": ' + NOW + ', "index": 0}' + CLOSE,
-        {"calls": [{}]},
-    ),
-    "a frame without a call": (
-        OPEN + '{"id": "1", "type": "function"}' + CLOSE,
-        {"text": OPEN + '{"id": "1", "type": "function"}' + CLOSE},
-    ),
-    "frames in frames": (
-        OPEN + '{"function": ' * 2000 + CLOSE,
-        {"text": OPEN + '{"function": ' * 2000 + CLOSE},
-    ),
-    "delimiters in a text": (
-        OPEN + call(f"{CLOSE}<think>{OPEN}") + CLOSE,
-        {"calls": [{"text": f"{CLOSE}<think>{OPEN}"}]},
-    ),
+DEEP = OPEN + '{"function": ' * 2000 + CLOSE
+WRITTEN = Path(__file__).with_name("answers.yaml").read_text("utf-8")
+CASES: dict[str, Any] = {
+    **yaml.safe_load(WRITTEN.replace("«NOW»", json.dumps(NOW)[1:-1])),
+    "frames in frames": (DEEP, {"text": DEEP}),
 }
 
 
@@ -265,3 +163,89 @@ def test_formatted_text_goes_on_without_delimiters(output: str) -> None:
 )
 def test_reasoning_goes_on_with_its_own_white_space(output: str, expected: dict[str, Any]) -> None:
     assert continued(output, "<think>") == [expected]
+
+
+def test_a_call_without_delimiters_stands_anywhere_if_its_tool_is_known() -> None:
+    for size in range(1, 12):
+        assert reading(NOW, size, layout=BARE) == {"calls": [{}]}
+        assert reading(f"<think>a</think>\n{NOW}", size, layout=BARE)["calls"] == [{}]
+        assert reading(f"Like {NOW}", size, layout=BARE) == {"text": "Like", "calls": [{}]}
+        unknown = NOW.replace("now", "then")
+        assert reading(f"Like {unknown}", size, layout=BARE) == {"text": f"Like {unknown}"}
+        assert reading('{"a": 1}', size, layout=BARE) == {"text": '{"a": 1}'}
+
+
+def test_text_and_arguments_come_as_they_are_written() -> None:
+    parser = MarkupParser(LAYOUT, ParseContext(tools=TOOLS))
+    events = [list(parser.feed(-1, c)) for c in f"ab{OPEN}{call('xy')}{CLOSE}"]
+    assert events[:2] == [[TextDelta(0, "a")], [TextDelta(0, "b")]]
+    deltas = [e.arguments for step in events for e in step if isinstance(e, ToolCallDelta)]
+    assert deltas == ['{"text": "', "x", "y", '"', "}"]
+
+
+def test_what_would_be_a_call_at_the_beginning_is_text_within_one() -> None:
+    assert continued(NOW, layout=BARE) == [{"text": NOW}]
+    assert reading(NOW, layout=BARE) == {"calls": [{}]}
+
+
+def test_delimiters_of_the_vocabulary_are_no_text_and_text_is_no_delimiter() -> None:
+    output = f"a <think>b</think> {OPEN}{NOW}{CLOSE}"
+    parser = MarkupParser(LAYOUT, ParseContext(tools=TOOLS, control=CONTROL))
+    assert folded(heard(parser, [(-1, c) for c in output], cut=False)) == {"text": output}
+
+
+@given(noise, st.integers(1, 7))
+def test_only_delimiters_are_lost(output: str, size: int) -> None:
+    """Where there are no calls; and white space next to them."""
+    found = reading(output, size, layout=MarkupLayout(), tools=())
+    said = found.get("reasoning", "") + found.get("text", "")
+    assert without_tags(said) == without_tags(output)
+
+
+def without_tags(text: str) -> str:
+    """The characters of a text in any order: reasoning may stand after text."""
+    return "".join(sorted(re.sub(r"</?think>|\s", "", text)))
+
+
+STOP = "<|stop|>"
+STOPS = replace(LAYOUT, stops=(STOP,))
+
+
+@pytest.mark.parametrize("size", [1, 3, 8, 100])
+def test_a_stop_token_that_is_spelled_out_is_no_text_at_the_end(size: int) -> None:
+    for output in (f"Done.{STOP}", f"<think>Hm.</think>Done.{STOP}\n"):
+        assert reading(output, size, layout=STOPS)["text"].strip() == "Done."
+    assert reading(f"{OPEN}{NOW}{CLOSE}{STOP}", size, layout=STOPS) == {"calls": [{}]}
+
+
+@pytest.mark.parametrize("size", [1, 3, 8, 100])
+def test_a_stop_token_is_text_within_a_text_and_where_the_vocabulary_has_it(size: int) -> None:
+    about = f"It ends with {STOP} as a rule."
+    assert reading(about, size, layout=STOPS) == {"text": about}
+    ending = f"It ends with {STOP}"
+    parser = MarkupParser(STOPS, ParseContext(control={9: STOP}))
+    said = units(ending, size, {})
+    assert folded(heard(parser, said, cut=False)) == {"text": ending}
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 100])
+def test_a_closing_delimiter_within_a_line_is_text_unless_it_is_a_token(size: int) -> None:
+    about = f"A call ends with {CLOSE} and so on."
+    assert reading(about, size) == {"text": about}
+    assert reading(about, size, control=CONTROL) == {"text": "A call ends with and so on."}
+
+
+WORDS = st.lists(
+    st.sampled_from(["The", "a", "tag", "<think>", "</think>", "<thinking>", "`<think>`", "ends,"]),
+    max_size=8,
+).map(" ".join)
+
+
+@given(WORDS, st.integers(1, 7), st.sampled_from([{}, CONTROL]))
+def test_a_text_may_be_about_tags(words: str, size: int, control: dict[int, str]) -> None:
+    text = f"Look: {words}"
+    found = reading(text, size, layout=MarkupLayout(), control=control)
+    assert "reasoning" not in found
+    if "</think>" not in text.partition("<think>")[0]:
+        assert found["text"].split()[:2] == text.split()[:2]
+        assert found["text"].count("<think>") == text.count("<think>")
