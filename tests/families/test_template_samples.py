@@ -12,8 +12,9 @@ from mlx_server.families.learned import (
     whole_delimiters,
 )
 from mlx_server.sandbox.chat_template import ChatTemplate
-from tests.families.by_template import ALL, ARGUMENTS, ONE, written
+from tests.families.by_template import PARTS, written
 
+ONE, ALL, ARGUMENTS = (PARTS[part] for part in ("one", "all", "arguments"))
 JSON = ('{"keyq": "valq1", "lastq": "valq2"}', '{"keyq": "valq3", "lastq": "valq4"}')
 
 
