@@ -122,3 +122,9 @@ def test_a_model_of_another_server_has_no_adapters(tiny_path: Path, adapter: Pat
     with serving(adapter.parent, up=UPSTREAM) as client:
         for response in (load(client, adapter), unload(client)):
             assert "none" in wire.error(response)["message"]
+
+
+def test_without_folders_for_them_there_are_no_such_routes(tiny_path: Path) -> None:
+    with wire.client(tiny_path, ScriptedEngine()) as client:
+        for response in (load(client, "x"), unload(client)):
+            wire.error(response, 404)

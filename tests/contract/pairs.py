@@ -159,7 +159,6 @@ SCHEMA = {
     "required": ["ok"],
     "additionalProperties": False,
 }
-LENIENT = {"type": "array", "items": {"enum": ["a", "b"]}, "minItems": 1, "uniqueItems": True}
 PATTERN = r"[A-Z]{2}-\d{3,5}"
 OPTIONS = ("yes", "no", "perhaps so")
 LARK = 'start: "a"+ "b"'
@@ -435,12 +434,3 @@ ALIKE = {
     "guided_grammar": LARK,
 }
 """Each says all of what an answer has to be: any two of them contradict each other."""
-
-
-def contradictions() -> Iterator[dict[str, Any]]:
-    for pair in combinations(ALIKE, 2):
-        said: dict[str, Any] = {}
-        for name in pair:
-            place, _, inner = name.rpartition(".")
-            (said.setdefault(place, {}) if place else said)[inner] = ALIKE[name]
-        yield said

@@ -12,7 +12,7 @@ import pytest
 from openai import OpenAI
 
 from tests.contract import pairs
-from tests.live.server import TINY, LiveServer, eventually, serving
+from tests.live.server import TINY, LiveServer, serving
 
 LOUD, QUIET, CALLER = "loud", "quiet", "caller"
 HOSTILE = str(Path(__file__).parents[1] / "mcp" / "hostile.py")
@@ -97,87 +97,6 @@ def test_the_raw_output_of_any_family_on_request(http: httpx.Client, model: str)
     assert "mlx_server" not in http.post("/v1/chat/completions", json=body(model)).json()
 
 
-def test_the_raw_output_of_several_answers(http: httpx.Client) -> None:
-    said = f"{THOUGHT}{ANSWER}{END}"
-    native = http.post("/generate", json=body(LOUD, include_raw=True)).json()
-    assert raw_of(native) == [said]
-    asked = body(LOUD, n=2, include_raw=True)
-    several = http.post("/v1/chat/completions", json=asked).json()["mlx_server"]["raw"]
-    assert several == [{"index": 0, "text": said}, {"index": 1, "text": said}]
-
-
-def test_what_a_model_can_do_is_listed(http: httpx.Client, client: OpenAI) -> None:
-    found = {model["id"]: model for model in http.get("/v1/models").json()["data"]}
-    assert found[CALLER]["family"] == "qwen3"
-    assert found[CALLER]["context_length"] == found[CALLER]["max_model_len"] == 5000
-    can = {"reasoning": True, "tools": True, "structured_output": True}
-    assert found[CALLER]["capabilities"] == can
-    assert found["gpt_oss"]["capabilities"] == can
-    assert found["gemma3"]["capabilities"] == {**can, "reasoning": False, "tools": False}
-    assert found[TINY]["capabilities"]["structured_output"] is True
-    assert found[TINY]["context_length"] > 0
-    unknown = dict.fromkeys(can)
-    assert (found["absent"]["family"], found["absent"]["capabilities"]) == (None, unknown)
-    one = client.models.retrieve(CALLER)
-    assert one.to_dict()["capabilities"] == can
-
-
-@pytest.mark.parametrize("name", ["adapter", "lora_path"])
-@pytest.mark.parametrize(
-    ("path", "asking"),
-    [
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]}),
-        ("/v1/completions", {"prompt": "Hi"}),
-        ("/v1/responses", {"input": "Hi"}),
-        ("/generate", {"messages": [{"role": "user", "content": "Hi"}]}),
-    ],
-)
-def test_an_adapter_by_any_name_is_never_the_bases_answer(
-    http: httpx.Client, path: str, asking: dict[str, Any], name: str
-) -> None:
-    for model in (TINY, CALLER):
-        found = http.post(path, json={**asking, "model": model, name: "/some/where"})
-        assert found.status_code == 404, found.text
-        assert found.json()["error"]["code"] == "adapter_not_found"
-    other = "adapter_path" if name != "adapter_path" else "adapter"
-    both = {**asking, "model": TINY, name: "one", other: "another"}
-    assert "send only one of them" in http.post(path, json=both).json()["error"]["message"]
-
-
-def test_what_is_not_served_names_what_is(http: httpx.Client) -> None:
-    for path in ("/v1/moderations", "/v1/images/generations", "/v1/audio/speech"):
-        error = http.post(path, json={"model": CALLER, "input": "x"}).json()["error"]
-        assert f"There is no route `POST {path}`." in error["message"]
-        assert "This server generates text; it serves /api/chat, " in error["message"]
-        assert ", /v1/chat/completions, /v1/completions, " in error["message"]
-        assert "{" not in error["message"]
-
-
-def test_the_access_log_names_model_and_family(server: LiveServer, http: httpx.Client) -> None:
-    wanted = [
-        ("/v1/chat/completions", body(CALLER)),
-        ("/v1/chat/completions", body(CALLER, include_raw="x")),
-        ("/v1/chat/completions", body(CALLER, logit_bias={"99999": 1})),
-        ("/v1/responses", {"model": "gpt_oss", "input": "x"}),
-    ]
-    for number, (path, asked) in enumerate(wanted):
-        http.post(path, json=asked, headers={"x-request-id": f"named-{number}"})
-
-    def lines() -> list[str]:
-        logged = [line for line in server.log.splitlines() if "mlx_server.access" in line]
-        named = [line for line in logged if " named-" in line]
-        return sorted(named, key=lambda line: line.rpartition("-")[2])
-
-    eventually(lambda: len(lines()) == len(wanted), "all of them are logged")
-    named = [re.search(r"\d tokens(?:, (\S+) \((\S+)\))?", line) for line in lines()]
-    assert [found and found.groups() for found in named] == [
-        (CALLER, "qwen3"),
-        (None, None),
-        (CALLER, "qwen3"),
-        ("gpt_oss", "gpt_oss"),
-    ]
-
-
 def count(server: LiveServer, name: str, labels: str) -> float:
     with server.http() as http:
         exposition = http.get("/metrics").text
@@ -221,18 +140,3 @@ def test_tool_outputs_of_mcp_servers_are_counted(server: LiveServer, http: httpx
     assert after - before == len("seen")
     assert count(server, "mlx_server_mcp_calls", calls) == made + 1
     assert raw_of(found) == [f"{THOUGHT}{CALL}{END}", f"{THOUGHT}{ANSWER}{END}"]
-
-
-def test_an_mcp_call_that_fails_is_logged_and_counted(
-    server: LiveServer, http: httpx.Client
-) -> None:
-    before = len(server.log)
-    found = http.post("/v1/responses", json=looking("dies")).json()
-    assert found["status"] == "completed"
-    (call,) = [item for item in found["output"] if item["type"] == "mcp_call"]
-    assert call["error"]
-    assert count(server, "mlx_server_mcp_calls", f'model="{CALLER}",outcome="failed"') == 1
-    assert (
-        "WARNING mlx_server.mcp: a call of an MCP tool failed (ConnectionLost)"
-        in (server.log[before:])
-    )

@@ -198,19 +198,6 @@ def test_a_thought_has_one_name(http: httpx.Client) -> None:
     assert message["tool_calls"][0]["function"]["name"] == "read"
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_thought_that_is_not_wanted_is_left_out(http: httpx.Client, stream: bool) -> None:
-    response = post(http, messages=HI, reasoning={"exclude": True}, stream=stream)
-    assert THOUGHT.split()[0] not in response.text
-    assert "reasoning_content" not in response.text
-    if stream:
-        deltas = [each["choices"][0]["delta"] for each in chunks(response)]
-        text = "".join(each.get("content", "") for each in deltas)
-    else:
-        text = response.json()["choices"][0]["message"]["content"]
-    assert text == "It is so."
-
-
 @pytest.mark.parametrize(
     ("settings", "names"),
     [

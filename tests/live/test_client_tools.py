@@ -4,7 +4,6 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-import openai
 import pytest
 from openai import OpenAI
 
@@ -18,8 +17,6 @@ EVERYWHERE = pytest.mark.parametrize("model", [GPT_OSS, QWEN, CODER])
 
 PATCH = '*** Begin Patch\n+say("é")\n*** End Patch'
 LARK = 'start: "*** Begin Patch" LF line+ "*** End Patch"\nline: "+" /(.*)/ LF\n%import common.LF'
-OTHER = LARK.replace("Begin", "Commence")
-RECURSIVE = 'start: "(" start ")" | /(.|\\n)*/'
 
 
 def outputs(name: str, arguments: Json) -> dict[str, str]:
@@ -90,22 +87,6 @@ def test_a_tool_of_a_namespace_is_called(client: OpenAI, model: str, text: str) 
 
 
 @EVERYWHERE
-def test_a_round_with_a_namespace(client: OpenAI, model: str) -> None:
-    first: Any = client.responses.create(model=model, input="look", tools=[DOCS])
-    call = first.output[-1]
-    result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "result"}
-    stored = client.responses.create(
-        model=model, input=[result], previous_response_id=first.id, tools=[DOCS]
-    )
-    said: Any = [{"role": "user", "content": "look"}, *(i.to_dict() for i in first.output), result]
-    anew = client.responses.create(model=model, input=said, tools=[DOCS])
-    assert stored.output_text == anew.output_text == "Done."
-    assert stored.usage
-    assert anew.usage
-    assert stored.usage.input_tokens == anew.usage.input_tokens
-
-
-@EVERYWHERE
 def test_a_text_is_called_with(client: OpenAI, model: str) -> None:
     made = streamed(client, model=model, input="patch", tools=[custom()])
     call = made["output"][-1]
@@ -128,63 +109,3 @@ def test_a_grammar_is_held(client: OpenAI, model: str, tool: Any) -> None:
     made = streamed(client, model=model, input="patch", tools=[tool], tool_choice=choice)
     assert made["output"][-1]["input"] == PATCH
     assert made.get("mlx_server", {}).get("unenforced", []) == []
-
-
-@EVERYWHERE
-@pytest.mark.parametrize("tool", [custom(OTHER), custom("a+", "regex")])
-def test_a_recording_that_breaks_the_grammar_is_refused(
-    client: OpenAI, model: str, tool: Any
-) -> None:
-    choice: Any = {"type": "custom", "name": "apply_patch"}
-    with pytest.raises(openai.BadRequestError) as caught:
-        client.responses.create(model=model, input="patch", tools=[tool], tool_choice=choice)
-    assert caught.value.code == "recording_left_grammar"
-
-
-@EVERYWHERE
-def test_a_grammar_that_can_not_be_held_is_told(client: OpenAI, model: str) -> None:
-    choice = {"type": "custom", "name": "apply_patch"}
-    tools = [custom(RECURSIVE)]
-    made = streamed(client, model=model, input="patch", tools=tools, tool_choice=choice)
-    assert made["output"][-1]["input"] == PATCH
-    assert made["mlx_server"]["unenforced"] == ["tools.apply_patch: format"]
-
-
-@EVERYWHERE
-def test_a_chat_calls_with_a_text(client: OpenAI, model: str) -> None:
-    tool: Any = {"type": "custom", "custom": {"name": "apply_patch"}}
-    asked: Any = {"model": model, "messages": [{"role": "user", "content": "patch"}]}
-    (call,) = client.chat.completions.create(**asked, tools=[tool]).choices[0].message.tool_calls
-    assert (call.type, call.custom.name, call.custom.input) == ("custom", "apply_patch", PATCH)
-    chunks = client.chat.completions.create(**asked, tools=[tool], stream=True)
-    calls = [chunk.choices[0].delta.to_dict().get("tool_calls") for chunk in chunks]
-    text = "".join(each["custom"]["input"] for some in calls for each in some or ())
-    assert text == PATCH
-
-
-def test_a_thought_is_its_own_summary(client: OpenAI) -> None:
-    asked: Any = {"model": GPT_OSS, "input": "look", "tools": [DOCS]}
-    made = streamed(client, **asked, reasoning={"summary": "auto"})
-    assert made["output"][0]["summary"] == [{"type": "summary_text", "text": "Hm."}]
-    assert streamed(client, **asked)["output"][0]["summary"] == []
-
-
-@pytest.mark.parametrize(
-    ("tools", "param"),
-    [
-        ([{"type": "web_search"}], "tools"),
-        ([{"type": "custom"}], "tools[0].name"),
-        ([{"type": "custom", "name": 5}], "tools[0].name"),
-        ([custom("start: (")], "tools"),
-        ([custom("x" * 10**6)], "tools[0].format.definition"),
-        ([custom("start: x", "ebnf")], "tools[0].format.syntax"),
-        ([{"type": "namespace", "name": "n"}], "tools[0].tools"),
-        ([{"type": "namespace", "name": "n", "tools": [[]]}], "tools[0].tools[0]"),
-        ([{"type": "namespace", "name": "n", "tools": [FIND] * 129}], "tools[0].tools"),
-        ([{"type": "tool_search", "execution": "mine"}], "tools[0].execution"),
-    ],
-)
-def test_what_is_no_tool_is_refused(client: OpenAI, tools: Any, param: str) -> None:
-    with pytest.raises(openai.BadRequestError) as caught:
-        client.responses.create(model=QWEN, input="look", tools=tools)
-    assert str(caught.value.param).startswith(param)

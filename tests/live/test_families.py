@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 import yaml
-from anthropic.types import Message
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from tests.api.strict import assert_strict
@@ -185,61 +184,3 @@ def test_streamed_or_not_and_next_to_each_other(server: LiveServer, family: str)
 
 
 # Anthropic's Messages
-
-STOP_REASONS = {"end_turn": "stop", "tool_use": "tool_calls", "max_tokens": "length"}
-
-
-def without_space(text: str) -> str:
-    """Blocks separate the texts that other endpoints separate by white space."""
-    return "".join(text.split())
-
-
-def read_of(message: Message) -> Read:
-    read = Read(end=STOP_REASONS[str(message.stop_reason)])
-    for block in message.content:
-        match block.type:
-            case "text":
-                read.text += block.text
-            case "thinking":
-                read.reasoning += block.thinking
-                assert block.signature
-            case "tool_use":
-                read.calls.append([block.name, json.dumps(block.input)])
-                read.ids.add(block.id)
-    details = message.usage.output_tokens_details
-    assert details
-    assert details.thinking_tokens > 0 or not read.reasoning
-    return read
-
-
-def asked_messages(family: str, case: Case) -> dict[str, Any]:
-    functions = [tool["function"] for tool in TOOLS]
-    tools = [
-        {"name": each["name"], "input_schema": each.get("parameters") or {"type": "object"}}
-        for each in functions
-    ]
-    return {**asked(family, case), "tools": tools}
-
-
-@pytest.mark.parametrize("family", PAIRED)
-def test_messages_whole_or_streamed(server: LiveServer, family: str) -> None:
-    async def all_of_them() -> None:
-        places = asyncio.Semaphore(TOGETHER)
-        # the first request of a family may have to build its vocabulary
-        async with server.anthropic_async(timeout=120) as client:
-
-            async def one(case: Case, is_streamed: bool) -> None:
-                request = asked_messages(family, case)
-                message: Any
-                async with places:
-                    if is_streamed:
-                        async with client.messages.stream(**request) as stream:
-                            message = await stream.get_final_message()
-                    else:
-                        message = await client.messages.create(**request)
-                assert_strict(Message, message.to_dict(mode="json"))
-                check(case, read_of(message), without_space)
-
-            await asyncio.gather(*starmap(one, in_form(family, MESSAGES)))
-
-    asyncio.run(all_of_them())

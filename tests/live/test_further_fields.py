@@ -13,7 +13,6 @@ from tests.live.server import LiveServer, serving
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 TINY = "tiny"
 HI = {"role": "user", "content": "Salü"}
-BEGUN = [HI, {"role": "assistant", "content": "It is"}]
 TOKENS = 8
 A = 67
 """The id of `a` in the vocabulary of the one with random weights."""
@@ -92,45 +91,3 @@ def test_log_probabilities_of_a_prompt_are_those_of_an_echo(http: httpx.Client) 
         assert len(scored[at]) == (2 if own["rank"] else 3)
     text = post(http, COMPLETIONS, prompt=[ids, ids[:3]], **asked)["choices"]
     assert [len(choice["prompt_logprobs"]) for choice in text] == [len(ids)] * 2 + [3] * 2
-
-
-def test_they_have_a_number_of_alternatives_of_their_own(http: httpx.Client) -> None:
-    asked: Json = {"prompt": "abc", "echo": True, "logprobs": 1, "prompt_logprobs": 3}
-    (choice,) = post(http, COMPLETIONS, **asked)["choices"]
-    assert {len(top) for top in choice["logprobs"]["top_logprobs"] if top} == {1}
-    assert min(len(each) for each in choice["prompt_logprobs"][1:]) >= 3
-    chat = post(http, CHAT, messages=[HI], prompt_logprobs=0)
-    assert {len(each) for each in chat["prompt_logprobs"][1:]} == {1}
-    assert chat["choices"][0]["logprobs"] is None
-
-
-def test_an_answer_repeats_the_message_that_it_continues(http: httpx.Client) -> None:
-    asked: Json = {"messages": BEGUN, "continue_final_message": True}
-    new = post(http, CHAT, **asked)["choices"][0]["message"]["content"]
-    whole = post(http, CHAT, **asked, echo=True)["choices"][0]["message"]["content"]
-    assert whole == "It is" + new
-    deltas = [chunk["choices"][0]["delta"] for chunk in streamed(http, CHAT, **asked, echo=True)]
-    assert "".join(delta.get("content", "") for delta in deltas) == whole
-
-
-def test_another_message_is_not_repeated(http: httpx.Client) -> None:
-    response = http.post(CHAT, json={**SHORT, "messages": [HI], "echo": True})
-    assert response.headers["x-mlx-server-ignored"] == "echo"
-    assert not response.json()["choices"][0]["message"]["content"].startswith(HI["content"])
-
-
-@pytest.mark.parametrize(
-    ("path", "asked"), [(CHAT, {"messages": [HI]}), (COMPLETIONS, {"prompt": "Salü"})]
-)
-def test_timings(http: httpx.Client, path: str, asked: Json) -> None:
-    found = post(http, path, **asked, timings_per_token=True)
-    whole, usage = found["timings"], found["usage"]
-    assert whole["predicted_n"] == usage["completion_tokens"]
-    assert whole["cache_n"] == usage["prompt_tokens_details"]["cached_tokens"]
-    assert whole["cache_n"] + whole["prompt_n"] == usage["prompt_tokens"]
-    assert whole["predicted_ms"] > 0
-    chunks = streamed(http, path, **asked, timings_per_token=True)
-    counts = [chunk["timings"]["predicted_n"] for chunk in chunks]
-    assert counts == sorted(counts)
-    assert counts[-1] == whole["predicted_n"]
-    assert "usage" not in chunks[0]

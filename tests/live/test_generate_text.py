@@ -8,7 +8,6 @@ from typing import Any
 import httpx
 import pytest
 
-from mlx_server.clients.watsonx import ModelInference
 from mlx_server.families import FAMILIES
 from tests.live.server import LiveServer, serving
 
@@ -45,15 +44,6 @@ def http(server: LiveServer) -> Iterator[httpx.Client]:
         yield http
 
 
-@pytest.mark.parametrize("family", WRITTEN)
-def test_a_text_is_generated_without_its_thoughts(server: LiveServer, family: str) -> None:
-    credentials = {"url": f"openai+{server.url}/v1", "api_key": "none"}
-    params = {"max_new_tokens": 200}
-    model = ModelInference(model_id=family, credentials=credentials, family=family, params=params)
-    assert model.generate_text("Say hello.").strip() == "Hello."
-    assert "".join(model.generate_text_stream("Say hello.")).strip() == "Hello."
-
-
 @pytest.mark.parametrize("family", ["qwen3", "mistral", "gpt_oss"])
 def test_special_tokens_are_part_of_a_text_that_wants_them(http: httpx.Client, family: str) -> None:
     asked: Any = {"model": family, "prompt": "Say hello.", "max_tokens": 200}
@@ -69,19 +59,3 @@ def test_special_tokens_are_part_of_a_text_that_wants_them(http: httpx.Client, f
     stream = http.post(COMPLETIONS, json={**wanted, "stream": True}).text
     chunks = [json.loads(line[6:]) for line in stream.split("\n\n") if line.startswith("data: {")]
     assert "".join(each["choices"][0]["text"] for each in chunks) == WRITTEN[family]
-
-
-@pytest.mark.parametrize("wrong", ["false", 0, [False], {}])
-def test_what_is_no_truth_value_is_refused(http: httpx.Client, wrong: Any) -> None:
-    asked = {"model": "qwen3", "prompt": "Say hello.", "skip_special_tokens": wrong}
-    response = http.post(COMPLETIONS, json=asked)
-    assert response.status_code == 400
-    assert response.json()["error"]["param"] == "skip_special_tokens"
-
-
-def test_in_a_chat_its_parser_takes_them(http: httpx.Client) -> None:
-    messages = [{"role": "user", "content": "Say hello."}]
-    asked = {"model": "qwen3", "messages": messages, "skip_special_tokens": False}
-    response = http.post("/v1/chat/completions", json=asked)
-    assert response.headers["x-mlx-server-ignored"] == "skip_special_tokens"
-    assert response.json()["choices"][0]["message"]["content"].strip() == "Hello."

@@ -12,11 +12,9 @@ from ollama import ChatResponse, Client, ResponseError
 from tests.live.server import LiveServer, serving
 
 THINKER, PLAIN, BROKEN = "thinker", "plain-one", "broken"
-LONG = "No end. " * 400
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 ENTRIES: list[dict[str, Any]] = [
     {"match": "poem", "output": "Grüezi, 世界! 🙂"},
-    {"match": "slow", "output": LONG, "delay_ms": 20},
     {"match": "think", "output": "<think>\nHm, well.\n</think>\n\nIt is so."},
     {"match": "weather", "output": f"<think>\nI look.\n</think>\n\n{CALL}"},
     {"match": "weather", "output": "It rains in Paris."},

@@ -1,10 +1,8 @@
 """The server as OpenAI's own client sees it. What need not be true, the shallow model says."""
 
 from contextlib import ExitStack, closing
-from pathlib import Path
 from typing import Any
 
-import openai
 import pytest
 from openai import OpenAI
 
@@ -19,7 +17,7 @@ from tests.live.chats import (
     logprobs_of,
     text_of,
 )
-from tests.live.server import DEMO, SHALLOW, TINY, serving
+from tests.live.server import DEMO, SHALLOW, TINY
 
 
 def test_it_knows_the_capital_of_france(client: OpenAI) -> None:
@@ -122,58 +120,3 @@ def test_stop_strings_are_never_leaked(client: OpenAI) -> None:
 
 
 # Models and errors
-
-
-@pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.parametrize(
-    ("asked", "error", "param", "code"),
-    [
-        ({"model": "other"}, openai.NotFoundError, "model", "model_not_found"),
-        ({"temperature": 3}, openai.BadRequestError, "temperature", None),
-        ({"messages": []}, openai.BadRequestError, "messages", None),
-        (
-            {"messages": [{"role": "user", "content": "x " * 9000}]},
-            openai.BadRequestError,
-            "messages",
-            "context_length_exceeded",
-        ),
-        (
-            {"extra_headers": {"origin": "http://evil.example"}},
-            openai.PermissionDeniedError,
-            None,
-            "forbidden",
-        ),
-        (
-            {"extra_headers": {"content-type": "text/plain"}},
-            openai.APIStatusError,
-            None,
-            "unsupported_media_type",
-        ),
-    ],
-)
-def test_errors_are_the_sdks_own(
-    client: OpenAI,
-    asked: dict[str, Any],
-    error: type[openai.APIStatusError],
-    param: str | None,
-    code: str | None,
-    stream: bool,
-) -> None:
-    with pytest.raises(error) as caught:
-        ask(client, stream=stream, **asked)
-    assert (caught.value.param, caught.value.code) == (param, code)
-    assert caught.value.type == "invalid_request_error"
-    assert caught.value.request_id
-
-
-def test_keys(tmp_path: Path, tiny_path: Path) -> None:
-    config = {"server": {"api_keys": ["right"]}, "models": {TINY: {"source": str(tiny_path)}}}
-    with (
-        serving(tmp_path, config) as server,
-        server.openai(api_key="wrong") as wrong,
-        server.openai(api_key="right") as right,
-    ):
-        with pytest.raises(openai.AuthenticationError) as caught:
-            ask(wrong, model=TINY)
-        assert caught.value.code == "invalid_api_key"
-        assert ask(right, model=TINY, max_tokens=1).choices

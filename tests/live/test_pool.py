@@ -4,7 +4,7 @@ import json
 import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,6 @@ from openai import OpenAI
 from mlx_server.models.files import weights_bytes
 from tests.live.server import LiveServer, eventually, serving
 from tests.tiny import tiny_llama
-
-NO_END = {"0": -100, "2": -100}
-"""A bias with which neither of the tiny models' end tokens can come."""
 
 
 def asked(client: OpenAI, model: str, **more: Any) -> Any:
@@ -100,29 +97,6 @@ def test_two_models_in_room_for_one_take_turns(tmp_path: Path, pair: dict[str, P
         assert watch.looks > 10
         assert pool_of(server)["memory"]["kv_reserved"] == 0
         assert " ERROR " not in server.log
-
-
-def test_a_model_in_use_is_not_evicted(tmp_path: Path, pair: dict[str, Path]) -> None:
-    endless = {"stream": True, "max_tokens": 400, "logit_bias": NO_END}
-    with (
-        serving(tmp_path, config(pair, 1.7)) as server,
-        server.openai() as client,
-        closing(asked(client, "a", **endless)) as stream,
-        ThreadPoolExecutor(1) as threads,
-    ):
-        chunks = iter(stream)
-        next(chunks)
-        other = threads.submit(asked, client, "b")
-        last = list(chunks)[-1]
-        assert last.choices[0].finish_reason == "length", "it was answered to its end"
-        assert other.result().model == "b"
-
-
-def test_what_never_fits_is_refused_at_once(tmp_path: Path, pair: dict[str, Path]) -> None:
-    with serving(tmp_path, config(pair, 0.9)) as server, server.openai() as client:
-        with pytest.raises(openai.BadRequestError, match=r"MB.* MB") as caught:
-            asked(client, "a")
-        assert caught.value.code == "not_enough_memory"
 
 
 # Engines that are lost

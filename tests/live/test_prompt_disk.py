@@ -77,13 +77,3 @@ def test_what_is_not_to_be_stored_and_other_keys(tmp_path: Path, config: dict[st
         assert cached(server, key="other") == 0
         assert cached(server, "secret " * 100, "one", store=False) == 0
         assert cached(server, key="one") > 800
-
-
-def test_no_disk(tmp_path: Path, config: dict[str, Any]) -> None:
-    config = {**config, "server": {"prompt_cache": {"disk": 0}}}
-    server = start(tmp_path, config)
-    cached(server)
-    stop(server)
-    assert not (tmp_path / "data" / "prompts").exists()
-    with serving(tmp_path, config) as server:
-        assert cached(server) == 0

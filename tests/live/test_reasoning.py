@@ -3,13 +3,12 @@
 import json
 import re
 from collections.abc import Iterator
-from contextlib import closing
 from typing import Any
 
 import pytest
 from openai import OpenAI
 
-from tests.live.server import LiveServer, eventually, serving
+from tests.live.server import LiveServer, serving
 
 IGNORED = "x-mlx-server-ignored"
 LED, NOT_LED, SHORT = "qwen3", "left-alone", "short"
@@ -27,8 +26,7 @@ def tool(name: str, **properties: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "parameters": parameters}}
 
 
-TOOL, COUNT = tool("look", at={"type": "string"}), tool("count", to={"type": "integer"})
-CALL = '<tool_call>\n{"name": "look", "arguments": {"at": "%s"}}\n</tool_call>'
+COUNT = tool("count", to={"type": "integer"})
 MISCOUNTS = '<tool_call>\n{"name": "count", "arguments": {"to": "x"}}\n</tool_call>'
 
 # Behind the token that ends an answer stands what the model says if it is led on.
@@ -36,7 +34,6 @@ ENTRIES: list[dict[str, Any]] = [
     {"match": "forgets", "output": "<think>\nSo be it.<|im_end|>It is so."},
     {"match": "gives up", "output": "<think>\nSo be it.<|im_end|>"},
     {"match": "is cut", "output": "<think>\nSo be it.", "finish": "length"},
-    {"match": "dawdles", "output": "<think>\nSo.<|im_end|>" + "On and on. " * 300, "delay_ms": 5},
     {
         "match": "then counts",
         "output": f"<think>\nSo.<|im_end|>{MISCOUNTS}",
@@ -45,10 +42,6 @@ ENTRIES: list[dict[str, Any]] = [
     {"match": "thinks twice", "output": "<think>\nSo.<|im_end|><think>\nBut no.</think>No."},
     {"match": "thinks aloud", "output": "<think>\nSo be it, and so on.\n</think>"},
     {"match": "answers", "output": "<think>\nSo be it.\n</think>\n\nIt is so."},
-    {"match": "makes a mess", "output": "Well: <tool_call>and so on</tool_call>."},
-    {"match": "calls a stranger", "output": f"Well: {CALL.replace('look', 'go') % 'a'}."},
-    {"match": "says a word and calls", "output": f"A wor{CALL % 'a'}ding."},
-    {"match": "calls", "output": f"<think>\nSo.\n</think>\n\n{CALL % 'a'}\n{CALL % 'b'}"},
 ]
 HARMONY_ENTRIES = [
     {
@@ -274,85 +267,12 @@ def test_what_leads_an_answer_on_takes_room_in_the_context(client: OpenAI) -> No
     assert found.usage.total_tokens - stop + BRIDGE == CONTEXT
 
 
-def test_all_of_n_answers_are_led_on(client: OpenAI) -> None:
-    found = asked(client, LED, "forgets", n=3)
-    assert [choice.message.content for choice in found.choices] == ["It is so."] * 3
-
-
-def test_a_client_that_leaves_an_answer_led_on_frees_its_row(
-    server: LiveServer, client: OpenAI
-) -> None:
-    with closing(asked(client, LED, "dawdles", stream=True)) as stream:
-        while not next(stream).choices[0].delta.content:
-            pass
-    eventually(server.idle, "its row is free")
-
-
-def test_log_probabilities_are_those_of_the_text(client: OpenAI) -> None:
-    found = asked(client, LED, "answers", logprobs=True)
-    entries = found.choices[0].logprobs.content
-    assert "".join(entry.token for entry in entries).strip() == "It is so."
-
-
-@pytest.mark.parametrize("text", ["makes a mess", "calls a stranger"])
-def test_log_probabilities_are_also_of_what_turned_out_to_be_text(
-    client: OpenAI, text: str
-) -> None:
-    (choice,) = asked(client, LED, text, logprobs=True, extra_body={"tools": [TOOL]}).choices
-    assert "".join(entry.token for entry in choice.logprobs.content) == choice.message.content
-
-
-def test_a_call_has_no_log_probabilities(client: OpenAI) -> None:
-    asking: Any = {"tools": [TOOL], "logprobs": True}
-    (choice,) = asked(client, LED, "says a word and calls", **asking).choices
-    assert "".join(entry.token for entry in choice.logprobs.content) == "A wording."
-
-
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_stop_string_is_looked_for_in_the_text_alone(client: OpenAI, stream: bool) -> None:
     found = asked(client, LED, "answers", stop="so", stream=stream)
     assert (streamed(found) if stream else said(found)) == ("So be it.", "It is ", "stop")
     found = asked(client, LED, "answers", stop="be", stream=stream)
     assert (streamed(found) if stream else said(found))[1] == "It is so."
-
-
-@pytest.mark.parametrize("parallel", [True, False])
-@pytest.mark.parametrize("stream", [True, False])
-def test_a_call_ends_the_text_in_which_a_stop_string_is_looked_for(
-    client: OpenAI, stream: bool, parallel: bool
-) -> None:
-    asking: Any = {"tools": [TOOL], "stop": "wording", "parallel_tool_calls": parallel}
-    found = asked(client, LED, "says a word and calls", stream=stream, **asking)
-    _, text, end = streamed(found) if stream else said(found)
-    assert (text, end) == ("A wor\nding." if parallel else "A wor", "tool_calls")
-
-
-@pytest.mark.parametrize(
-    ("parallel", "places"), [(None, ["a", "b"]), (True, ["a", "b"]), (False, ["a"])]
-)
-def test_calls_come_together_unless_that_is_not_wanted(
-    client: OpenAI, parallel: bool | None, places: list[str]
-) -> None:
-    asking: Any = {"tools": [TOOL]}
-    if parallel is not None:
-        asking["parallel_tool_calls"] = parallel
-    (choice,) = asked(client, LED, "calls", **asking).choices
-    found = [json.loads(call.function.arguments)["at"] for call in choice.message.tool_calls]
-    assert (found, choice.finish_reason) == (places, "tool_calls")
-    begun = [
-        call.index
-        for chunk in asked(client, LED, "calls", stream=True, **asking)
-        for choice in chunk.choices
-        for call in choice.delta.tool_calls or []
-        if call.id
-    ]
-    assert begun == list(range(len(places)))
-
-
-def test_without_tools_a_call_is_text(client: OpenAI) -> None:
-    reasoning, text, end = said(asked(client, LED, "calls"))
-    assert (reasoning, end) == ("So.", "stop")
-    assert text == f"{CALL % 'a'}\n{CALL % 'b'}"
 
 
 def test_the_owner_sets_what_the_template_reads(server: LiveServer, client: OpenAI) -> None:

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from openai import OpenAI
 
-from tests.live.server import LiveServer, eventually, serving
+from tests.live.server import LiveServer, serving
 
 QWEN, HELD, OSS, ALIAS = "qwen", "held", "oss", "gpt-4o"
 CITY = {
@@ -168,33 +168,6 @@ def test_a_recording_that_follows_the_grammar_is_played(client: OpenAI) -> None:
     assert text(asked(client, "leaves")) == '{"city": "Paris", "population": 2018}'
 
 
-def test_an_answer_at_its_limit_is_closed_in_one_way_only(client: OpenAI) -> None:
-    asking: Any = {"response_format": FORMAT, "max_tokens": 28, "temperature": 1}
-    found = {text(asked(client, "follows", **asking)) for _ in range(3)}
-    assert len(found) == 1
-    closed = found.pop()
-    assert closed.startswith('{"city": "P')
-    assert json.loads(closed).keys() == {"city", "people"}
-
-
-@pytest.mark.parametrize("budget", [None, 0, 4])
-@pytest.mark.parametrize("model", [QWEN, OSS])
-def test_a_recording_follows_a_budget_and_a_format_together(
-    client: OpenAI, model: str, budget: int | None
-) -> None:
-    more = {} if budget is None else {"thinking_budget": budget}
-    found = asked(client, "thinks", model=model, response_format=FORMAT, extra_body=more)
-    assert text(found) == '{"city": "Paris", "people": 1}'
-    reasoning = getattr(found.choices[0].message, "reasoning_content", "")
-    assert "Let me see. Paris it is.".startswith(reasoning.strip())
-    assert bool(reasoning) == (budget != 0)
-
-
-def test_what_was_recorded_as_cut_off_is_cut_off(client: OpenAI) -> None:
-    (choice,) = asked(client, "is cut", response_format=FORMAT).choices
-    assert (choice.message.content, choice.finish_reason) == ('{"city": "Par', "length")
-
-
 def test_a_recording_may_go_astray_where_it_says_so(client: OpenAI) -> None:
     asking: Any = {"response_format": FORMAT, "max_tokens": 100, "temperature": 0}
     assert set(json.loads(text(asked(client, "goes astray", **asking)))) == {"city", "people"}
@@ -212,17 +185,6 @@ def test_calls_are_held_where_the_owner_wants_it(client: OpenAI) -> None:
     assert required["code"] == "recording_left_grammar"
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_so_it_is_with_gpt_oss(client: OpenAI, stream: bool) -> None:
-    asking: Any = {"model": OSS, "response_format": {"type": "json_object"}, "stream": stream}
-    error = refused(client, "leaves", **asking)
-    assert error["code"] == "recording_left_grammar"
-    assert "entry 1 of oss.json (line 1)" in error["message"]
-    assert 'it has "Paris"' in error["message"]
-    whole = {**asking, "stream": False}
-    assert text(asked(client, "follows", **whole)) == '{"city": "Paris"}'
-
-
 @pytest.mark.parametrize(("model", "question"), [(HELD, "How much is it? 🙂"), (OSS, "calls")])
 def test_a_loop_of_an_agent_comes_to_its_end(client: OpenAI, model: str, question: str) -> None:
     messages: Any = [{"role": "user", "content": question}]
@@ -238,25 +200,6 @@ def test_a_loop_of_an_agent_comes_to_its_end(client: OpenAI, model: str, questio
     assert messages[-1]["content"] == "It is 2."
 
 
-def test_a_result_of_a_tool_is_matched_as_it_was_escaped(client: OpenAI) -> None:
-    call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": "{}"}}
-    later = [
-        {"role": "assistant", "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "c", "content": json.dumps({"weather": "☀"}) + "\n"},
-    ]
-    assert text(asked(client, "Well?", *later)) == "It is sunny."
-
-
-def test_system_and_model_are_matched(client: OpenAI) -> None:
-    assert text(asked(client, "Who?", model=ALIAS)) == "Somebody else."
-    system = {"role": "system", "content": "You are a judge."}
-    found: Any = client.chat.completions.create(
-        model=QWEN,
-        messages=[system, {"role": "user", "content": "Who?"}],  # type: ignore[list-item]
-    )
-    assert text(found) == "A judge."
-
-
 def test_entries_in_turn_are_reset(server: LiveServer, client: OpenAI) -> None:
     with server.http() as http:
         for body, models in (({}, sorted([QWEN, HELD, OSS])), ({"model": ALIAS}, [QWEN])):
@@ -267,37 +210,10 @@ def test_entries_in_turn_are_reset(server: LiveServer, client: OpenAI) -> None:
         assert http.post("/v1/replay/reset", json={"model": "none"}).status_code == 404
 
 
-def test_only_replay_models_are_reset(tmp_path: Path, tiny_path: Path) -> None:
-    (tmp_path / "said.yaml").write_text("- output: one\n")
-    tiny = {"source": str(tiny_path)}
-    models = {"fake": {"source": "replay:said.yaml", "family": "plain"}, "tiny": tiny}
-    both = serving(tmp_path / "both", None, "--config", str(_config(tmp_path, models)))
-    with both as server, server.http() as http:
-        found = http.post("/v1/replay/reset", json={"model": "tiny"})
-        assert found.status_code == 400
-        assert "Replay models here: fake." in found.json()["error"]["message"]
-    with serving(tmp_path / "one", {"models": {"tiny": tiny}}) as server, server.http() as http:
-        assert http.post("/v1/replay/reset", json={}).status_code == 404
-
-
 def _config(folder: Path, models: Any) -> Path:
     path = folder / "models.yaml"
     path.write_text(yaml.safe_dump({"models": models}), "utf-8")
     return path
-
-
-def test_what_matched_is_logged_and_no_text_of_the_request(
-    server: LiveServer, client: OpenAI
-) -> None:
-    before = len(server.log)
-    asked(client, "follows", max_tokens=1)
-    asked(client, "a very secret question")
-    eventually(lambda: server.log[before:].count(" answers turn 1") == 2, "both are logged")
-    log = server.log[before:]
-    assert (
-        "entry 4 of said.yaml (line 7) answers turn 1; these do not match: entry 1 (`match`)" in log
-    )
-    assert "secret" not in log
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,6 @@ SAID = [
     {"match": "Torn", "output": TORN_CALL},
     {"match": TOWN, "output": LONG, "off_grammar": "noise"},
     {"match": "regex:^Any town", "output": LONG},
-    {"match": "A long name", "output": LONG.replace("Rome", "Rome " * 9)},
     {"match": "Think of a town", "output": "<think>\n" + "Rome? " * 9 + "\n</think>\n\n" + LONG},
     {"match": "Loop", "output": "<think>\nHm.\n</think>\n\n" + SENTENCE * 200},
     {"match": "Circle", "output": "<think>\n" + SENTENCE * 200},
@@ -157,13 +156,6 @@ def test_an_answer_that_fails_again_says_so(client: OpenAI, stream: bool) -> Non
     assert (repairs(last), unmet(last)) == ([], REPEATED)
 
 
-def test_a_response_says_so_too(client: OpenAI) -> None:
-    text: Any = {"format": {"type": "json_schema", **FORMAT["json_schema"]}}
-    stream = client.responses.create(model="live", input=QUESTION, text=text, stream=True)
-    response: Any = list(stream)[-1]
-    assert response.response.mlx_server["unmet"] == REPEATED
-
-
 def test_what_was_streamed_is_not_made_again(client: OpenAI) -> None:
     assert streamed(client, "live", response_format=FORMAT) == ("Easy.", "[1, 1]", [])
     *_, last = asked(client, "live", QUESTION, response_format=FORMAT, stream=True)
@@ -173,18 +165,6 @@ def test_what_was_streamed_is_not_made_again(client: OpenAI) -> None:
 def test_a_stream_that_is_held_back_is_mended(client: OpenAI) -> None:
     mended = ("Once more.", "[1, 2]", [("schema", "content")])
     assert streamed(client, "held", response_format=FORMAT) == mended
-
-
-def test_an_answer_without_a_gap_in_its_grammar_is_not_held_back(client: OpenAI) -> None:
-    reasoning, text, mended = streamed(client, "held")
-    assert (reasoning, text, mended) == ("Easy.", "[1, 1]", [])
-
-
-def test_each_of_several_answers_is_checked_by_itself(client: OpenAI) -> None:
-    body = asked(client, "live", QUESTION, response_format=FORMAT, n=2)
-    assert [choice.message.content for choice in body.choices] == ["[1, 2]"] * 2
-    reported = body.model_extra["mlx_server"]["repairs"]
-    assert sorted(repair["index"] for repair in reported) == [0, 1]
 
 
 def test_a_call_in_reasoning_is_made_and_is_never_the_text(client: OpenAI) -> None:
@@ -285,39 +265,6 @@ def test_what_is_cut_short_for_good(
         json.loads(text)
 
 
-@both_ways
-def test_json_goes_on_as_far_as_the_context_has_room(client: OpenAI, stream: bool) -> None:
-    asks = "Any town"
-    prompt = asked(client, "short_narrow", asks, max_tokens=1).usage.prompt_tokens
-    for room in (LIMIT - 5, LIMIT + 5):
-        filled = asks + "!" * (CONTEXT - room - prompt)
-        text, reason, used, mended = ends(client, "short_narrow", filled, stream, **REPORTED)
-        assert (text, reason, used, mended) == (LONG[:room], "length", room, [])
-
-
-@both_ways
-def test_what_goes_on_is_brought_to_its_end_too(client: OpenAI, stream: bool) -> None:
-    text, reason, used, mended = ends(client, "short", "A long name", stream, **REPORTED)
-    assert (reason, mended) == ("stop", CUT)
-    assert LIMIT < used <= 2 * LIMIT
-    assert list(json.loads(text)) == ["the_name_of_the_town"]
-
-
-def test_json_that_can_end_within_the_limit_does(client: OpenAI) -> None:
-    text, reason, used, mended = ends(client, "short", TOWN, False, **named("the_name"))
-    assert (reason, mended) == ("stop", [])
-    assert used <= LIMIT
-    assert list(json.loads(text)) == ["the_name"]
-
-
-def test_each_of_several_answers_goes_on_by_itself(client: OpenAI) -> None:
-    body = asked(client, "short", TOWN, n=2, logprobs=True, **REPORTED)
-    assert [choice.message.content for choice in body.choices] == [LONG] * 2
-    assert repairs(body) == CUT * 2
-    for choice in body.choices:
-        assert "".join(entry.token for entry in choice.logprobs.content) == LONG
-
-
 def test_what_a_call_breaks_of_its_tools_schema_is_reported(
     client: OpenAI, server: LiveServer
 ) -> None:
@@ -335,13 +282,6 @@ def test_what_a_call_breaks_of_its_tools_schema_is_reported(
     with server.http() as http:
         native = http.post("/generate", json={**question, "tools": [WEATHER]}).json()
     assert native["mlx_server"]["unmet"] == BROKEN
-
-
-def test_a_call_that_breaks_nothing_is_reported_with_nothing(client: OpenAI) -> None:
-    tools: Any = [{"type": "function", "function": {"name": "weather"}}]
-    body = asked(client, "free", "Weather", tools=tools)
-    assert body.choices[0].message.tool_calls
-    assert unmet(body) == []
 
 
 def streamed_calls(client: OpenAI, model: str, question: str, **more: Any) -> tuple[str, str]:

@@ -22,10 +22,6 @@ ENTRIES: list[dict[str, Any]] = [
     {"match": "poem", "output": POEM},
     {"match": "regex:^long", "output": LONG},
     {"match": "slow", "output": LONG, "delay_ms": 20},
-    {"match": "cut", "output": "It was cut he", "finish": "length"},
-    {"match": "nothing", "output": ""},
-    {"match": "ids", "output_token_ids": [72, 73]},
-    {"match": "primed", "output": "four", "generation_prompt": "<thinking>" * 3},
     {"match": "special", "output": "before<|im_end|>never"},
     {"output": "one"},
     {"output": "two"},
@@ -61,23 +57,6 @@ def said(completion: Any) -> list[tuple[str, str]]:
     return [(choice.message.content, choice.finish_reason) for choice in completion.choices]
 
 
-def said_streaming(chunks: Any, n: int = 1) -> list[tuple[str, str]]:
-    texts, ends = [""] * n, [""] * n
-    for chunk in chunks:
-        for choice in chunk.choices:
-            texts[choice.index] += choice.delta.content or ""
-            ends[choice.index] = choice.finish_reason or ends[choice.index]
-    return list(zip(texts, ends, strict=True))
-
-
-def assert_next(client: OpenAI, model: str, word: str) -> None:
-    """Uses up entries up to this one, so that a test knows where it begins."""
-    for _ in range(3):
-        if said(asked(client, model, "?")) == [(word, "stop")]:
-            return
-    raise AssertionError(f"{word!r} never comes")
-
-
 @BOTH
 @pytest.mark.parametrize("temperature", [0, 1, 2])
 def test_the_script_is_said_at_any_temperature(
@@ -86,46 +65,10 @@ def test_the_script_is_said_at_any_temperature(
     assert said(asked(client, model, "poem", temperature=temperature)) == [(POEM, "stop")]
 
 
-@BOTH
-def test_a_generation_prompt_counts_as_a_part_of_the_prompt(client: OpenAI, model: str) -> None:
-    primed, bare = (asked(client, model, text) for text in ("primed", "nothin"))
-    assert primed.usage.prompt_tokens == bare.usage.prompt_tokens + 30
-
-
-@BOTH
-def test_entries_without_a_match_come_in_order_round_and_round(client: OpenAI, model: str) -> None:
-    assert_next(client, model, "three")
-    words = [said(asked(client, model, "poem" if i == 2 else "?"))[0][0] for i in range(6)]
-    assert words == ["one", "two", POEM, "three", "one", "two"]
-
-
-def test_models_that_share_a_file_take_turns_of_their_own(client: OpenAI) -> None:
-    assert_next(client, CHAT, "three")
-    assert_next(client, PLAIN, "three")
-    words = [said(asked(client, model, "?"))[0][0] for model in (CHAT, PLAIN, CHAT, PLAIN)]
-    assert words == ["one", "one", "two", "two"]
-
-
-@BOTH
-@pytest.mark.parametrize("stream", [True, False])
-def test_n_answers_take_the_next_entries(client: OpenAI, model: str, stream: bool) -> None:
-    assert_next(client, model, "three")
-    found = asked(client, model, "?", n=4, stream=stream)
-    reported = said_streaming(found, 4) if stream else said(found)
-    assert reported == [(word, "stop") for word in ("one", "two", "three", "one")]
-
-
 def test_a_special_token_in_the_output_is_one_token(client: OpenAI) -> None:
     assert said(asked(client, CHAT, "special")) == [("before", "stop")]
     # which to the other family is text like any other
     assert said(asked(client, PLAIN, "special")) == [("before<|im_end|>never", "stop")]
-
-
-@BOTH
-def test_token_ids_are_said_as_they_are(client: OpenAI, model: str) -> None:
-    found = asked(client, model, "ids")
-    assert found.usage.completion_tokens == 3
-    assert said(found)[0][1] == "stop"
 
 
 def completion_tokens(server: LiveServer, model: str) -> int:

@@ -96,27 +96,6 @@ def test_the_scores_are_those_of_a_plain_computation(
     assert len({round(each, 3) for each in scores(found).values()}) > 2, "they differ"
 
 
-def test_many_are_what_each_is_alone(http: httpx.Client) -> None:
-    documents = [f"{number}: " + "x" * (number * 7 % 90) for number in range(40)]
-    together = scores(ranked(http, documents=documents))
-    assert together.keys() == set(range(40))
-    for index in (0, 13, 39):
-        alone = scores(ranked(http, documents=[documents[index]]))
-        assert together[index] == pytest.approx(alone[0], abs=2e-4)
-
-
-def test_the_best_of_them(http: httpx.Client) -> None:
-    listed = ranked(http)["results"]
-    order = [each["relevance_score"] for each in listed]
-    assert order == sorted(order, reverse=True)
-    assert all(each.keys() == {"index", "relevance_score"} for each in listed)
-    for top in (1, 3):
-        assert [each["index"] for each in ranked(http, top_n=top)["results"]] == [
-            each["index"] for each in listed[:top]
-        ]
-    assert len(ranked(http, top_n=10**30)["results"]) == len(DOCUMENTS)
-
-
 @pytest.mark.parametrize(
     ("model", "route"), [(EMBEDS, "/v1/embeddings"), (CHATS, "/v1/chat/completions")]
 )

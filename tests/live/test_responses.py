@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from typing import Any
 
-import openai
 import pytest
 from openai import OpenAI
 from openai.types.responses import Response, ResponseStreamEvent
@@ -110,18 +109,6 @@ def test_input_items_come_in_pages(client: OpenAI) -> None:
             items.list(made.id, **wrong)
 
 
-def test_items_are_referred_to(client: OpenAI) -> None:
-    made = ask(client, "one")
-    (own,) = client.responses.input_items.list(made.id).data
-    references = [{"type": "item_reference", "id": id} for id in (own.id, made.output[0].id)]
-    again = ask(client, [*references, {"role": "user", "content": "two"}])
-    chained = ask(client, "two", previous_response_id=made.id)
-    assert again.usage.input_tokens == chained.usage.input_tokens
-    unknown = {"type": "item_reference", "id": "msg_none"}
-    alone = ask(client, [unknown, {"role": "user", "content": "two"}])
-    assert alone.usage.input_tokens == ask(client, "two").usage.input_tokens
-
-
 def test_a_conversation_grows(client: OpenAI) -> None:
     conversation = client.conversations.create(
         items=[{"type": "message", "role": "user", "content": "zero"}]
@@ -157,22 +144,6 @@ def test_in_the_background(client: OpenAI) -> None:
         ask(client, background=True, model="none")
 
 
-def test_what_the_model_ignores_in_the_background_is_told(client: OpenAI) -> None:
-    extra = {"chat_template_kwargs": {"unheard_of": 1}}
-    done = awaited(client, ask(client, background=True, extra_body=extra).id)
-    assert done.model_extra
-    assert done.model_extra["mlx_server"]["ignored"] == ["chat_template_kwargs.unheard_of"]
-
-
-def test_what_goes_wrong_in_the_background_is_told(client: OpenAI) -> None:
-    made = ask(client, "word " * 100_000, background=True)
-    failed = awaited(client, made.id)
-    assert failed.status == "failed"
-    assert failed.error
-    with refused(400):
-        ask(client, "word " * 100_000)
-
-
 def test_a_stream_is_taken_up_at_every_event(client: OpenAI) -> None:
     with ask(client, "steady", background=True, stream=True) as stream:
         first = next(iter(stream))
@@ -192,15 +163,6 @@ def test_a_stream_is_taken_up_at_every_event(client: OpenAI) -> None:
         assert [event.to_dict() for event in again] == reported[place + 1 :]
     whole = client.responses.retrieve(id)
     assert whole.to_dict() == while_running[-1].response.to_dict()
-
-
-def test_a_running_stream_is_taken_up_by_several(client: OpenAI, server: LiveServer) -> None:
-    with ask(client, "steady", background=True, stream=True) as stream:
-        id = next(iter(stream)).response.id
-    streams = [client.responses.retrieve(id, stream=True, starting_after=n) for n in (-1 + 1, 3)]
-    ends = [list(stream)[-1] for stream in streams]
-    assert {end.type for end in ends} == {"response.completed"}
-    eventually(server.idle, "rest")
 
 
 def test_cancelling(client: OpenAI, server: LiveServer) -> None:
@@ -225,12 +187,6 @@ def test_cancelling(client: OpenAI, server: LiveServer) -> None:
     eventually(server.idle, "rest")
 
 
-def test_cancelling_what_has_ended_changes_nothing(client: OpenAI) -> None:
-    made = ask(client, background=True)
-    done = awaited(client, made.id)
-    assert client.responses.cancel(made.id).to_dict() == done.to_dict()
-
-
 def test_what_runs_is_not_gone_on_from(client: OpenAI) -> None:
     made = ask(client, "slow", background=True)
     with refused(400) as error:
@@ -238,37 +194,3 @@ def test_what_runs_is_not_gone_on_from(client: OpenAI) -> None:
     assert error.value.code == "previous_response_not_ended"
     client.responses.cancel(made.id)
     assert ask(client, previous_response_id=made.id).output_text == "Roses are red."
-
-
-def test_deleting_what_runs(client: OpenAI, server: LiveServer) -> None:
-    made = ask(client, "slow", background=True)
-    client.responses.delete(made.id)
-    with refused(404):
-        client.responses.retrieve(made.id)
-    eventually(server.idle, "rest")
-
-
-def test_a_client_that_leaves_cancels(client: OpenAI, server: LiveServer) -> None:
-    with ask(client, "slow", stream=True) as stream:
-        for event in stream:
-            if event.type == "response.created":
-                id = event.response.id
-            if event.type == "response.output_text.delta":
-                break
-    left = awaited(client, id)
-    assert left.status == "cancelled"
-    assert is_begun(left)
-    eventually(server.idle, "rest")
-
-
-def test_too_many_in_the_background(client: OpenAI, server: LiveServer) -> None:
-    made = [ask(client, "slow", background=True).id for _ in range(64)]
-    with pytest.raises(openai.InternalServerError) as error:
-        ask(client, "slow", background=True)
-    assert error.value.code == "overloaded"
-    states = {client.responses.retrieve(id).status for id in made}
-    assert states == {"queued", "in_progress"}
-    for id in made:
-        assert client.responses.cancel(id).status == "cancelled"
-    assert ask(client).status == "completed"
-    eventually(server.idle, "rest")

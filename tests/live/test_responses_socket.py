@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
 from tests.live.replayed import LONG, MODEL, replaying
@@ -18,7 +18,6 @@ from tests.live.server import LiveServer, eventually
 
 Json = dict[str, Any]
 LIMIT = 200_000
-KEY = "a-key"
 DAMAGED = "damaged"
 """A model whose folder has no files."""
 
@@ -152,13 +151,6 @@ def test_what_is_stored_after_what_is_not(server: LiveServer, line: ClientConnec
         assert [item.type for item in items.data] == ["message"] * 3
 
 
-def test_only_the_latest_are_remembered(line: ClientConnection) -> None:
-    ids = [answer(line, "one", store=False)["id"] for _ in range(6)]
-    answer(line, "x", previous_response_id=ids[-1], store=False)
-    create(line, "x", previous_response_id=ids[0], store=False)
-    assert refusal(line)["code"] == "previous_response_not_found"
-
-
 UNANSWERED: list[Json] = [{"type": "function_call_output", "call_id": "none", "output": "x"}]
 
 
@@ -196,15 +188,6 @@ def test_after_an_error_the_earlier_response_is_forgotten(
     else:
         assert last["error"]["code"] == "previous_response_not_found"
     assert answer(line, "two", previous_response_id=other, store=store)["output"]
-
-
-def test_what_is_ignored_is_told_in_the_response(line: ClientConnection) -> None:
-    response = answer(line, unheard_of=1, include=["web_search_call.results"])
-    assert set(response["mlx_server"]["ignored"]) == {
-        "include.web_search_call.results",
-        "unheard_of",
-    }
-    assert "mlx_server" not in answer(line)
 
 
 def test_warming_up(line: ClientConnection) -> None:
@@ -284,21 +267,6 @@ def test_a_client_that_leaves_cancels(server: LiveServer, line: ClientConnection
     rest(server)
 
 
-def test_keys(tmp_path: Path) -> None:
-    with replaying(tmp_path, server={"api_keys": [KEY, "another"]}) as server:
-        for headers in ({}, {"Authorization": "Bearer wrong"}):
-            with pytest.raises(InvalidStatus) as refused, connected(server, headers):
-                pass
-            assert refused.value.response.status_code == 401
-            body = json.loads(refused.value.response.body)
-            assert body["error"]["code"] == "invalid_api_key"
-        with connected(server, {"Authorization": f"Bearer {KEY}"}) as line:
-            made = answer(line)
-        with connected(server, {"Authorization": "Bearer another"}) as line:
-            create(line, previous_response_id=made["id"])
-            assert refusal(line)["code"] == "previous_response_not_found"
-
-
 def test_a_server_that_leaves_says_so(tmp_path: Path) -> None:
     with replaying(tmp_path, server={"drain_seconds": 4}) as server:
         with connected(server) as idle, connected(server) as quick, connected(server) as slow:
@@ -316,17 +284,6 @@ def test_a_server_that_leaves_says_so(tmp_path: Path) -> None:
                 pass
             assert reported["response"]["error"]
         assert server.process.wait(20) == 0
-
-
-@pytest.mark.filterwarnings("ignore:connect.. must be used as a context manager")  # it does not
-def test_openais_own_client(server: LiveServer) -> None:
-    with server.openai() as client, client.responses.connect() as line:
-        line.response.create(model=MODEL, input="poem", store=False)
-        first = until_completed(line)
-        line.response.create(
-            model=MODEL, input="two", store=False, previous_response_id=first.response.id
-        )
-        assert until_completed(line).response.output_text == "Yes."
 
 
 def until_completed(line: Any) -> Any:

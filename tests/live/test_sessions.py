@@ -2,42 +2,19 @@
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tokenizers
-from bench_parts.sessions.conversation import SyntheticSession, two_agents
-from bench_parts.sessions.count import OWN, Interruption, Seen, asked, common, configuration
+from bench_parts.sessions.conversation import SyntheticSession
+from bench_parts.sessions.count import Seen, common
 from bench_parts.sessions.models import save
 
-from mlx_server.clients.bench import Target
 from tests.live.server import LiveServer, serving
-
-FEW_WORDS = (5, 10)
-"""Of each answer."""
 
 KINDS = ("llama", "gpt_oss", "qwen3_5")
 """All tokens, windows and states: gemma3 and lfm2 have no other kind of cache."""
-
-
-@contextmanager
-def forked(model: Path, other: Path | None) -> Iterator[Target]:
-    with serving(model.parent / "server", configuration(model, other)) as live:
-        yield Target(live.url, OWN)
-
-
-@pytest.mark.parametrize(("model", "rounds", "interruption"), [("qwen3_5", 0, "swap")])
-def test_what_a_restart_or_another_model_costs(
-    model: str, rounds: int, interruption: Interruption
-) -> None:
-    """In the middle of the second of three turns of two sessions with one system prompt."""
-    bodies = list(two_agents(3, rounds, FEW_WORDS))
-    spans, again = asked(model, bodies, forked, interruption)
-    prompt_tokens = sum(tokens for _, tokens in spans)
-    assert prompt_tokens > 6_000
-    assert again <= 0.02 * prompt_tokens
 
 
 READ_SECONDS = 60.0
