@@ -127,27 +127,12 @@ def main(
     storm: Annotated[
         float | None, typer.Option(metavar="SECONDS", help="Everything at once, for so long.")
     ] = None,
-    sessions: Annotated[
-        int | None, typer.Option(metavar="COUNT", min=8, help="So many sessions instead.")
-    ] = None,
-    kind: Annotated[
-        str, typer.Option(help="With --sessions: the kind of model, see tests/worker/kinds.py.")
-    ] = "llama",
 ) -> None:
     """Sends requests of random shapes, and fails if what the server and its engine hold after all
     of them is over 2 % more than what they held after the first 500.
 
     With --storm: clients of every bad kind at once, with kills of the engine, next to a control
-    client; fails if the control client's tokens change or if anything is left over.
-
-    With --sessions: sessions of several turns; fails if the prompt cache exceeds its limit in
-    memory or on disk, if processes grow or if the first session's answers change at the end."""
-    if sessions is not None:
-        from tests.hostile.soak_sessions import soak_sessions
-
-        wrong = soak_sessions(sessions, seed, kind)
-        print(*wrong or ["nothing went wrong"], sep="\n")
-        raise typer.Exit(bool(wrong))
+    client; fails if the control client's tokens change or if anything is left over."""
     if storm is not None:
         from tests.hostile import storm as storms
 

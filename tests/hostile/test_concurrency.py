@@ -6,7 +6,6 @@ import resource
 import socket
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
@@ -27,7 +26,6 @@ PATIENCE_SECONDS = 120.0
 WAITING = 300
 """Several times as many as are answered and wait, and fewer than one address may have open: the
 others would be closed at once."""
-STORM = "abbaabab" * 4
 
 
 @pytest.fixture(scope="module")
@@ -106,13 +104,6 @@ def outcome(answer: bytes) -> str:
     head, _, content = answer.partition(b"\r\n\r\n")
     status = head.split()[1].decode()
     return status if status == "200" else f"{status} {json.loads(content)['error']['code']}"
-
-
-def test_a_storm_of_loads_and_unloads(http: httpx.Client) -> None:
-    alone = {id: said(http, id) for id in IDS}
-    with ThreadPoolExecutor(8) as threads:
-        found = list(threads.map(lambda id: said(http, id), STORM))
-    assert found == [alone[id] for id in STORM]
 
 
 def test_clients_that_say_half_of_it_and_leave(server: LiveServer) -> None:

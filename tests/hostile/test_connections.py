@@ -150,38 +150,6 @@ def test_an_upgrade_that_is_none_is_refused(
     assert time.monotonic() - began < RECEIVE_SECONDS, "at once"
 
 
-def test_an_upgrade_that_is_not_taken(server: LiveServer, clients: ExitStack) -> None:
-    """As some clients offer it with each of their requests."""
-    offer = (
-        "Connection: Upgrade, HTTP2-Settings, close",
-        "Upgrade: h2c",
-        "HTTP2-Settings: AAMAAABk",
-    )
-    body = json.dumps({"model": "slow", "prompt": "a", "max_tokens": 2}).encode()
-    kind = ("Content-Type: application/json", f"Content-Length: {len(body)}")
-    asked = head(HOST, *offer, *kind, method="POST", path="/v1/completions") + body
-    assert b'"finish_reason"' in rest(line(clients, server, asked))
-
-
-def test_an_upgrade_after_a_request(server: LiveServer, clients: ExitStack) -> None:
-    found = line(clients, server, head(HOST, path="/health"))
-    answered = b""
-    while not answered.endswith(b'{"status":"ok"}'):
-        answered += found.recv(1 << 16)
-    found.sendall(head(HOST, *SOCKET))
-    assert found.recv(1 << 16).startswith(b"HTTP/1.1 101 ")
-
-
-def test_many_of_them_end_nothing(server: LiveServer, clients: ExitStack) -> None:
-    with ThreadPoolExecutor(1) as thread:
-        stream = thread.submit(streamed, server)
-        eventually(lambda: server.gauge("mlx_server_batch_size") == 1, "it is answered")
-        for _ in range(DESCRIPTORS + 4):
-            line(clients, server, UPGRADES["a body that does not come"])
-        assert is_healthy(server)
-        assert stream.result().endswith("data: [DONE]\n\n")
-
-
 @pytest.mark.parametrize("sent", [b"", b"GET /hea", head(HOST, path="/health")])
 def test_those_that_wait_give_way(server: LiveServer, clients: ExitStack, sent: bytes) -> None:
     """Connections without a request, with half of one, and idle ones."""

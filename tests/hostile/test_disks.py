@@ -268,36 +268,6 @@ def test_no_more_weights_are_looked_at(tmp_path: Path, monkeypatch: pytest.Monke
 # Limits of the process
 
 
-def limited(*ulimits: str, code: str) -> subprocess.CompletedProcess[str]:
-    script = "".join(f"ulimit {each} && " for each in ulimits) + 'exec "$0" "$@"'
-    return subprocess.run(
-        ["/bin/sh", "-c", script, sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="macOS has no limit on an address space")
-def test_templates_render_within_a_lower_limit() -> None:
-    kilobytes = limits.TEMPLATE_MEMORY // 1024 - 100_000
-    code = (
-        "from mlx_server.sandbox.chat_template import PROCESSES\n"
-        "print(PROCESSES.render('{{ a }}', {'a': 'rendered'}))"
-    )
-    assert limited(f"-v {kilobytes}", code=code).stdout == "rendered\n"
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="macOS has no limit on an address space")
-def test_answers_are_checked_within_a_lower_limit() -> None:
-    kilobytes = limits.SCHEMA_MEMORY // 1024 + 600_000  # its code and its stack
-    code = (
-        "from mlx_server.repair.answers import schema_errors\n"
-        "print(schema_errors(5, {'type': 'string'}))"
-    )
-    assert "5 is not of type" in limited(f"-v {kilobytes}", code=code).stdout
-
-
 def test_too_few_descriptors_are_refused_at_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

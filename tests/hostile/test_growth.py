@@ -22,13 +22,11 @@ import pytest
 
 from mlx_server.config.settings import Settings, validated
 from mlx_server.engine.messages import LoadModel, UnloadModel
-from mlx_server.models.tokenizer import Tokenizer
 from mlx_server.worker.engine import Engine
 from tests.hostile.inside import Inside, serving
 from tests.hostile.shapes import CHAT, Client
 from tests.hostile.soak import connected, fill, is_unloaded, soaked
 from tests.live.server import children, eventually
-from tests.tiny import tiny_llama
 from tests.worker.engine_runs import drain
 
 QUIET, ROUNDS = 3, 15
@@ -196,16 +194,6 @@ def test_nothing_of_large_bodies_is_kept(server: Inside, http: httpx.Client) -> 
         send()
     # an answer has come before its request is forgotten
     eventually(lambda: kept(server).bytes - before.bytes < LARGE, "no body is kept")
-
-
-def test_a_tokenizer_keeps_nothing_of_texts(tmp_path: Path) -> None:
-    tokenizer = Tokenizer(tiny_llama(tmp_path) / "tokenizer.json")
-    texts = [f"{number:0200}" for number in range(1000)]
-    tokenizer.encode(texts[0])
-    before = allocated()
-    for text in texts:
-        tokenizer.encode(text)
-    assert allocated() - before < 100 * len(texts)
 
 
 def test_an_engine_keeps_nothing_of_models_that_left(tiny_path: Path) -> None:

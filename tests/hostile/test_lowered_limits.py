@@ -27,8 +27,6 @@ from tests.api import wire
 from tests.api.wire import ScriptedEngine
 from tests.models import adapter_files as adapters
 
-TESTS = Path(__file__).parents[1]
-
 
 @pytest.fixture(scope="module")
 def client(tiny_path: Path) -> Iterator[TestClient]:
@@ -164,33 +162,3 @@ def test_the_parts_of_a_logged_path(client: TestClient, caplog: pytest.LogCaptur
     assert few == "/v1" + "/models" * (limits.LOGGED_PATH_PARTS - 2)
     assert many.count("/") <= limits.LOGGED_PATH_PARTS
     assert many.endswith("/*")
-
-
-OF_RECORDS = {
-    "WAIT_SECONDS": "wait_seconds=",
-    "QUEUE": "PoolLimits(concurrency=2, queue=3)",
-    "STORE_BYTES": "StoreSettings(",
-    "CHECK_SECONDS": "seconds=",
-    "LOG_FILE_BYTES": "rotate_bytes=",
-    "SEND_SECONDS": ".send_seconds = ",
-    "TEMPLATE_PROCESSES": "WarmProcesses(",
-    "SOCKET_FRAMES": "too many messages are waiting",
-}
-"""Limits that tests lower in the record of their users, or reach by the wire: with what words."""
-
-
-def test_every_limit_is_reached_by_a_test() -> None:
-    """By its name, or by what `OF_RECORDS` has for it."""
-    texts = [path.read_text() for path in TESTS.rglob("*.py") if path != Path(__file__)]
-    here = Path(__file__).read_text().partition("OF_RECORDS")[0]
-    every, words = "\n".join([*texts, here]), set(re.findall(r"\w+", "\n".join([*texts, here])))
-    names = [name for name in vars(limits) if name.isupper() and name not in OTHERS]
-    missing = [name for name in names if name not in words and name not in OF_RECORDS]
-    assert missing == UNREACHED
-    assert [said for said in OF_RECORDS.values() if said not in every] == []
-
-
-UNREACHED = ["CORRECTION_TOKENS", "UNREAD_BYTES", "TEXT_SCHEMA_DEPTH"]
-"""Limits that no test reaches yet."""
-
-OTHERS = {"SECTIONS", "FOUND", "SIZES"}

@@ -14,7 +14,6 @@ import pytest
 from mlx_server.config.settings import Settings, validated
 from mlx_server.engine.messages import (
     PauseRows,
-    Prefilled,
     Report,
     StepOutput,
     UnpauseRows,
@@ -23,7 +22,7 @@ from tests.hostile.inside import LONG, Inside, request, serving
 from tests.live.server import eventually
 from tests.worker.batch_runs import MIXED, ids
 from tests.worker.constrained_decoding.grammars import GRAMMARS, loaded
-from tests.worker.engine_runs import ask, drain, failures, of, run, tokens_of
+from tests.worker.engine_runs import ask, failures, of, run, tokens_of
 
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
 MODEL = "fake"
@@ -177,15 +176,6 @@ def test_rows_that_are_held_now_and_then_answer_as_alone(tiny_path: Path) -> Non
         reports += engine.step()
     assert not failures(reports)
     assert [ids(tokens_of(row, reports)) for row in range(8)] == alone
-
-
-def test_a_row_that_is_held_before_it_begins_says_nothing_yet(tiny_path: Path) -> None:
-    engine = loaded(tiny_path)
-    reports = [*engine.handle(ask(0)), *engine.handle(PauseRows([0])), *drain(engine)]
-    assert of(Prefilled, reports)
-    assert not tokens_of(0, reports)
-    engine.handle(UnpauseRows([0]))
-    assert tokens_of(0, drain(engine))
 
 
 def of_ended(reports: list[Report]) -> set[int]:

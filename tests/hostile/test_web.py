@@ -24,11 +24,8 @@ from starlette.testclient import WebSocketDenialResponse
 from mlx_server.api.ollama.routes import COMMANDS
 from mlx_server.app import create_app
 from mlx_server.config.settings import ServerSettings, Settings
-from mlx_server.http import security
 from tests.api import wire
 from tests.live.server import TINY, LiveServer, serving
-
-PRODUCT = Path(security.__file__).parents[1]
 
 KEY, OTHER_KEY = "a-key", "another-key"
 COMBINATIONS = 200
@@ -307,10 +304,3 @@ def test_compare_digest_alone_decides(
         assert lets_in(client, CARRIERS[carrier](key)) is verdict
     given, one, other = (hashlib.sha256(each.encode()).digest() for each in (key, KEY, OTHER_KEY))
     assert compared == [(given, one), (given, other)]
-
-
-def test_keys_are_read_in_one_place() -> None:
-    """Whatever else compared them might not take the same time for each."""
-    named = re.compile(r"['\"](authorization|x-api-key)['\"]", re.IGNORECASE)
-    texts = {path.name: path.read_text("utf-8") for path in (PRODUCT / "api").rglob("*.py")}
-    assert {name for name, text in texts.items() if named.search(text)} == {"security.py"}

@@ -11,7 +11,7 @@ from ollama import ChatResponse, Client, ResponseError
 
 from tests.live.server import LiveServer, serving
 
-THINKER, PLAIN, BROKEN = "thinker", "plain-one", "broken"
+THINKER, PLAIN = "thinker", "plain-one"
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 ENTRIES: list[dict[str, Any]] = [
     {"match": "poem", "output": "Grüezi, 世界! 🙂"},

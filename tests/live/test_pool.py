@@ -1,10 +1,7 @@
 """Two models in room for one, a stream next to a load, and engines that die: from outside."""
 
-import json
-import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -100,84 +97,6 @@ def test_two_models_in_room_for_one_take_turns(tmp_path: Path, pair: dict[str, P
 
 
 # Engines that are lost
-
-
-@pytest.fixture(scope="module")
-def replayed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """A model that answers for ever, and one that answers at once."""
-    folder = tmp_path_factory.mktemp("replayed")
-    slow = {"output": "word " * 1000, "delay_ms": 20}
-    (folder / "slow.jsonl").write_text(json.dumps(slow))
-    (folder / "quick.jsonl").write_text(json.dumps({"output": "Hello."}))
-    return {
-        id: {"source": f"replay:{folder / id}.jsonl", "family": "plain"} for id in ("slow", "quick")
-    }
-
-
-@contextmanager
-def answering(http: httpx.Client) -> Iterator[Iterator[str]]:
-    """The lines of a stream that has begun to speak."""
-    body = {"model": "slow", "messages": [{"role": "user", "content": "Hi"}], "stream": True}
-    with http.stream("POST", "/v1/chat/completions", json=body) as response:
-        lines = response.iter_lines()
-        while '"content":"w"' not in next(lines):
-            pass
-        yield lines
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_an_engine_that_is_lost_in_mid_stream(
-    tmp_path: Path, replayed: dict[str, Any], number: signal.Signals
-) -> None:
-    with (
-        serving(tmp_path, {"models": replayed}) as server,
-        server.openai() as client,
-        server.http() as http,
-    ):
-        engine = server.engine
-        with (
-            ThreadPoolExecutor(1) as threads,
-            answering(http) as lines,
-            watching_health(server) as health,
-        ):
-            waiting = threads.submit(asked, client, "slow", max_tokens=2000)
-            eventually(lambda: server.gauge("mlx_server_batch_size") == 2, "both are answered")
-            engine.send_signal(number)
-            *_, last, done = [line for line in lines if line]
-            error = json.loads(last.removeprefix("data: "))["error"]
-            assert (error["type"], error["code"]) == ("server_error", "engine_died")
-            assert done == "data: [DONE]"
-            with pytest.raises(openai.InternalServerError) as caught:
-                waiting.result()
-            assert (caught.value.status_code, caught.value.code) == (503, "engine_died")
-            assert "retry-after" in caught.value.response.headers
-        assert health == [200, 503, 200]
-        assert not engine.is_running()
-        assert server.engine.pid != engine.pid
-        found = asked(client, "quick", max_tokens=20)
-        assert found.choices[0].message.content == "Hello."
-        with answering(http):
-            assert model_of(server, "slow")["leases"] == 1
-        eventually(lambda: pool_of(server)["memory"]["kv_reserved"] == 0, "all is given back")
-        eventually(lambda: model_of(server, "slow")["leases"] == 0, "the lease is given back")
-        assert "Traceback" not in server.log
-
-
-@contextmanager
-def watching_health(server: LiveServer) -> Iterator[list[int]]:
-    """What /health says, each answer once, from now on until all is well again."""
-    with server.http() as http, ThreadPoolExecutor(1) as threads:
-        seen = [http.get("/health").status_code]
-
-        def look() -> bool:
-            status = http.get("/health").status_code
-            if seen[-1] != status:
-                seen.append(status)
-            return len(seen) > 1 and status == 200
-
-        watching = threads.submit(eventually, look, "it serves again", seconds=30)
-        yield seen
-        watching.result()
 
 
 def test_a_folder_that_is_replaced_by_a_larger_model_stays_within_the_budget(

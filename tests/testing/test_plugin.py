@@ -27,7 +27,7 @@ HEAD = """
         return response.raise_for_status().json()["choices"][0]["message"]["content"]
 """
 
-OTHERS = ("schemathesis", "anyio", "langsmith_plugin")
+OTHERS = ("anyio", "langsmith_plugin")
 WITHOUT_OTHERS = [option for name in OTHERS for option in ("-p", f"no:{name}")]
 """Plugins of other packages, which take seconds to import in each process."""
 
