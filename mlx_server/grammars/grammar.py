@@ -7,7 +7,6 @@ https://github.com/guidance-ai/llguidance/blob/main/docs/json_schema.md
 """
 
 import json
-import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
@@ -37,30 +36,9 @@ NUMERIC = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multip
 """The keywords that constrain numbers alone."""
 
 EXACT = 2**53
-"""Larger integers may equal their neighbours as doubles."""
-HIGHEST = 2**63 - 1
-LOWEST = -(2**63 - 1024)
-"""The smallest double that llguidance can write as a bound."""
-_OPEN = {"minimum": "exclusiveMinimum", "maximum": "exclusiveMaximum"}
-
-
-def wide_bound(schema: Mapping[str, Any], key: str) -> int | None:
-    """Returns a bound of integers far from zero as llguidance reads it exactly; None for any other
-    bound.
-
-    It may exclude up to 1,024 integers next to the bound, and includes none beyond it.
-    """
-    if key not in _OPEN or schema.get(_OPEN[key]) is True or "number" in named(schema):
-        return None
-    value, outwards = schema[key], 1 if key == "maximum" else -1
-    if value * outwards <= EXACT or not -HIGHEST - 1 <= value <= HIGHEST:
-        return None
-    if value == HIGHEST:
-        return HIGHEST
-    near = float(value)
-    if abs(int(near)) > abs(value):
-        near = math.nextafter(near, 0)
-    return max(int(near), LOWEST)
+"""Larger integers may equal their neighbours as doubles, in which llguidance compares them."""
+_SMALLEST = dict.fromkeys(NUMERIC, 1e-60) | {"multipleOf": 1e-9}
+"""The smallest numbers that llguidance can write as patterns."""
 
 
 _SAYS_NOTHING = frozenset(("type", "title", "description"))
@@ -262,58 +240,36 @@ def _unsupported_of(visited: Visited, view: View) -> Iterator[UnsupportedKeyword
             yield UnsupportedKeyword(path, key, f"has {why}, which a grammar can't express")
         elif key == "patternProperties":
             yield from _unsupported_patterns(path, schema)
-        elif wide_bound(schema, key) is not None:
-            continue
-        elif key in _EXCLUSIVE and abs(schema[key]) >= EXACT and _of_integers(visited):
+        elif key in NUMERIC and not _is_exact(key, schema[key]):
             yield UnsupportedKeyword(
-                path, key, "excludes an integer from 2^53 on, which is not compared exactly"
+                path, key, f"is {schema[key]}, which is too large or too small to be compared"
             )
-        elif key in _NUMERIC and _inexact(schema[key]):
+        elif key in ("const", "enum") and _has_large_integer(schema[key]):
             yield UnsupportedKeyword(
                 path, key, "has an integer beyond 2^53, which is not compared exactly"
             )
-        elif key in _SMALLEST and _out_of_reach(schema[key], _SMALLEST[key]):
-            yield UnsupportedKeyword(
-                path, key, f"is {schema[key]}, which is too large or too small for a grammar"
-            )
 
 
-_NUMERIC = frozenset(("const", "enum", *NUMERIC))
-
-
-_REPORTED = _NUMERIC.union(
-    _UNSUPPORTED,
+_REPORTED = _UNSUPPORTED.union(
+    NUMERIC,
+    ("const", "enum"),
     ("oneOf", "minProperties", "maxProperties", "format", "pattern", "patternProperties"),
 )
 """The keywords of which some uses are reported."""
 
 
-_EXCLUSIVE = ("exclusiveMinimum", "exclusiveMaximum")
+def _is_exact(key: str, value: float) -> bool:
+    # an integer next to an exclusive bound is compared too
+    largest = EXACT - key.startswith("exclusive")
+    return not value or _SMALLEST[key] <= abs(value) <= largest
 
 
-def _of_integers(visited: Visited) -> bool:
-    schema = visited.part.schema
-    return visited.joined or isinstance(schema, bool) or "number" not in named(schema)
-
-
-_LARGEST = 1e17
-_SMALLEST = dict.fromkeys(NUMERIC, 1e-60) | {"multipleOf": 1e-9}
-"""Bounds of the numbers that llguidance can write as patterns."""
-
-
-def _out_of_reach(value: float, smallest: float) -> bool:
-    return bool(value) and not smallest <= abs(value) <= _LARGEST
-
-
-def _inexact(value: Any) -> bool:
+def _has_large_integer(value: Any) -> bool:
     waiting = [value]
     while waiting:
         match waiting.pop():
-            case bool() | str() | None:
-                pass
-            case int() | float() as number:
-                if abs(number) > EXACT and not isinstance(number, float):
-                    return True
+            case int() as number if abs(number) > EXACT:
+                return True
             case list() as items:
                 waiting += items
             case dict() as members:
@@ -542,8 +498,7 @@ def simplify(view: View, unsupported: Iterable[UnsupportedKeyword]) -> None:
 Keywords = frozenset[str] | set[str]
 _NOTHING = frozenset[str]()
 _COUNTS = frozenset(COUNTS)
-_BOUNDS = frozenset(("minimum", "maximum"))
-_SIMPLIFIED = DROPPABLE.union(_COUNTS, _BOUNDS, ("pattern", "$ref", "propertyNames"))
+_SIMPLIFIED = DROPPABLE.union(_COUNTS, ("pattern", "$ref", "propertyNames"))
 """The keywords of which some uses are written in another way, or left out."""
 
 
@@ -555,9 +510,6 @@ def _simplify(schema: dict[str, Any], dropped: Keywords) -> Keywords:
         schema.pop(key, None)
     for key in _COUNTS.intersection(schema):
         schema[key] = int(schema[key])
-    for key in _BOUNDS.intersection(schema):
-        if (bound := wide_bound(schema, key)) is not None:
-            schema[key] = bound
     if "pattern" in schema:
         schema["pattern"] = patterns.as_rust(schema["pattern"])
     return removed

@@ -76,7 +76,7 @@ def test_what_no_grammar_can_say_is_refused_if_strict_and_told_of_if_not(
         {"maxLength": 2**31},
         {"minimum": 5, "maximum": 3},  # texts follow it
         {"type": "integer", "minimum": 5, "maximum": 5},
-        {"minimum": -1e17, "exclusiveMaximum": 1e17, "multipleOf": 1e-9},
+        {"minimum": -1e15, "exclusiveMaximum": 1e15, "multipleOf": 1e-9},
         {"minimum": -1e-60, "maximum": 1e-60},
     ],
 )
@@ -144,46 +144,35 @@ def test_options_that_may_overlap_are_kept_as_those_of_any_of() -> None:
     ]
 
 
-LONG = {"minimum": -(2**63), "maximum": 2**63 - 1}
-
-
 @pytest.mark.parametrize(
     ("bounds", "taken", "refused"),
     [
-        (LONG, [-(2**63) + 1024, 0, 2**63 - 1], [-(2**63) - 1, 2**63, 2**64]),
-        ({"minimum": 0, "maximum": 2**63 - 1}, [0, 2**63 - 1], [-1, 2**63]),
-        ({"maximum": 2**53 + 3}, [-5, 2**53 + 2], [2**53 + 4]),
-        ({"minimum": -(2**53) - 3}, [5, -(2**53) - 2], [-(2**53) - 4]),
-        ({"maximum": 10**18}, [10**18], [10**18 + 1]),
-        ({"maximum": 1e18}, [10**18], [10**18 + 1]),
-        ({"exclusiveMaximum": 2**53 - 1}, [2**53 - 2], [2**53 - 1]),
+        ({"maximum": 2**53}, 2**53, 2**53 + 1),
+        ({"minimum": -(2**53)}, -(2**53), -(2**53) - 1),
+        ({"exclusiveMaximum": 2**53 - 1}, 2**53 - 2, 2**53 - 1),
+        ({"exclusiveMinimum": 1 - 2**53}, 2 - 2**53, 1 - 2**53),
     ],
 )
-def test_wide_bounds_are_enforced(
-    bounds: dict[str, Any], taken: list[int], refused: list[int]
-) -> None:
+def test_bounds_that_doubles_have_are_exact(bounds: Any, taken: int, refused: int) -> None:
     asked = {"type": "integer", **bounds}
     assert not schema_unenforced(asked)
     matcher = matcher_of(JsonFormat(asked))
-    assert all(matches(matcher, str(one)) for one in taken)
-    assert not any(matches(matcher, str(one)) for one in refused)
+    assert (matches(matcher, str(taken)), matches(matcher, str(refused))) == (True, False)
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "bounds",
     [
-        {"type": "integer", "exclusiveMaximum": -(2**53)},
-        {"type": "integer", "exclusiveMinimum": 2**53},
-        {"type": "integer", "exclusiveMaximum": 1e17},
-        {"type": "integer", "minimum": 2**53 + 1},
-        {"type": "integer", "maximum": 2**64 - 1},
-        {"type": "number", "maximum": 2**60},
-        {"type": "integer", "maximum": 2**60, "exclusiveMaximum": True},
+        {"minimum": 2**53 + 1},
+        {"maximum": 2**63 - 1},
+        {"minimum": -1e17},
+        {"exclusiveMaximum": -(2**53)},
+        {"exclusiveMinimum": 2.0**53},
     ],
 )
-def test_bounds_that_are_compared_as_doubles_are_reported(asked: dict[str, Any]) -> None:
-    """Plain llguidance takes a value that does not conform, or far too few that do."""
-    assert schema_unenforced(asked)
+def test_other_bounds_are_reported(bounds: dict[str, Any]) -> None:
+    asked = {"type": "integer", **bounds}
+    assert schema_unenforced(asked) == (f"{next(iter(bounds))} at #",)
     matcher_of(JsonFormat(asked, strict=False))
 
 
