@@ -299,8 +299,9 @@ def _of_options(part: Part) -> Iterator[Alternatives]:
 
 def _of_counts(part: Part, whole: Keywords) -> Iterator[Alternatives]:
     path, schema = part
-    said = schema if isinstance(schema, Mapping) else {}
-    least, most = said.get("minProperties", 0), said.get("maxProperties", math.inf)
+    if isinstance(schema, bool) or {"minProperties", "maxProperties"}.isdisjoint(schema):
+        return
+    least, most = schema.get("minProperties", 0), schema.get("maxProperties", math.inf)
     listed, must = properties_of(whole), required(whole)
     if len(must) < least:
         more = listed if least == 1 else ()

@@ -8,9 +8,6 @@ import pytest
 from mlx_server.errors import InvalidGrammar
 from mlx_server.grammars.formats import usable_tools
 from mlx_server.messages import Tool
-from mlx_server.parsers.parse_context import OutputSpec
-from tests.families.walks import Way
-from tests.parsers.markup.ways import WITH_CALLS, calls_of
 
 Json = dict[str, Any]
 TEXT: Json = {"type": "string"}
@@ -143,14 +140,3 @@ def test_what_can_be_read_is_held(name: str) -> None:
 def test_a_schema_is_left_as_it_is(parameters: Json) -> None:
     tool = Tool("f", None, parameters)
     assert usable_tools([tool])[0] is tool
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", WITH_CALLS, ids=lambda family: family.name)
-def test_every_family_can_be_made_to_call_such_a_tool(family: Any) -> None:
-    way = Way(family, True)
-    for number, (given, _, _) in enumerate(LOOSE.values()):
-        wanted = OutputSpec(way.reading(list(usable_tools([Tool("f", "", given)]))), "required")
-        matcher = way.matcher(wanted)
-        if number % 6 == 0:
-            assert calls_of(way.read(wanted.context, way.walk(matcher, number)))
