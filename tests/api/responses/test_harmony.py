@@ -12,20 +12,37 @@ from starlette.testclient import TestClient
 
 from mlx_server.app import create_app
 from mlx_server.config.settings import ModelSettings, Settings
-from tests.api.responses.harmony_outputs import CUT, FUNCTION, OTHER, OUTPUTS, PATH, SECOND_STEP
 from tests.api.responses_schema import Json, assert_response, assert_stream, timeless
 from tests.api.wire import error, ok
 from tests.mcp.playing import MODEL, Playing
 
+PATH = "/v1/responses"
+OTHER = "other"
+NEXT = "<|end|><|start|>assistant"
+THOUGHT = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+PREAMBLE = "<|channel|>commentary<|message|>I look it up."
+FINAL = "<|channel|>final<|message|>It is so."
+CALL = '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}'
+
+
+def built_in(tool: str, text: str, channel: str = "analysis") -> str:
+    return f"<|channel|>{channel} to={tool} code<|message|>{text}"
+
+
+SEARCH = built_in("browser.search", '{"query": "cats", "topn": 3}')
+PYTHON = built_in("python", "print(1)\n")
+UNFRAMED = "It is so, and I go on for a while."
+FUNCTION: Json = {
+    "type": "function",
+    "name": "f",
+    "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}},
+}
+SEARCHES: Json = {"type": "web_search"}
+INTERPRETER: Json = {"type": "code_interpreter", "container": {"type": "auto"}}
+
 REASONING = {"type": "reasoning", "text": "Hm."}
-
-
 COMMENTARY = {"type": "message", "phase": "commentary", "text": "I look it up."}
-
-
 ANSWER = {"type": "message", "phase": "final_answer", "text": "It is so."}
-
-
 FUNCTION_CALL = {"type": "function_call", "name": "f", "arguments": '{"a": 1}'}
 
 
@@ -44,47 +61,63 @@ def incomplete(item: Json) -> Json:
 CATS = searched(type="search", query="cats")
 
 
-BECOME: dict[str, list[Json]] = {
-    "final": [ANSWER],
-    "final again": [{**ANSWER, "text": "It is so.\nIt is so."}],
-    "all of it": [REASONING, COMMENTARY, ANSWER],
-    "two preambles": [COMMENTARY, REASONING, COMMENTARY, ANSWER],
-    "two thoughts": [REASONING, REASONING, ANSWER],
-    "call": [REASONING, COMMENTARY, FUNCTION_CALL],
-    "no header": [{**ANSWER, "text": OUTPUTS["no header"]}],
-    "no channel": [ANSWER],
-    "unknown tool": [COMMENTARY, {**ANSWER, "text": '{"a": 1}'}],
-    "reasoning, cut": [incomplete(reasoned("Hm"))],
-    "preamble, cut": [REASONING, incomplete(COMMENTARY)],
-    "final, cut": [REASONING, COMMENTARY, incomplete(ANSWER)],
-    "call, cut": [incomplete(REASONING)],  # a call is reported once it is complete
-    "whole call, cut": [REASONING, FUNCTION_CALL],
-    "search": [REASONING, CATS, ANSWER],
-    "search, cut": [searched("incomplete", type="search")],
-    "only a search": [REASONING, CATS, {"type": "message", "text": ""}],
-    "search, then thought": [CATS, REASONING, {"type": "message", "text": ""}],
-    "open": [searched(type="open_page", url="https://example.com"), ANSWER],
-    "open a link": [searched(type="open_page"), ANSWER],
-    "open again": [searched(type="open_page"), ANSWER],
-    "find": [searched(type="find_in_page", pattern="cat", url=""), ANSWER],
-    "half a character": [searched(type="search", query="?"), ANSWER],
-    "no JSON": [reasoned("cats!"), ANSWER],
-    "no object": [reasoned("[1]"), ANSWER],
-    "no such tool": [reasoned("{}"), ANSWER],
-    "nothing at all": [ANSWER],
-    "code": [REASONING, reasoned("print(1)\n"), ANSWER],
-    "code, cut": [incomplete(reasoned("print(1)\n"))],
-    "container": [reasoned('{"cmd": ["ls"]}'), ANSWER],
+OUTPUTS: dict[str, tuple[str, list[Json]]] = {
+    "final": (FINAL, [ANSWER]),
+    "final again": (FINAL + NEXT + FINAL, [{**ANSWER, "text": "It is so.\nIt is so."}]),
+    "all of it": (THOUGHT + PREAMBLE + NEXT + FINAL, [REASONING, COMMENTARY, ANSWER]),
+    "two thoughts": (THOUGHT + THOUGHT + FINAL, [REASONING, REASONING, ANSWER]),
+    "call": (THOUGHT + PREAMBLE + NEXT + CALL + "<|call|>", [REASONING, COMMENTARY, FUNCTION_CALL]),
+    "no header": (UNFRAMED, [{**ANSWER, "text": UNFRAMED}]),
+    "no channel": ("<|message|>It is so.", [ANSWER]),
+    "unknown tool": (
+        PREAMBLE + NEXT + CALL.replace("functions.f", "functions.g"),
+        [COMMENTARY, {**ANSWER, "text": '{"a": 1}'}],
+    ),
+    "reasoning, cut": ("<|channel|>analysis<|message|>Hm", [incomplete(reasoned("Hm"))]),
+    "preamble, cut": (THOUGHT + PREAMBLE, [REASONING, incomplete(COMMENTARY)]),
+    "final, cut": (THOUGHT + PREAMBLE + NEXT + FINAL, [REASONING, COMMENTARY, incomplete(ANSWER)]),
+    "call, cut": (THOUGHT + CALL.removesuffix("}"), [incomplete(REASONING)]),
+    "whole call, cut": (THOUGHT + CALL, [REASONING, FUNCTION_CALL]),
+    "search": (THOUGHT + SEARCH + NEXT + FINAL, [REASONING, CATS, ANSWER]),
+    "search, cut": (
+        built_in("browser.search", '{"query": "ca'),
+        [searched("incomplete", type="search")],
+    ),
+    "only a search": (THOUGHT + SEARCH, [REASONING, CATS, {"type": "message", "text": ""}]),
+    "search, then thought": (
+        SEARCH + NEXT + "<|channel|>analysis<|message|>Hm.",
+        [CATS, REASONING, {"type": "message", "text": ""}],
+    ),
+    "open": (
+        built_in("browser.open", '{"id": "https://example.com", "cursor": 1}') + NEXT + FINAL,
+        [searched(type="open_page", url="https://example.com"), ANSWER],
+    ),
+    "open again": (
+        built_in("browser.open", "") + NEXT + FINAL,
+        [searched(type="open_page"), ANSWER],
+    ),
+    "find": (
+        built_in("browser.find", '{"pattern": "cat", "cursor": 0}') + NEXT + FINAL,
+        [searched(type="find_in_page", pattern="cat", url=""), ANSWER],
+    ),
+    "half a character": (
+        built_in("browser.search", r'{"query": "\ud800"}') + NEXT + FINAL,
+        [searched(type="search", query="?"), ANSWER],
+    ),
+    "no JSON": (built_in("browser.search", "cats!") + NEXT + FINAL, [reasoned("cats!"), ANSWER]),
+    "no such tool": (built_in("browser.click", "{}") + NEXT + FINAL, [reasoned("{}"), ANSWER]),
+    "nothing at all": (built_in("python", "") + NEXT + FINAL, [ANSWER]),
+    "code": (THOUGHT + PYTHON + NEXT + FINAL, [REASONING, reasoned("print(1)\n"), ANSWER]),
+    "code, cut": (PYTHON, [incomplete(reasoned("print(1)\n"))]),
+    "container": (
+        built_in("container.exec", '{"cmd": ["ls"]}', "commentary") + NEXT + FINAL,
+        [reasoned('{"cmd": ["ls"]}'), ANSWER],
+    ),
 }
+"""What gpt-oss writes, and the items that it becomes. A call is reported once it is complete."""
 
-
-SEARCHES: Json = {"type": "web_search"}
-
-
-INTERPRETER: Json = {"type": "code_interpreter", "container": {"type": "auto"}}
-
-
-every_output = pytest.mark.parametrize("name", OUTPUTS)
+SECOND_STEP = "call"
+"""What is played once more, for the results of its call."""
 
 
 @pytest.fixture(scope="module")
@@ -109,8 +142,8 @@ def client(tmp_path_factory: pytest.TempPathFactory, engine: Playing) -> Iterato
 
 
 def entry(name: str) -> str:
-    finish = "length" if name in CUT else "stop"
-    return json.dumps({"match": name, "output": OUTPUTS[name], "finish": finish})
+    finish = "length" if name.endswith(", cut") else "stop"
+    return json.dumps({"match": name, "output": OUTPUTS[name][0], "finish": finish})
 
 
 def body(name: str, **asked: Any) -> Json:
@@ -134,12 +167,12 @@ def summary(response: Json) -> list[Json]:
 
 
 def _summary(item: Json) -> Json:
-    found_reports = {k: v for k, v in item.items() if k not in ("id", "call_id", "role", "summary")}
-    if content := found_reports.pop("content", []):
-        found_reports["text"] = "".join(part["text"] for part in content)
-    if found_reports["status"] == "completed":
-        del found_reports["status"]
-    return found_reports
+    fields = {k: v for k, v in item.items() if k not in ("id", "call_id", "role", "summary")}
+    if content := fields.pop("content", []):
+        fields["text"] = "".join(part["text"] for part in content)
+    if fields["status"] == "completed":
+        del fields["status"]
+    return fields
 
 
 def without_call_ids(response: Json) -> Json:
@@ -148,41 +181,24 @@ def without_call_ids(response: Json) -> Json:
 
 
 @pytest.mark.slow
-@every_output
+@pytest.mark.parametrize("name", OUTPUTS)
 def test_each_message_becomes_an_item(client: TestClient, name: str) -> None:
-    response = answered(client, name)
-    assert_response(response, is_open=False)
-    assert summary(response) == BECOME[name]
-    assert (response["status"] == "incomplete") == (name in CUT)
+    has_search = any(item["type"] == "web_search_call" for item in OUTPUTS[name][1])
+    response = assert_stream(streamed(client, name), is_open=not has_search)
+    assert summary(response) == OUTPUTS[name][1]
+    assert (response["status"] == "incomplete") == name.endswith(", cut")
+    assert without_call_ids(answered(client, name)) == without_call_ids(response)
 
 
-@pytest.mark.slow
-@every_output
-def test_streaming_equals_not_streaming(client: TestClient, name: str) -> None:
-    tools = [FUNCTION, SEARCHES, INTERPRETER]
-    response = assert_stream(streamed(client, name, tools=tools), is_open=False)
-    whole = answered(client, name, tools=tools)
-    assert without_call_ids(response) == without_call_ids(whole)
-
-
-@pytest.mark.parametrize("name", ["all of it", "call", "final, cut", "two preambles"])
-def test_phases_are_what_open_responses_knows(client: TestClient, name: str) -> None:
-    assert_stream(streamed(client, name))
-
-
-@every_output
-def test_chat_tells_of_text_and_reasoning_as_ever(client: TestClient, name: str) -> None:
-    messages = [{"role": "user", "content": name}]
-    completion = ok(
-        client.post("/v1/chat/completions", json={"model": MODEL, "messages": messages})
-    )
-    said = completion["choices"][0]["message"]
-    of_messages = [item.get("text", "") for item in BECOME[name] if item["type"] == "message"]
-    if "call" not in name:  # the request lacks it there
-        assert said["content"] == "\n".join(of_messages)
-    whole = [item for item in BECOME[name] if item in (REASONING, incomplete(REASONING))]
-    thought = "Hm" if name == "reasoning, cut" else "\n".join(item["text"] for item in whole)
-    assert said.get("reasoning", "") == thought
+@pytest.mark.parametrize("name", ["all of it", "two thoughts", "unknown tool", "search"])
+def test_chat_has_all_texts_and_thoughts(client: TestClient, name: str) -> None:
+    asked = {"model": MODEL, "messages": [{"role": "user", "content": name}]}
+    message = ok(client.post("/v1/chat/completions", json=asked))["choices"][0]["message"]
+    items = OUTPUTS[name][1]
+    texts = [item.get("text", "") for item in items if item["type"] == "message"]
+    assert message["content"] == "\n".join(texts)
+    thoughts = [item["text"] for item in items if item == REASONING]
+    assert message.get("reasoning", "") == "\n".join(thoughts)
 
 
 @pytest.mark.parametrize(
@@ -203,7 +219,7 @@ def test_code_is_a_call_where_there_is_an_interpreter(
     assert (made["code"], made["status"], made["outputs"]) == (code, status, None)
 
 
-@pytest.mark.parametrize("name", [name for name in OUTPUTS if "search" in name or "open" in name])
+@pytest.mark.parametrize("name", ["search, cut", "only a search", "open"])
 def test_a_search_that_was_not_offered_is_no_item(client: TestClient, name: str) -> None:
     found = summary(answered(client, name, tools=[FUNCTION]))
     assert {item["type"] for item in found} <= {"reasoning", "message"}
@@ -223,11 +239,9 @@ def test_what_was_offered_is_a_function_call(client: TestClient) -> None:
     assert summary(answered(client, "code, cut", tools=tools)) == []
 
 
-# --- and back again
+# And back again
 
 USER: Json = {"role": "user", "content": "final"}
-
-
 RESULT: Json = {"type": "function_call_output", "output": "42"}
 
 
@@ -247,23 +261,13 @@ def sent_back(response: Json) -> list[Json]:
 
 
 ASKED = "<|start|>user<|message|>{}<|end|>"
-
-
 HM = "<|start|>assistant<|channel|>analysis<|message|>Hm.<|end|>"
-
-
 LOOKING = "<|start|>assistant<|channel|>commentary<|message|>I look it up.<|end|>"
-
-
 SO = "<|start|>assistant<|channel|>final<|message|>It is so.<|end|>"
-
-
 CALLED = (
     "<|start|>assistant to=functions.f<|channel|>commentary <|constrain|>json<|message|>"
     '{"a": 1}<|call|>'
 )
-
-
 FOUND = "<|start|>functions.f to=assistant<|channel|>commentary<|message|>42<|end|>"
 
 
@@ -289,7 +293,7 @@ def test_an_open_round_goes_on_from_the_response_before(
     second = answered(client, "", input=[result], store=True, previous_response_id=first["id"])
     wanted = ASKED.format("call") + HM + LOOKING + CALLED + FOUND
     assert said_in(engine) == wanted + "<|start|>assistant"
-    assert summary(second) == BECOME["call"], "the last question is the same"
+    assert summary(second) == OUTPUTS["call"][1], "the last question is the same"
     # another question closes it
     answered(client, "final", previous_response_id=second["id"])
     assert "Hm." not in said_in(engine)
@@ -324,7 +328,7 @@ def test_calls_of_what_runs_nowhere_are_passed_over(client: TestClient, engine: 
         assert prompt == asked + SO + asked + "<|start|>assistant"
 
 
-# --- Harmony's own messages
+# Harmony's own messages
 
 RAW = {"enable_response_messages": True}
 
@@ -358,22 +362,21 @@ def test_messages_in_and_out(client: TestClient) -> None:
     }
 
 
-@pytest.mark.slow
-@every_output
-def test_messages_are_told_at_the_end_of_a_stream(client: TestClient, name: str) -> None:
+@pytest.mark.parametrize("name", ["all of it", "call, cut", "search"])
+def test_messages_come_at_the_end_of_a_stream(client: TestClient, name: str) -> None:
     events = streamed(client, name, **RAW)
     response = assert_stream(events, is_open=False)
     assert "input_messages" not in events[0]["response"]
     whole = answered(client, name, **RAW)
-    for found_reports in ("input_messages", "output_messages"):
-        assert response[found_reports] == whole[found_reports]
+    for field in ("input_messages", "output_messages"):
+        assert response[field] == whole[field]
     assert whole["output_messages"]
     assert texts(whole["input_messages"])[-1] == name
 
 
 def test_messages_of_a_broken_header_are_what_could_be_read(client: TestClient) -> None:
     (message,) = answered(client, "no header", **RAW)["output_messages"]
-    assert (message["role"], message["content"][0]["text"]) == ("assistant", OUTPUTS["no header"])
+    assert (message["role"], message["content"][0]["text"]) == ("assistant", UNFRAMED)
 
 
 def test_messages_end_where_the_answer_was_stopped(client: TestClient) -> None:
@@ -381,13 +384,13 @@ def test_messages_end_where_the_answer_was_stopped(client: TestClient) -> None:
     assert (message["channel"], message["content"][0]["text"]) == ("final", "It is so")
 
 
-def test_who_only_called_what_runs_nowhere_is_led_on(client: TestClient) -> None:
+def test_an_answer_of_calls_that_run_nowhere_is_continued(client: TestClient) -> None:
     for name in ("only a search", "search, then thought"):
         messages = answered(client, name, **RAW)["output_messages"]
         assert [message["channel"] for message in messages] == ["analysis", "analysis", "final"]
 
 
-def test_messages_are_told_to_those_who_ask(client: TestClient) -> None:
+def test_messages_come_only_if_requested(client: TestClient) -> None:
     for asked in ({}, {"enable_response_messages": None}, {"enable_response_messages": False}):
         response = answered(client, "final", **asked)
         assert not {"input_messages", "output_messages"} & response.keys()

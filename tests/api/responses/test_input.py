@@ -1,72 +1,231 @@
-"""What clients send, as what the model is asked."""
+"""What clients send, as what the model is asked: items become the messages of a conversation."""
 
 from typing import Any
 
 import pytest
 
-from mlx_server.api.responses.input import input_items, to_request
-from mlx_server.errors import NotFound
-from mlx_server.messages import Conversation, Message
+from mlx_server.api.responses.input import input_items
+from mlx_server.api.responses.items import read_items, wire
+from mlx_server.http.security import Signer
+from mlx_server.messages import Conversation, Message, ToolCall
 from mlx_server.requests import Approval, ChoiceFormat, JsonFormat
-from tests.api.responses.bodies import (
-    ASKED,
-    ASSISTANT,
-    CALL,
-    DENIED,
-    GRANTED,
-    RESULT,
+from tests.api.responses.asking import (
+    SERVER,
     SIGNER,
-    TURNS,
     USER,
-    USER_SAID,
-    F,
-    Json,
     asked,
     body,
     conversation,
-    messages,
+    parsed,
     refused,
-    unknown,
 )
+from tests.api.wire import Json
+
+CALL: Json = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"}
+RESULT: Json = {"type": "function_call_output", "call_id": "c1", "output": "42"}
+THOUGHT: Json = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "hm"}]}
+ASSISTANT: Json = {"type": "message", "role": "assistant", "content": "so"}
+FIND: Json = {"server_label": "docs", "name": "find", "arguments": "{}"}
+MADE: Json = {"type": "mcp_call", "id": "mcp_1", **FIND, "output": "found"}
+ASKED: Json = {"type": "mcp_approval_request", "id": "mcpr_1", **FIND}
+GRANTED: Json = {
+    "type": "mcp_approval_response",
+    "approval_request_id": "mcpr_1",
+    "approve": True,
+}
+DENIED: Json = {**GRANTED, "approve": False, "reason": "Not now"}
+F = ToolCall("c1", "f", "{}")
+FOUND = ToolCall("mcp_1", "find", "{}", server="docs")
+USER_SAID = Message("user", "hi")
+
+TURNS: dict[str, tuple[list[Json], list[Message]]] = {
+    "one turn": (
+        [USER, THOUGHT, ASSISTANT, CALL, RESULT],
+        [
+            USER_SAID,
+            Message("assistant", "so", reasoning="hm", tool_calls=(F,)),
+            Message("tool", "42", tool_call_id="c1"),
+        ],
+    ),
+    "reasoning and a call": (
+        [THOUGHT, CALL, RESULT, THOUGHT, ASSISTANT],
+        [
+            Message("assistant", reasoning="hm", tool_calls=(F,)),
+            Message("tool", "42", tool_call_id="c1"),
+            Message("assistant", "so", reasoning="hm"),
+        ],
+    ),
+    "calls side by side": (
+        [CALL, {**CALL, "call_id": "c2"}, {**RESULT, "call_id": "c2"}, RESULT],
+        [
+            Message("assistant", tool_calls=(F, ToolCall("c2", "f", "{}"))),
+            Message("tool", "42", tool_call_id="c2"),
+            Message("tool", "42", tool_call_id="c1"),
+        ],
+    ),
+    "text and reasoning among calls": (
+        [CALL, THOUGHT, ASSISTANT, {**CALL, "call_id": "c2"}, THOUGHT, RESULT],
+        [
+            Message(
+                "assistant",
+                "so",
+                reasoning="hm\n\nhm",
+                tool_calls=(F, ToolCall("c2", "f", "{}")),
+            ),
+            Message("tool", "42", tool_call_id="c1"),
+        ],
+    ),
+    "commentary and answer": (
+        [{**ASSISTANT, "phase": "commentary"}, THOUGHT, {**ASSISTANT, "phase": "final_answer"}],
+        [
+            Message("assistant", "so", phase="commentary"),
+            Message("assistant", "so", reasoning="hm", phase="final_answer"),
+        ],
+    ),
+    "commentary and a call": (
+        [{**ASSISTANT, "phase": "commentary"}, CALL],
+        [Message("assistant", "so", tool_calls=(F,), phase="commentary")],
+    ),
+    "texts of two phases and a call": (
+        [{**ASSISTANT, "phase": "commentary"}, ASSISTANT, CALL],
+        [Message("assistant", "so\n\nso", tool_calls=(F,))],
+    ),
+    "arguments as an object": (
+        [{**CALL, "arguments": {"a": "é"}}],
+        [Message("assistant", tool_calls=(ToolCall("c1", "f", '{"a": "é"}'),))],
+    ),
+    "parts of a result": (
+        [CALL, {**RESULT, "output": [{"type": "input_text", "text": "4"}] * 2}],
+        [
+            Message("assistant", tool_calls=(F,)),
+            Message("tool", "4\n4", tool_call_id="c1"),
+        ],
+    ),
+    "half a call": (
+        [{**CALL, "arguments": None}],
+        [Message("assistant", tool_calls=(ToolCall("c1", "f", ""),))],
+    ),
+    "a call of another kind": (
+        [
+            {"type": "custom_tool_call", "call_id": "c1", "name": "patch", "input": "é"},
+            {"type": "custom_tool_call_output", "call_id": "c1", "output": "done"},
+        ],
+        [
+            Message("assistant", tool_calls=(ToolCall("c1", "patch", '{"input": "é"}'),)),
+            Message("tool", "done", tool_call_id="c1"),
+        ],
+    ),
+    "a call that was run here": (
+        [THOUGHT, MADE, ASSISTANT],
+        [
+            Message("assistant", reasoning="hm", tool_calls=(FOUND,)),
+            Message("tool", "found", tool_call_id="mcp_1"),
+            Message("assistant", "so"),
+        ],
+    ),
+    "calls run here and there": (
+        [MADE, {**MADE, "id": "mcp_2"}, CALL, RESULT],
+        [
+            Message(
+                "assistant", tool_calls=(FOUND, ToolCall("mcp_2", "find", "{}", server="docs"), F)
+            ),
+            Message("tool", "found", tool_call_id="mcp_1"),
+            Message("tool", "found", tool_call_id="mcp_2"),
+            Message("tool", "42", tool_call_id="c1"),
+        ],
+    ),
+    "a call that failed": (
+        [{**MADE, "output": None, "error": {"type": "x", "content": [{"text": "No."}]}}],
+        [
+            Message("assistant", tool_calls=(FOUND,)),
+            Message("tool", "No.", tool_call_id="mcp_1"),
+        ],
+    ),
+    "a call that was denied": (
+        [THOUGHT, ASKED, DENIED, ASSISTANT],
+        [
+            Message(
+                "assistant", reasoning="hm", tool_calls=(ToolCall("mcpr_1", "find", "{}", "docs"),)
+            ),
+            Message("tool", "The user has denied this call: Not now", tool_call_id="mcpr_1"),
+            Message("assistant", "so"),
+        ],
+    ),
+    "a call that was granted, and made": (
+        [THOUGHT, ASKED, GRANTED, {**MADE, "approval_request_id": "mcpr_1"}, ASSISTANT],
+        [
+            Message("assistant", reasoning="hm", tool_calls=(FOUND,)),
+            Message("tool", "found", tool_call_id="mcp_1"),
+            Message("assistant", "so"),
+        ],
+    ),
+    "a request that nobody answered": (
+        [ASSISTANT, ASKED, USER],
+        [Message("assistant", "so"), USER_SAID],
+    ),
+    "what nobody here can read": (
+        [USER, {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {}}],
+        [USER_SAID],
+    ),
+}
 
 
-def test_text_is_what_the_user_says() -> None:
-    assert conversation(input="hi").messages == (USER_SAID,)
+@pytest.mark.parametrize(("items", "turns"), TURNS.values(), ids=TURNS)
+def test_items_become_turns(items: list[Json], turns: list[Message]) -> None:
+    assert list(conversation(input=items).messages) == turns
+    assert parsed(input=items).mcp.approvals == (), "the model has heard of them"
+    stored = [wire(item) for item in read_items(items)]
+    assert list(conversation(stored, input=[]).messages) == turns
+    assert all(item["id"] for item in stored)
 
 
 @pytest.mark.parametrize(
-    "content",
+    ("content", "text"),
     [
-        "hi",
-        [{"type": "input_text", "text": "hi"}],
-        [{"type": "text", "text": "hi"}],
-        [{"type": "output_text", "text": "hi", "annotations": None, "logprobs": None}],
-        [{"type": "refusal", "refusal": "hi"}],
+        ("hi", "hi"),
+        (None, ""),
+        ([{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}], "a\nb"),
+        ([{"type": "output_text", "text": "hi", "annotations": None, "logprobs": None}], "hi"),
+        ([{"type": "refusal", "refusal": "hi"}], "hi"),
     ],
 )
 @pytest.mark.parametrize("role", ["user", "system", "developer", "assistant"])
+def test_messages(role: Any, content: Any, text: str) -> None:
+    for more in ({}, {"type": "message"}, {"type": None, "id": None, "status": None}):
+        item = {"role": role, "content": content, **more}
+        assert conversation(input=[item]).messages == (Message(role, text),)
+
+
+SEALED: Json = {"content": None, "summary": [], "encrypted_content": SIGNER.seal("é")}
+UNREAD = ("input.encrypted_content",)
+
+
 @pytest.mark.parametrize(
-    "more", [{}, {"type": "message"}, {"type": None, "id": None, "status": None}]
+    ("more", "reasoning", "ignored"),
+    [
+        (SEALED, "é", ()),
+        ({"content": None, "summary": [{"type": "summary_text", "text": "short"}]}, "short", ()),
+        ({"encrypted_content": "another server's"}, "hm", ()),
+        ({"encrypted_content": None, "summary": None, "status": None}, "hm", ()),
+        ({"content": [], "encrypted_content": None}, None, ()),
+        ({**SEALED, "encrypted_content": "gAAAAABo"}, None, UNREAD),
+        ({**SEALED, "encrypted_content": Signer(b"theirs").seal("hm")}, None, UNREAD),
+        ({**SEALED, "encrypted_content": "mlx3.%"}, None, UNREAD),
+    ],
 )
-def test_messages(role: Any, content: Any, more: Json) -> None:
-    assert messages({"role": role, "content": content, **more}) == [Message(role, "hi")]
+def test_reasoning_in_each_of_its_forms(
+    more: Json, reasoning: str | None, ignored: tuple[str, ...]
+) -> None:
+    items = [{**THOUGHT, "summary": [], **more}, ASSISTANT]
+    (turn,) = conversation(input=items).messages
+    assert turn == Message("assistant", "so", reasoning=reasoning)
+    assert parsed(input=items).ignored == ignored
 
 
-def test_parts_of_a_message_are_told_one_by_one_from_each_other() -> None:
-    parts = [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]
-    assert messages({"role": "user", "content": parts}) == [Message("user", "a\nb")]
-    assert messages({"role": "user", "content": None}) == [Message("user", "")]
-
-
-def test_the_call_may_be_an_earlier_one() -> None:
-    first, second = conversation([CALL], input=[RESULT]).messages
-    assert (first.tool_calls, second.tool_call_id) == ((F,), "c1")
-
-
-def test_instructions_are_this_requests_alone_and_come_first() -> None:
-    found = conversation([USER, ASSISTANT], input="hi", instructions="Be kind.").messages
-    assert found[0] == Message("system", "Be kind.")
-    assert [m.role for m in found[1:]] == ["user", "assistant", "user"]
+def test_earlier_items_and_instructions_come_first() -> None:
+    found = conversation([USER, CALL], input=[RESULT], instructions="Be kind.").messages
+    assert [m.role for m in found] == ["system", "user", "assistant", "tool"]
+    assert (found[2].tool_calls, found[3].tool_call_id) == ((F,), "c1")
 
 
 @pytest.mark.parametrize("nothing", [None, []])
@@ -77,38 +236,34 @@ def test_there_has_to_be_something_to_answer(nothing: Any) -> None:
 
 
 def test_references() -> None:
-    found = body(input=[{"id": "msg_1"}, {"type": "item_reference", "id": "fc_1"}, USER, RESULT])
-    items = input_items(found, {"msg_1": ASSISTANT, "fc_1": CALL}.__getitem__)
-    assert [item.type for item in items] == [
-        "message",
-        "function_call",
-        "message",
-        "function_call_output",
-    ]
-    with pytest.raises(NotFound, match="msg_1"):
-        input_items(found, unknown)
+    given = body(
+        input=[{"id": "msg_1"}, {"type": "item_reference", "id": "fc_1"}, {"id": "?"}, USER]
+    )
+    items = input_items(given, {"msg_1": ASSISTANT, "fc_1": CALL}.get)
+    assert [item.type for item in items] == ["message", "function_call", "message"]
 
 
 def test_answers_to_requests_are_handed_on() -> None:
-    granted = Approval("mcpr_1", "docs", "find", "{}", approve=True)
-    docs = [{"type": "mcp", "server_label": "docs", "server_url": "https://example.com"}]
-    assert asked([USER, ASKED], input=[GRANTED], tools=docs)[1].approvals == (granted,)
-    denied = Approval("mcpr_1", "docs", "find", "{}", approve=False, reason="Not now")
-    assert asked([USER, ASKED], input=[DENIED, USER], tools=docs)[1].approvals == (denied,)
+    find = ("mcpr_1", "docs", "find", "{}")
+    granted = Approval(*find, approve=True)
+    assert asked([USER, ASKED], input=[GRANTED], tools=[SERVER])[1].approvals == (granted,)
+    denied = Approval(*find, approve=False, reason="Not now")
+    assert asked([USER, ASKED], input=[DENIED, USER], tools=[SERVER])[1].approvals == (denied,)
 
 
-@pytest.mark.parametrize("items", TURNS.values(), ids=TURNS)
-def test_those_that_the_model_has_heard_of_are_not(items: tuple[list[Json], Any]) -> None:
-    assert asked(input=items[0])[1].approvals == ()
-
-
-@pytest.mark.parametrize("items", [[GRANTED], [ASKED, GRANTED, GRANTED], [GRANTED, ASKED]])
-def test_an_answer_without_its_request_is_reported(items: list[Json]) -> None:
-    docs = {"type": "mcp", "server_label": "docs", "server_url": "https://example.com"}
-    found = body(input=[USER, *items], tools=[docs])
-    made = to_request(found, input_items(found, unknown), opened=dict[str, str]().get)
-    assert made.ignored == ("input.approval_request_id",)
-    assert len(made.mcp.approvals) == items.count(ASKED) - (items[-1] == ASKED)
+@pytest.mark.parametrize(
+    ("items", "tools"),
+    [
+        ([GRANTED], [SERVER]),
+        ([ASKED, GRANTED, GRANTED], [SERVER]),
+        ([GRANTED, ASKED], [SERVER]),
+        ([ASKED, GRANTED], []),  # the server has gone
+    ],
+)
+def test_an_answer_without_its_request_is_reported(items: list[Json], tools: list[Json]) -> None:
+    found = parsed(input=[USER, *items], tools=tools)
+    assert found.ignored == ("input.approval_request_id",)
+    assert len(found.mcp.approvals) == (len(items) == 3)
 
 
 def test_what_the_engine_is_asked() -> None:
@@ -145,11 +300,9 @@ def test_what_the_engine_is_asked() -> None:
 @pytest.mark.parametrize(
     ("given", "logprobs"),
     [
-        ({}, None),
         ({"top_logprobs": 0}, None),
         ({"top_logprobs": 3}, 3),
         ({"include": ["message.output_text.logprobs"]}, 0),
-        ({"include": ["message.output_text.logprobs"], "top_logprobs": 3}, 3),
         ({"include": ["reasoning.encrypted_content"]}, None),
     ],
 )
@@ -158,8 +311,6 @@ def test_log_probabilities(given: Json, logprobs: int | None) -> None:
 
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
-
-
 AS_JSON = {"type": "json_schema", "name": "sums", "schema": SCHEMA, "strict": True}
 
 
@@ -176,9 +327,7 @@ def test_formats() -> None:
 
 def test_truncation() -> None:
     for given, truncates in [(None, False), ("disabled", False), ("auto", True)]:
-        found = body(truncation=given)
-        made = to_request(found, input_items(found, unknown), opened=SIGNER.opened)
-        assert made.truncates is truncates
+        assert parsed(truncation=given).truncates is truncates
 
 
 def test_two_budgets() -> None:

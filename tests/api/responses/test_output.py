@@ -186,32 +186,25 @@ def shape(response: Json) -> list[tuple[str, str]]:
     return [(item["type"], item.get("status", "")) for item in response["output"]]
 
 
+ALL = ANSWERS | WITH_MCP
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
-def test_a_response_is_what_was_streamed(answer: list[Event]) -> None:
-    response = assert_stream(streamed(answer))
-    assert timeless(gathered(answer)) == timeless(response)
-
-
-@pytest.mark.parametrize("answer", WITH_MCP.values(), ids=WITH_MCP)
-def test_so_it_is_with_tools_that_are_run_here(answer: list[Event]) -> None:
-    response = assert_stream(streamed(answer), is_open=False)
-    assert timeless(gathered(answer)) == timeless(response)
-
-
-@pytest.mark.parametrize("answer", [*ANSWERS.values(), *WITH_MCP.values()])
-def test_a_client_can_send_all_of_it_back(answer: list[Event]) -> None:
-    items = gathered(answer)["output"]
+@pytest.mark.parametrize("name", ALL)
+def test_a_response_is_what_was_streamed_and_can_be_sent_back(name: str) -> None:
+    response = assert_stream(streamed(ALL[name]), is_open=name in ANSWERS)
+    whole = gathered(ALL[name])
+    assert timeless(whole) == timeless(response)
+    items = whole["output"]
     assert [item.id for item in read_items(items)] == [item["id"] for item in items]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("answer", [*ANSWERS.values(), *WITH_MCP.values()])
-def test_an_error_ends_it_wherever_it_comes(answer: list[Event]) -> None:
-    is_open = not any(isinstance(event, McpCallStarted | ToolsListed) for event in answer)
-    for length in range(len(answer)):
-        events = streamed(answer[:length], EngineDied("It died."))
-        response = assert_stream(events, is_open=is_open)
+@pytest.mark.parametrize("name", ALL)
+def test_an_error_ends_it_wherever_it_comes(name: str) -> None:
+    for length in range(len(ALL[name])):
+        events = streamed(ALL[name][:length], EngineDied("It died."))
+        response = assert_stream(events, is_open=name in ANSWERS)
         error, last = events[-2:]
         assert (error["type"], last["type"]) == ("error", "response.failed")
         assert (response["status"], response["usage"]) == ("failed", None)
@@ -233,42 +226,34 @@ def test_an_error_of_ours_tells_nothing_of_us(caplog: pytest.LogCaptureFixture) 
     assert "secret" in caplog.text
 
 
+MESSAGE, CALL = ("message", "completed"), ("function_call", "completed")
+CUT_SHORT = {"reason": "max_output_tokens"}
+
+
 @pytest.mark.parametrize(
     ("answer", "items"),
     [
-        ("reasoning and text", [("reasoning", "completed"), ("message", "completed")]),
-        ("only reasoning", [("reasoning", "completed"), ("message", "completed")]),
-        ("nothing", [("message", "completed")]),
+        ("reasoning and text", [("reasoning", "completed"), MESSAGE]),
+        ("only reasoning", [("reasoning", "completed"), MESSAGE]),
+        ("nothing", [MESSAGE]),
         ("nothing, cut", []),
-        ("reasoning of nothing", [("message", "completed")]),
+        ("reasoning of nothing", [MESSAGE]),
         ("reasoning, cut", [("reasoning", "incomplete")]),
         ("text, cut", [("message", "incomplete")]),
         ("a call, cut", [("function_call", "incomplete")]),
-        ("a call that was none", [("function_call", "incomplete"), ("message", "completed")]),
-        ("phases", [("message", "completed")] * 3),
-        ("text and calls", [("message", "completed"), *[("function_call", "completed")] * 2]),
-        (
-            "reasoning between texts",
-            [(t, "completed") for t in ("message", "reasoning", "message")],
-        ),
+        ("a call that was none", [("function_call", "incomplete"), MESSAGE]),
+        ("phases", [MESSAGE] * 3),
+        ("text and calls", [MESSAGE, CALL, CALL]),
+        ("reasoning between texts", [MESSAGE, ("reasoning", "completed"), MESSAGE]),
     ],
 )
 def test_items_come_as_they_were_made(answer: str, items: list[tuple[str, str]]) -> None:
-    assert shape(gathered(ANSWERS[answer])) == items
-
-
-@pytest.mark.parametrize(
-    ("answer", "status", "why"),
-    [
-        ("text", "completed", None),
-        ("a call", "completed", None),
-        ("text, cut", "incomplete", {"reason": "max_output_tokens"}),
-    ],
-)
-def test_how_it_ended(answer: str, status: str, why: Json | None) -> None:
     response = gathered(ANSWERS[answer])
-    assert (response["status"], response["incomplete_details"]) == (status, why)
-    assert (response["completed_at"] is not None) == (status == "completed")
+    assert shape(response) == items
+    is_cut = answer.endswith(", cut")
+    assert response["status"] == ("incomplete" if is_cut else "completed")
+    assert response["incomplete_details"] == (CUT_SHORT if is_cut else None)
+    assert (response["completed_at"] is None) == is_cut
 
 
 def test_usage() -> None:
@@ -282,38 +267,31 @@ def test_usage() -> None:
     }
 
 
-def test_the_model_that_answered_is_told_from_the_first_event_on() -> None:
-    async def events() -> AsyncGenerator[Event]:
-        yield Started("tiny:french", 1)
-        yield STOPPED
-
-    chunks = asyncio.run(_chunks(output(), events()))
-    reported = [chunk["response"]["model"] for chunk in chunks if "response" in chunk]
-    assert reported == ["tiny:french"] * 3
-
-
-def test_how_it_was_sampled_is_told_whoever_chose_it() -> None:
-    started = Started("tiny", 1, sampling=SamplingParams(temperature=0.6, top_p=0.9))
-    response = body_of(output(top_p=0.9), [started, STOPPED])
-    assert (response["temperature"], response["top_p"]) == (0.6, 0.9)
+def test_the_model_and_its_sampling_are_reported_from_the_first_event_on() -> None:
+    started = Started("tiny:french", 1, sampling=SamplingParams(temperature=0.6, top_p=0.9))
+    made = output(top_p=0.9)
+    chunks = [chunk for event in (started, STOPPED) for chunk in made.chunks(event)]
+    states = [chunk["response"] for chunk in chunks if "response" in chunk]
+    assert [state["model"] for state in states] == ["tiny:french"] * 3
+    assert {(state["temperature"], state["top_p"]) for state in states} == {(0.6, 0.9)}
 
 
 def test_reasoning_is_sealed_for_those_who_ask() -> None:
     answer = [*thought("Grüezi, ", "世界"), *said("a"), STOPPED]
     (plain, _) = gathered(answer)["output"]
     assert "encrypted_content" not in plain
+    assert plain["summary"] == []
     include = ["reasoning.encrypted_content"]
     (sealed, _) = assert_stream(streamed(answer, include=include))["output"]
     assert SIGNER.opened(sealed["encrypted_content"]) == "Grüezi, 世界"
     assert sealed["content"] == plain["content"]
 
 
-@pytest.mark.parametrize("kind", ["auto", "concise", "detailed"])
-def test_reasoning_is_its_own_summary_for_those_who_ask(kind: str) -> None:
+def test_reasoning_is_its_own_summary_for_those_who_ask() -> None:
     answer = [*thought("Grüezi, ", "世界"), *said("a"), *thought("Und?"), *said("b"), STOPPED]
-    chunks = streamed(answer, reasoning={"summary": kind})
+    chunks = streamed(answer, reasoning={"summary": "auto"})
     response = assert_stream(chunks, is_open=False)
-    assert response["reasoning"]["summary"] == kind
+    assert response["reasoning"]["summary"] == "auto"
     thoughts = [item for item in response["output"] if item["type"] == "reasoning"]
     for item, text in zip(thoughts, ["Grüezi, 世界", "Und?"], strict=True):
         assert item["summary"] == [{"type": "summary_text", "text": text}]
@@ -330,13 +308,7 @@ def test_reasoning_is_its_own_summary_for_those_who_ask(kind: str) -> None:
         f"{reasoning}done",
         "response.content_part.done",
     ]
-    assert timeless(gathered(answer, reasoning={"generate_summary": kind})) == timeless(response)
-
-
-def test_nobody_gets_a_summary_who_did_not_ask() -> None:
-    answer = [*thought("Hm"), *said("a"), STOPPED]
-    assert "reasoning_summary" not in str(streamed(answer))
-    assert gathered(answer)["output"][0]["summary"] == []
+    assert timeless(gathered(answer, reasoning={"generate_summary": "auto"})) == timeless(response)
 
 
 def test_remarks_come_at_the_end() -> None:

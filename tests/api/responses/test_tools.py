@@ -1,39 +1,55 @@
-"""Tools of a request, those of servers, and the choice among them."""
+"""Tools: of servers, in namespaces, of free text, found by a search, and the choice among them."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from mlx_server.messages import Conversation
-from mlx_server.requests import (
-    ALL_TOOLS,
-    NO_TOOLS,
-    GenerateRequest,
-    McpChoice,
-    McpTools,
-    NamedTool,
-    ToolFilter,
+from mlx_server.api.responses.answer import ResponseOutput
+from mlx_server.api.responses.items import read_items, wire
+from mlx_server.api.responses.protocol import new_response
+from mlx_server.events import (
+    Event,
+    Finished,
+    Started,
+    ToolCallDelta,
+    ToolCallFinished,
+    ToolCallStarted,
 )
-from tests.api.responses.bodies import Json, asked, refused
+from mlx_server.messages import Message, ToolCall
+from mlx_server.requests import ALL_TOOLS, NO_TOOLS, McpChoice, NamedTool, ToolFilter
+from tests.api.responses.asking import (
+    FUNCTION,
+    SERVER,
+    USER,
+    asked,
+    body,
+    conversation,
+    names,
+    parsed,
+    refused,
+)
+from tests.api.responses_schema import assert_stream
+from tests.api.wire import Json
 
-FUNCTION: Json = {"type": "function", "name": "f", "parameters": {"type": "object"}}
+G: Json = {**FUNCTION, "name": "g"}
+PATCH: Json = {"type": "custom", "name": "apply_patch", "description": "Patches."}
+SEARCH: Json = {"type": "tool_search", "execution": "client", "description": "Finds tools."}
+WEB: Json = {"type": "web_search"}
 
 
-SERVER: Json = {"type": "mcp", "server_label": "docs", "server_url": "https://example.com/mcp"}
+def docs(*tools: Json, name: str = "mcp__docs") -> Json:
+    return {"type": "namespace", "name": name, "description": "The manual.", "tools": list(tools)}
+
+
+# Servers
 
 
 def test_tools() -> None:
-    request, mcp = asked(tools=[FUNCTION, {"type": "web_search"}, SERVER])
-    (prompt,) = request.prompts
-    assert isinstance(prompt, Conversation)
-    assert [tool.name for tool in prompt.tools] == ["f"]
+    _, mcp = asked(tools=[FUNCTION, WEB, SERVER])
+    assert names(tools=[FUNCTION, WEB, SERVER]) == ["f"]
     (server,) = mcp.servers
-    assert (server.label, server.url, server.param) == (
-        "docs",
-        "https://example.com/mcp",
-        "tools[2]",
-    )
-    assert (server.always_approve, server.never_approve) == (ALL_TOOLS, NO_TOOLS)
+    assert (server.label, server.url, server.param) == ("docs", SERVER["server_url"], "tools[2]")
 
 
 READ_ONLY = ToolFilter(read_only=True)
@@ -76,17 +92,31 @@ def test_a_list_that_the_client_knows() -> None:
 
 
 @pytest.mark.parametrize(
-    ("choice", "made"),
+    "tools",
+    [[SERVER, SERVER], [{**SERVER, "server_url": None}], [{**SERVER, "connector_id": "mine"}]],
+)
+def test_servers_that_cannot_be_meant(tools: list[Json]) -> None:
+    assert str(refused(tools=tools).param).startswith("tools")
+
+
+# The choice
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected"),
     [
         (None, "auto"),
-        ("auto", "auto"),
         ("none", "none"),
         ("required", "required"),
         ({"type": "function", "name": "f"}, NamedTool("f")),
+        ({"type": "custom", "name": "apply_patch"}, NamedTool("apply_patch")),
+        ({"type": "function", "name": "g"}, NamedTool("mcp__docs__g")),
+        ({"type": "function", "name": "f", "namespace": "mcp__docs"}, NamedTool("mcp__docs__f")),
     ],
 )
-def test_choice(choice: Any, made: Any) -> None:
-    assert asked(tools=[FUNCTION], tool_choice=choice)[0].tool_choice == made
+def test_choice(choice: Any, expected: Any) -> None:
+    tools = [FUNCTION, PATCH, docs(FUNCTION, G)]
+    assert asked(tools=tools, tool_choice=choice)[0].tool_choice == expected
 
 
 def test_choice_of_a_servers_tool() -> None:
@@ -96,57 +126,259 @@ def test_choice_of_a_servers_tool() -> None:
     assert asked(tools=[SERVER], tool_choice="required")[0].tool_choice == "required"
 
 
-def test_choice_among_some() -> None:
-    def among(*tools: Json) -> tuple[GenerateRequest, McpTools]:
-        choice = {"type": "allowed_tools", "mode": "required", "tools": list(tools)}
-        others = [{**FUNCTION, "name": "g"}, {**SERVER, "server_label": "mail"}]
-        return asked(tools=[FUNCTION, SERVER, *others], tool_choice=choice)
+def some(*tools: Json, mode: str = "required") -> Json:
+    return {"type": "allowed_tools", "mode": mode, "tools": list(tools)}
 
-    def names(request: GenerateRequest) -> list[str]:
-        (prompt,) = request.prompts
-        assert isinstance(prompt, Conversation)
-        return [tool.name for tool in prompt.tools]
 
-    request, mcp = among({"type": "function", "name": "f"})
-    assert (request.tool_choice, names(request), mcp.servers) == ("required", ["f"], ())
-    of_docs = {"type": "mcp", "server_label": "docs"}
-    request, mcp = among({**of_docs, "name": "a"}, {**of_docs, "name": "b"}, {"type": "web_search"})
-    (server,) = mcp.servers
-    assert (names(request), server.label, server.allowed.names) == ([], "docs", frozenset("ab"))
-    (server,) = among({**of_docs, "name": "a"}, of_docs)[1].servers
-    assert server.allowed == ALL_TOOLS
+NAMED: Json = {"type": "function", "name": "f"}
+OF_DOCS: Json = {"type": "mcp", "server_label": "docs"}
 
 
 @pytest.mark.parametrize(
-    ("tools", "choice"),
+    ("choice", "offered", "servers"),
     [
-        ([], "required"),
-        ([FUNCTION], {"type": "function", "name": "g"}),
-        ([FUNCTION], {"type": "mcp", "server_label": "docs"}),
-        ([SERVER], {"type": "mcp", "server_label": "mail"}),
-        ([{"type": "web_search"}], {"type": "web_search"}),
-        ([FUNCTION], {"type": "custom", "name": "f"}),
+        (some(NAMED), ["f"], {}),
+        (some({"type": "custom", "name": "apply_patch"}), ["apply_patch"], {}),
+        (some({**NAMED, "namespace": "mcp__docs"}), ["mcp__docs__f"], {}),
         (
-            [FUNCTION],
-            {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "g"}]},
+            some({**OF_DOCS, "name": "a"}, {**OF_DOCS, "name": "b"}, WEB),
+            [],
+            {"docs": ToolFilter(frozenset("ab"))},
         ),
-        (
-            [FUNCTION],
-            {"type": "allowed_tools", "mode": "required", "tools": [{"type": "web_search"}]},
-        ),
+        (some({**OF_DOCS, "name": "a"}, OF_DOCS), [], {"docs": ALL_TOOLS}),
     ],
 )
-def test_choices_that_cannot_be_made(tools: list[Json], choice: Any) -> None:
-    assert str(refused(tools=tools, tool_choice=choice).param).startswith("tool_choice")
+def test_choice_among_some(choice: Json, offered: list[str], servers: Any) -> None:
+    tools = [FUNCTION, SERVER, G, PATCH, docs(FUNCTION), {**SERVER, "server_label": "mail"}]
+    request, mcp = asked(tools=tools, tool_choice=choice)
+    assert request.tool_choice == "required"
+    assert names(tools=tools, tool_choice=choice) == offered
+    assert {server.label: server.allowed for server in mcp.servers} == servers
 
 
 @pytest.mark.parametrize(
-    "tools",
+    ("tools", "choice", "message"),
     [
-        [SERVER, SERVER],
-        [{**SERVER, "server_url": None}],
-        [{**SERVER, "connector_id": "mine"}],
+        ([], "required", ""),
+        ([FUNCTION], {"type": "function", "name": "g"}, "'g', which is not among"),
+        ([FUNCTION], OF_DOCS, "'docs', which is not among"),
+        ([FUNCTION], {"type": "custom", "name": "f"}, "'f', which is not among"),
+        ([FUNCTION], some({"type": "function", "name": "g"}), "'g', which is not among"),
+        ([FUNCTION], some(WEB), "'web_search'"),
+        ([WEB], WEB, "'web_search', which is not supported"),
+        ([docs(FUNCTION, name="a"), docs(FUNCTION, name="b")], NAMED, "several of the `tools`"),
+        ([docs(FUNCTION, name="a")], {**NAMED, "namespace": "x"}, "'x.f', which is not among"),
     ],
 )
-def test_servers_that_cannot_be_meant(tools: list[Json]) -> None:
-    assert str(refused(tools=tools).param).startswith("tools")
+def test_choices_that_cannot_be_made(tools: list[Json], choice: Any, message: str) -> None:
+    error = refused(tools=tools, tool_choice=choice)
+    assert str(error.param).startswith("tool_choice")
+    assert message in error.message
+
+
+@pytest.mark.parametrize("tools", [[WEB], [WEB, docs(WEB)], [{"type": "tool_search"}]])
+def test_tools_of_which_none_can_be_offered_are_refused_by_name(tools: list[Json]) -> None:
+    error = refused(tools=tools)
+    assert error.param == "tools"
+    assert repr(tools[0]["type"]) in error.message
+    assert names(tools=tools, tool_choice="none") == []
+    assert names(tools=[*tools, FUNCTION]) == ["f"]
+
+
+# Calls of the client's tools
+
+
+def call(name: str, *arguments: str, whole: bool = True) -> list[Event]:
+    deltas = [ToolCallDelta(0, 0, piece) for piece in arguments]
+    end = [ToolCallFinished(0, 0)] if whole else []
+    return [ToolCallStarted(0, 0, "c1", name), *deltas, *end]
+
+
+def streamed(events: Sequence[Event], *tools: Json, reason: Any = "tool_calls") -> list[Json]:
+    asked = {"tools": list(tools)}
+    output = ResponseOutput(
+        new_response(body(**asked), "r", stored=False), table=parsed(**asked).table
+    )
+    reported = [Started("tiny", 1), *events, Finished(0, reason, 1, 0)]
+    return [chunk for event in reported for chunk in output.chunks(event)]
+
+
+def item(events: Sequence[Event], *tools: Json, reason: Any = "tool_calls") -> Json:
+    """The only item of the response."""
+    chunks = streamed(events, *tools, reason=reason)
+    (only,) = assert_stream(chunks, is_open=False)["output"]
+    return dict(only)
+
+
+SEARCHED: Json = {
+    "type": "tool_search_call",
+    "call_id": "c1",
+    "execution": "client",
+    "arguments": {"query": "x"},
+    "status": "completed",
+}
+CUT: Json = {"status": "incomplete"}
+F_CALL: Json = {"type": "function_call", "call_id": "c1", "status": "completed"}
+PATCHED: Json = {**F_CALL, "type": "custom_tool_call", "name": "apply_patch"}
+
+CALLS: dict[str, tuple[list[Event], Json, Json]] = {
+    "in a namespace": (
+        call("mcp__docs__f", '{"a"', ": 1}"),
+        docs(FUNCTION),
+        {**F_CALL, "name": "f", "namespace": "mcp__docs", "arguments": '{"a": 1}'},
+    ),
+    "in none": (call("f", "{}"), FUNCTION, {**F_CALL, "name": "f", "arguments": "{}"}),
+    "free text": (
+        call("apply_patch", '{"input": "', "*** Begin", "\\n", 'End"', "}"),
+        PATCH,
+        {**PATCHED, "input": "*** Begin\nEnd"},
+    ),
+    "free text in a namespace": (
+        call("mcp__docs__apply_patch", '{"input": "a"}'),
+        docs(PATCH),
+        {**PATCHED, "namespace": "mcp__docs", "input": "a"},
+    ),
+    "free text, cut": (
+        call("apply_patch", '{"input": "a', whole=False),
+        PATCH,
+        {**PATCHED, "input": "a", **CUT},
+    ),
+    "a search": (call("tool_search", '{"query"', ': "x"}'), SEARCH, SEARCHED),
+    "a search, cut": (
+        call("tool_search", '{"query"', whole=False),
+        SEARCH,
+        {**SEARCHED, "arguments": {}, **CUT},
+    ),
+    "half a character": (
+        call("tool_search", '{"query": "\\ud800"}'),
+        SEARCH,
+        {**SEARCHED, "arguments": {"query": "?"}},
+    ),
+}
+
+
+@pytest.mark.parametrize(("events", "tool", "expected"), CALLS.values(), ids=CALLS)
+def test_a_call_is_one_of_what_the_client_knows(
+    events: list[Event], tool: Json, expected: Json
+) -> None:
+    reason = "length" if expected["status"] == "incomplete" else "tool_calls"
+    found = item(events, tool, reason=reason)
+    assert {name: value for name, value in found.items() if name != "id"} == expected
+    assert found["id"].startswith(
+        {"function_call": "fc_", "custom_tool_call": "ctc_"}.get(found["type"], "tsc_")
+    )
+
+
+def test_free_text_is_streamed_as_such() -> None:
+    chunks = streamed(CALLS["free text"][0], PATCH)
+    kind = "response.custom_tool_call_input"
+    deltas = [c["delta"] for c in chunks if c["type"] == f"{kind}.delta"]
+    assert deltas == ["*** Begin", "\n", "End"]
+    (done,) = (c for c in chunks if c["type"] == f"{kind}.done")
+    assert done["input"] == "*** Begin\nEnd"
+
+
+@pytest.mark.parametrize(
+    ("name", "called"),
+    [
+        ("in a namespace", ToolCall("c1", "mcp__docs__f", '{"a": 1}')),
+        ("free text", ToolCall("c1", "apply_patch", '{"input": "*** Begin\\nEnd"}')),
+    ],
+)
+def test_a_call_and_its_output_are_taken_back(name: str, called: ToolCall) -> None:
+    events, tool, _ = CALLS[name]
+    made = item(events, tool)
+    result = {"type": "custom_tool_call_output", "call_id": "c1", "output": "Done."}
+    for tools in ([tool], [FUNCTION]):  # it may not be offered any more
+        messages = conversation([wire(read_items([made])[0])], input=[result], tools=tools).messages
+        assert messages[0].tool_calls == (called,)
+        assert messages[1] == Message("tool", "Done.", tool_call_id="c1")
+
+
+# Names
+
+
+def test_the_tools_of_a_namespace_are_functions_with_names_that_differ() -> None:
+    tools = [FUNCTION, docs(FUNCTION, G), docs(FUNCTION, name="crm__"), docs(PATCH, name="x")]
+    offered = conversation(tools=tools).tools
+    assert [tool.name for tool in offered] == [
+        *("f", "mcp__docs__f", "mcp__docs__g", "crm__f", "x__apply_patch")
+    ]
+    assert [tool.description for tool in offered[:4]] == [None, "The manual.", None, "The manual."]
+    assert offered[4].description == "The manual.\n\nPatches."
+    assert list(offered[4].parameters["properties"]) == ["input"]
+
+
+@pytest.mark.parametrize(
+    ("tools", "shown"),
+    [
+        (
+            [docs(FUNCTION), {**FUNCTION, "name": "mcp__docs__f"}],
+            ["mcp__docs__f_2", "mcp__docs__f"],
+        ),
+        (
+            [docs({**FUNCTION, "name": "a.b"}, {**FUNCTION, "name": "a b"})],
+            ["mcp__docs__a_b", "mcp__docs__a_b_2"],
+        ),
+        ([docs({**FUNCTION, "name": "x" * 80})], ["mcp__docs__" + "x" * 53]),
+        ([docs(FUNCTION, name="Übersicht: é")], ["_bersicht_____f"]),
+        ([FUNCTION, docs({**PATCH, "name": "f"})], ["f", "mcp__docs__f"]),
+    ],
+)
+def test_a_name_is_one_that_every_family_can_write(tools: list[Json], shown: list[str]) -> None:
+    assert names(tools=tools) == shown
+
+
+def test_one_name_is_one_tool() -> None:
+    assert refused(tools=[FUNCTION, {**PATCH, "name": "f"}]).param == "tools[1].name"
+
+
+def test_namespaces_count_by_their_tools() -> None:
+    many = [docs(*({**FUNCTION, "name": f"f{i}"} for i in range(100)), name=name) for name in "ab"]
+    assert refused(tools=many).param == "tools"
+    assert len(names(tools=many[:1])) == 100
+
+
+# Tools that are added later
+
+LATER: Json = {**FUNCTION, "name": "later", "defer_loading": True}
+FOUND: Json = {
+    "type": "tool_search_output",
+    "call_id": "c1",
+    "execution": "client",
+    "status": "completed",
+    "tools": [LATER, docs(FUNCTION)],
+}
+
+
+def test_a_deferred_tool_is_offered_once_it_is_found() -> None:
+    assert names(tools=[SEARCH, LATER, FUNCTION]) == ["tool_search", "f"]
+    items = [USER, SEARCHED, FOUND]
+    offered = ["tool_search", "later", "mcp__docs__f"]
+    assert names(input=items, tools=[SEARCH, LATER]) == offered
+    assert names(items, tools=[SEARCH, LATER]) == offered
+    _, search, result = conversation(input=items, tools=[SEARCH, LATER]).messages
+    assert search.tool_calls == (ToolCall("c1", "tool_search", '{"query": "x"}'),)
+    assert result.content == "These tools can be called now: later, mcp__docs__f"
+
+
+@pytest.mark.parametrize("search", [[], [{"type": "tool_search"}]])
+def test_where_nobody_can_search_every_tool_is_offered(search: list[Json]) -> None:
+    assert names(tools=[*search, LATER]) == ["later"]
+    kinds = [f"tools.{each['type']}" for each in search]
+    assert parsed(tools=[*search, LATER]).ignored == ("tools.defer_loading", *kinds)
+
+
+def test_items_add_tools() -> None:
+    added = {"type": "additional_tools", "role": "developer", "tools": [FUNCTION, WEB]}
+    assert parsed(input=[added, USER]).ignored == ("input.tools.web_search",)
+    assert names(input=[added, USER]) == ["f"]
+    assert conversation(input=[added, USER]).messages == (Message("user", "hi"),)
+    (stored,) = read_items([wire(read_items([added])[0])])
+    assert names([wire(stored)]) == ["f"]
+
+
+def test_a_search_by_the_server_is_ignored() -> None:
+    items = [USER, {**SEARCHED, "call_id": None}, {**FOUND, "call_id": None}]
+    assert parsed(input=items, tools=[FUNCTION]).ignored == ("input.tool_search_call",)
+    assert conversation(input=items, tools=[FUNCTION]).messages == (Message("user", "hi"),)

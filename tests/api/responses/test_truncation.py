@@ -10,7 +10,11 @@ from mlx_server.errors import ContextTooLong
 from mlx_server.events import Event, Finished, Started
 from mlx_server.messages import Conversation, Message
 from mlx_server.requests import GenerateRequest
-from tests.api.responses.bodies import turns
+
+
+def turns(count: int) -> list[Message]:
+    said = [[Message("user", str(i)), Message("assistant", str(i))] for i in range(count)]
+    return [Message("system", "s"), *(message for turn in said for message in turn)]
 
 
 @pytest.mark.parametrize(
