@@ -2,17 +2,12 @@
 
 import pytest
 
-from mlx_server.parsers.parse_context import USUAL_TAGS, is_tag, pair_of, pairs_of
+from mlx_server.parsers.parse_context import USUAL_TAGS, is_tag, pair_of
 
 
 @pytest.mark.parametrize("name", ["think", "<think>", "</think>", " <think/> ", "[think]"])
 def test_a_name_may_have_its_brackets(name: str) -> None:
     assert pair_of(name) == ("<think>", "</think>")
-
-
-def test_names_that_come_twice_are_one_pair() -> None:
-    assert pairs_of(["a", "<a>", "b", "a"]) == (("<a>", "</a>"), ("<b>", "</b>"))
-    assert pairs_of([]) == ()
 
 
 @pytest.mark.parametrize(

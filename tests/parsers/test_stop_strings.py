@@ -105,35 +105,6 @@ def test_a_logprob_comes_with_the_first_character_of_its_token() -> None:
     assert strings.finish() == []
 
 
-def test_a_match_across_tokens_releases_what_came_before_it() -> None:
-    strings = StopStrings(["</answer>"])
-    assert strings.feed(TextDelta(0, "yes</")) == [TextDelta(0, "yes")]
-    assert strings.feed(TextDelta(0, "ans")) == []
-    assert strings.feed(TextDelta(0, "wer> and more")) == []
-    assert strings.matched
-
-
-def test_the_match_that_is_complete_first_wins() -> None:
-    assert released("abcdef", ["bcdef", "cd"], ()) == ("ab", True)
-    assert released("abcdef", ["cd", "bcd"], ()) == ("a", True)
-    assert released("aaa", ["aa"], ()) == ("", True)
-
-
-def test_the_end_releases_what_was_held() -> None:
-    strings = StopStrings(["STOP"])
-    assert strings.feed(TextDelta(2, "a STO", (logprob(0),)))[0].text == "a "
-    assert strings.finish() == [TextDelta(2, "STO")]
-    assert strings.finish() == []
-    assert not strings.matched
-
-
-def test_after_a_match_nothing_comes_any_more() -> None:
-    strings = StopStrings(["."])
-    assert strings.feed(TextDelta(0, "one. two")) == [TextDelta(0, "one")]
-    assert strings.feed(TextDelta(0, "three")) == []
-    assert strings.finish() == []
-
-
 def test_deltas_without_text_pass_in_their_place() -> None:
     strings = StopStrings(["STOP"])
     empty = TextDelta(0, "", (logprob(0),))
@@ -150,7 +121,3 @@ def test_without_stops_deltas_pass_untouched(stops: list[str]) -> None:
     assert strings.feed(delta)[0] is delta
     assert strings.finish() == []
     assert not strings.matched
-
-
-def test_a_stop_may_be_longer_than_the_answer() -> None:
-    assert released("a" * 50, ["a" * 51], range(50)) == ("a" * 50, False)

@@ -27,23 +27,6 @@ def test_up_to_a_delimiter_and_up_to_the_end(text: str, size: int, leading: bool
     assert passed(space, text, size) + space.flush() == trimmed
 
 
-@given(texts, texts, st.integers(1, 5))
-def test_behind_a_delimiter(before: str, behind: str, size: int) -> None:
-    space = WhitespaceTrimmer(trims=True)
-    text = passed(space, before, size)
-    space.at_delimiter()
-    space.after_delimiter()
-    assert text + passed(space, behind, size) + space.flush() == before.rstrip() + behind.lstrip()
-
-
-@given(texts, st.integers(1, 5))
-def test_where_nothing_is_trimmed_all_of_it_is_passed_at_once(text: str, size: int) -> None:
-    space = WhitespaceTrimmer(trims=False, leading=True)
-    space.after_delimiter()
-    assert passed(space, text, size) == text
-    assert space.at_delimiter() == space.flush() == ""
-
-
 @pytest.mark.parametrize("size", [1, 4, 1 << 20])
 def test_much_space_takes_time_by_its_length(size: int) -> None:
     space = WhitespaceTrimmer(trims=True)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from mlx_server.messages import Tool
 from mlx_server.tool_parsers import keyed_calls
 from mlx_server.tool_parsers.call_format import CallFormat, parse_calls
-from mlx_server.tool_parsers.source import Source, complete_source
+from mlx_server.tool_parsers.source import complete_source
 from mlx_server.tool_parsers.tag_formats import QWEN3_CODER, SEED_OSS
 from mlx_server.tool_parsers.values import read_json
 
@@ -41,18 +41,6 @@ def test_only_whole_json_is_read() -> None:
     assert read(" \n{} ") == (" \n{}", " ")
     for none in ("", "a", '"a"', "{", '{"a": 1', "{'a': 1}</x>", '{"a": "</x>"', "[1,]"):
         assert read(none) == ("", none)
-
-
-def test_it_waits_for_the_end() -> None:
-    source = Source()
-    source.feed('{"a": "}')
-    steps = read_json(source)
-    next(steps)
-    source.feed('\\"", "b": []} and')
-    with pytest.raises(StopIteration) as end:
-        next(steps)
-    assert json.loads(end.value.value) == {"a": '}"', "b": []}
-    assert source.ahead() == " and"
 
 
 def called(call_format: CallFormat, text: str) -> Any:

@@ -6,7 +6,7 @@ import pytest
 
 from mlx_server.repair.model_json import Malformed
 from mlx_server.tool_parsers import values as reader
-from mlx_server.tool_parsers.source import Source, complete_source
+from mlx_server.tool_parsers.source import complete_source
 from mlx_server.tool_parsers.values import JSON, Syntax, gemma_syntax
 from tests.tool_parsers.values import PYTHON, arguments, read
 
@@ -14,40 +14,10 @@ from tests.tool_parsers.values import PYTHON, arguments, read
 @pytest.mark.parametrize(
     "text",
     [
-        "",
-        "{",
-        '{"a"',
-        '{"a":',
-        '{"a":1',
-        '{"a":1,}',
-        '{"a":[1,]}',
-        '{"a":"x}',
-        '{"a":"\\',
-        '{"a":"\\u12"}',
-        '{"a":"\\uZZZZ"}',
-        '{"a":"\\x"}',
-        '{"a":"\\ud83d"}',
-        '{"a":"\\ude42"}',
-        '{"a":"\\ud83d\\n"}',
-        '{"a":"\\ud83d\\u0041"}',
-        '{"\\ud83d":1}',
-        '{"a":tru}',
-        '{"a":True}',
-        '{"a":NaN}',
-        '{"a":-Infinity}',
-        '{"a":1e999}',
-        '{"a":[-1e999]}',
-        '{"a":01}',
-        '{"a":1.}',
         '{"a":' + "1" * 5000 + "}",
         '{"a":' + "[" * 65 + "]" * 65 + "}",
         '{"a":' + "[" * 100_000,
         '{"a":' + '{"a":' * 100_000,
-        "{'a':1}",
-        "{a:1}",
-        '{"a":1}}',
-        '{"a":1} x',
-        "[1]",
     ],
     ids=lambda text: text[:24],
 )
@@ -55,15 +25,6 @@ from tests.tool_parsers.values import PYTHON, arguments, read
 def test_these_are_malformed(text: str, size: int) -> None:
     with pytest.raises(Malformed):
         read([text[i : i + size] for i in range(0, len(text), size)])
-
-
-@pytest.mark.parametrize("text", ["NaN", "Infinity", "[-Infinity]", "True", "none", "01", ""])
-def test_no_value_of_json(text: str) -> None:
-    source = Source()
-    source.feed(text)
-    source.close(cut=False)
-    with pytest.raises(Malformed):
-        next(reader.value(source, JSON))
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,8 @@ from mlx_server.events import (
     ToolCallFinished,
 )
 from mlx_server.families.harmony import GPT_OSS
-from mlx_server.messages import Tool
+from mlx_server.messages import Message, Tool, ToolCall
+from mlx_server.parsers.harmony_grammar import harmony_output
 from mlx_server.parsers.harmony_parser import HarmonyParser
 from mlx_server.parsers.parse_context import ParseContext, Section
 from mlx_server.prompts.harmony.vocabulary import SPECIAL, TOKENS, encoding
@@ -67,14 +68,6 @@ def test_a_function_of_a_built_in_tools_name_is_a_function() -> None:
 
 
 # Calls
-
-
-def test_arguments_of_an_unknown_tool_come_as_text_at_once() -> None:
-    reading = parser()
-    events = [
-        e for t in ids(CALL.replace("note", "other") + '{"a": 1') for e in reading.feed(t, "")
-    ]
-    assert content_of(events) == [["text", '{"a": 1']]
 
 
 FINAL = "<|channel|>final<|message|>"
@@ -176,6 +169,125 @@ def test_an_answer_can_be_led_on_from_its_reasoning(end: str) -> None:
         reading.feed(token, "")
     assert reading.section == "text"
     assert not reading.awaits_answer
+
+
+# Headers and messages
+
+
+@pytest.mark.parametrize(
+    ("header", "phase"),
+    [
+        ("<|channel|>commentary<|message|>", "commentary"),
+        ("<|channel|>final<|message|>", "final_answer"),
+        ("<|channel|>final <|constrain|>json<|message|>", "final_answer"),
+        ("<|channel|>elsewhere<|message|>", "final_answer"),
+        ("<|message|>", "final_answer"),
+        ("<|channel|>commentary to=functions.unknown<|message|>", "final_answer"),
+        ("<|channel|>commentary one, two, three, four<|message|>", "commentary"),
+        ("", "final_answer"),
+    ],
+)
+def test_phases(header: str, phase: str) -> None:
+    found = [e for e in played(ids(header + "Hello")) if isinstance(e, TextDelta)]
+    assert "".join(e.text for e in found).endswith("Hello")
+    assert {e.phase for e in found} == {phase}
+
+
+@settings(max_examples=80)
+@given(st.lists(PIECES.filter(lambda piece: "<|" not in piece), max_size=6))
+def test_no_word_of_a_garbled_header_is_lost(words: list[str]) -> None:
+    text = "".join(words)
+    found = "".join(t for _, t in heard(f"<|channel|>final one, two, three, {text}<|message|>four"))
+    assert found == f"one, two, three, {text}four"
+
+
+def test_pythons_code_is_its_argument_as_it_stands() -> None:
+    output = '<|channel|>analysis to=python code<|message|>print("1\n")\n{}'
+    assert heard(output, (PYTHON,)) == [["call", "python", {"code": 'print("1\n")\n{}'}]]
+    begun = [["call", "python", r'{"code": "print(\"1\n\")\n{}']]
+    assert heard(output, (PYTHON,), cut=True) == begun
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ["[1]", '"x"', "null", '{"text": "x"} {"text": "y"}', '{"text": "x"', '{"text": x', "{"],
+)
+def test_arguments_that_are_none_are_text(arguments: str) -> None:
+    *begun, last = heard(CALL + arguments + "<|call|>")
+    assert last == ["text", arguments]
+    assert all(isinstance(call[2], str) for call in begun), "no call is finished"
+
+
+@pytest.mark.parametrize(
+    ("output", "messages"),
+    [
+        ("", []),
+        ("<|channel|>final<|message|>a", [(None, "final", None, "a")]),
+        ("<|channel|>final<|message|>", [(None, "final", None, "")]),
+        ("<|channel|>final a b c d<|message|>e", [(None, "final", None, "a b c de")]),
+        ("<|channel|>final a b", [(None, "final", None, "a b")]),
+        (CALL + "{}<|call|>", [("functions.note", "commentary", "<|constrain|>json", "{}")]),
+        (
+            "<|channel|>analysis<|message|>a<|end|><|start|>assistant to=python"
+            "<|channel|>analysis code<|message|>1<|call|>",
+            [(None, "analysis", None, "a"), ("python", "analysis", "code", "1")],
+        ),
+    ],
+)
+def test_messages(output: str, messages: list[Any]) -> None:
+    reading = parser()
+    for token in ids(output):
+        reading.feed(token, "")
+    if not output.endswith(" b"):  # a header that is still open is none
+        assert messages_of(reading) == messages, "messages that have not ended are reported"
+    reading.finish(cut=False)
+    assert messages_of(reading) == messages
+
+
+def messages_of(reading: HarmonyParser) -> list[tuple[Any, ...]]:
+    return [
+        (m.get("recipient"), m.get("channel"), m.get("content_type"), m["content"][0]["text"])
+        for m in reading.messages()
+    ]
+
+
+@given(st.lists(st.integers(0, TOKENS - 1), max_size=30), st.booleans())
+def test_no_byte_of_a_text_is_lost(tokens: list[int], ended: bool) -> None:
+    whole = b"".join(bytes(encoding()._inner.decode_bytes([token])) for token in tokens)
+    end = ids("<|return|>") if ended else []
+    events = played([*ids("<|channel|>final<|message|>"), *tokens, *end])
+    found = "".join(text for _, text in content_of(events))
+    assert whole.decode("utf-8", "replace") in (found, f"{found}\ufffd")
+
+
+@given(st.text(max_size=40))
+def test_characters_that_take_several_tokens_are_whole(text: str) -> None:
+    text = f"a{text}"  # no tag of a thought begins it
+    plain: list[int] = encoding().encode(text, disallowed_special=())
+    events = played([*ids("<|channel|>final<|message|>"), *plain])
+    assert "".join(text for _, text in content_of(events)) == text
+    assert all("\ufffd" not in e.text for e in events if isinstance(e, TextDelta)) or (
+        "\ufffd" in text
+    )
+
+
+def test_a_text_before_calls_is_no_final_answer() -> None:
+    final, preamble = (
+        harmony_output(Message("assistant", "Hi.", tool_calls=calls))
+        for calls in ((), (ToolCall("1", "get_time", "{}"),))
+    )
+    assert final.startswith("<|channel|>final<|message|>")
+    assert preamble.startswith("<|channel|>commentary<|message|>")
+
+
+@pytest.mark.parametrize("name", ["a b", "a<|call|>b", "a\n>b"])
+def test_no_name_ends_its_header(name: str) -> None:
+    written = harmony_output(Message("assistant", tool_calls=(ToolCall("1", name, "{}"),)))
+    header, _, arguments = written.partition("<|message|>")
+    assert arguments == "{}"
+    assert header.removeprefix("<|channel|>commentary to=functions.a_").startswith(
+        ("b ", "call_b ")
+    )
 
 
 # Anything at all

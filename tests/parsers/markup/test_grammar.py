@@ -2,18 +2,14 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from mlx_server.families.base import ModelFamily
-from mlx_server.families.hermes import QWEN3, SMOLLM2
 from mlx_server.families.literal_families import LLAMA3
-from mlx_server.models.checkpoint import read_checkpoint
 from mlx_server.parsers.parse_context import THINK, OutputSpec
 from mlx_server.requests import JsonFormat, NamedTool, ToolChoice
 from tests.contract.pairs import KINDS
-from tests.families import byte_level, checkpoint
 from tests.families.goldens import Golden, goldens_of, tools
 from tests.families.walks import Way
 from tests.parsers.markup.ways import (
@@ -261,24 +257,6 @@ def test_no_answer_ends_in_reasoning_that_is_to_be_followed(way: Way) -> None:
         if not any(token in mark for mark in own):
             assert not matcher.validate_tokens([id]), token
     assert matcher.validate_tokens(way.encode("So")) == 2
-
-
-@pytest.mark.parametrize(
-    ("control", "template", "thinks"),
-    [
-        (("<think>", "</think>"), "{{ messages }}", True),
-        (("<|im_end|>",), "{{ '<think>' }}", True),
-        (("<|im_end|>",), "{{ messages }}", False),
-    ],
-)
-def test_a_model_thinks_if_vocabulary_or_template_know_how(
-    tmp_path: Path, control: tuple[str, ...], template: str, thinks: bool
-) -> None:
-    assert QWEN3.thinks(checkpoint(tmp_path, byte_level(*control), template)) is thinks
-
-
-def test_the_demo_model_does_not_think(demo_path: Path) -> None:
-    assert not SMOLLM2.thinks(read_checkpoint(demo_path))
 
 
 def test_a_text_that_goes_on_is_free_where_a_new_one_would_be_a_call() -> None:

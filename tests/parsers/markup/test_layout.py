@@ -27,15 +27,6 @@ def test_the_prompts_end_may_open_reasoning(ends_with: str, expected: str | None
     assert TWO.inside(ends_with) == expected
 
 
-def test_a_layout_without_reasoning_is_never_inside() -> None:
-    assert MarkupLayout(reasoning=()).inside("<think>") is None
-
-
-def test_pairs_are_added_once_and_after_the_familys_own() -> None:
-    more = MarkupLayout().with_reasoning([("<a>", "</a>"), THINK, ("<a>", "</a>")])
-    assert more.reasoning == (THINK, ("<a>", "</a>"))
-
-
 def test_calls_end_reasoning_only_where_there_is_reasoning() -> None:
     assert MarkupLayout(ends_reasoning=("x",)).ends_of_reasoning == ("</think>", "x")
     assert MarkupLayout(reasoning=(), calls_end_reasoning=True).ends_of_reasoning == ()
