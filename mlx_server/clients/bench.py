@@ -18,15 +18,16 @@ from functools import lru_cache
 from itertools import pairwise
 from random import Random
 from time import perf_counter
-from typing import Any, Literal
+from typing import Literal
 
 import h11
 import httpx
-import msgspec
 from rich.console import Console
 
-from mlx_server.clients.chat import client_of, served_models
-from mlx_server.errors import BadRequest, GenerationFailed, SettingsError
+from mlx_server.clients.chat import client_of, parsed_chunk, parsed_json, served_models
+from mlx_server.errors import BadRequest, GenerationFailed, ServerError, SettingsError
+from mlx_server.upstream.pieces import AnswerPiece, UpstreamUsage, read_piece
+from mlx_server.upstream.responses import END, SseReader
 
 TEXT = (
     "time way day man thing woman life child world school state family student group country "
@@ -200,38 +201,37 @@ class Exchange:
         """Parses what `run` received. Raises GenerationFailed for an answer that is not complete
         or has no text."""
         times: list[float] = []
-        usage = Usage()
-        for time, chunk in self._chunks():
-            usage = chunk.usage or usage
-            if any(choice.has_text for choice in chunk.choices or ()):
+        usage = UpstreamUsage()
+        for time, piece in self._pieces():
+            usage = piece.usage or usage
+            if piece.text or piece.reasoning:
                 times.append(time)
         if not times:
             raise GenerationFailed("The answer has no text.")
         return RequestTiming(
             first_token=times[0] - self._began,
             gaps=tuple(after - before for before, after in pairwise(times)),
-            tokens=usage.completion_tokens or len(times),
-            prompt_tokens=usage.prompt_tokens,
+            tokens=usage.completion or len(times),
+            prompt_tokens=usage.prompt,
         )
 
     def times(self) -> list[float]:
         """The time at which each chunk of text arrived, by `perf_counter`. An incomplete answer
         gives the times of the chunks that arrived."""
         times = []
-        with suppress(GenerationFailed):
-            for time, chunk in self._chunks():
-                if any(choice.has_text for choice in chunk.choices or ()):
+        with suppress(ServerError):
+            for time, piece in self._pieces():
+                if piece.text or piece.reasoning:
                     times.append(time)
         return times
 
-    def _chunks(self) -> Iterator[tuple[float, "Chunk"]]:
-        for time, data in _events(self._content()):
-            if data == b"[DONE]":
-                return
-            chunk = _chunk(data)
-            if chunk.error:
-                raise GenerationFailed(chunk.refusal)
-            yield time, chunk
+    def _pieces(self) -> Iterator[tuple[float, AnswerPiece]]:
+        reader = SseReader()
+        for time, received in self._content():
+            for data in reader.feed(received):
+                if data == END:
+                    return
+                yield time, read_piece(parsed_chunk(data))
         raise GenerationFailed("The answer was cut off.")
 
     def _content(self) -> Iterator[tuple[float, bytes]]:
@@ -284,60 +284,11 @@ def _body(target: Target, prompt: str, max_tokens: int) -> bytes:
     return json.dumps(body).encode()  # also of half surrogate pairs, which msgspec refuses
 
 
-def _events(content: Iterable[tuple[float, bytes]]) -> Iterator[tuple[float, bytes]]:
-    """The data of server-sent events, each with the time at which its line was complete."""
-    rest = b""
-    for time, piece in content:
-        *lines, rest = (rest + piece).split(b"\n")
-        for line in lines:
-            name, _, data = line.partition(b":")
-            if name == b"data":
-                yield time, data.strip()
-
-
-class ChunkDelta(msgspec.Struct):
-    content: str | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
-
-
-class ChunkChoice(msgspec.Struct):
-    text: str | None = None
-    delta: ChunkDelta | None = None
-
-    @property
-    def has_text(self) -> bool:
-        delta = self.delta or ChunkDelta()
-        return any((self.text, delta.content, delta.reasoning_content, delta.reasoning))
-
-
-class Usage(msgspec.Struct):
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-
-
-class Chunk(msgspec.Struct):
-    choices: list[ChunkChoice] | None = None
-    usage: Usage | None = None
-    error: Any = None
-
-    @property
-    def refusal(self) -> str:
-        return str(self.error.get("message") if isinstance(self.error, dict) else self.error)
-
-
-def _chunk(data: bytes) -> Chunk:
-    try:
-        return msgspec.json.decode(data, type=Chunk)
-    except msgspec.DecodeError as error:
-        raise GenerationFailed("The answer is not in the format of the OpenAI API.") from error
-
-
 def _refused(status: int, body: bytes) -> GenerationFailed:
     try:
-        return GenerationFailed(f"HTTP {status}: {_chunk(body).refusal}")
-    except GenerationFailed:
-        return GenerationFailed(f"HTTP {status}, without an error in the format of the OpenAI API")
+        return GenerationFailed(f"HTTP {status}: {parsed_json(body)['error']['message']}")
+    except (TypeError, KeyError):
+        return GenerationFailed(f"HTTP {status}, without an error in the format of OpenAI's API")
 
 
 @lru_cache(maxsize=1)
@@ -445,7 +396,7 @@ async def run(target: Target, load: Workload) -> Result:
     for exchange in exchanges:
         try:
             answers.append(exchange.answer())
-        except GenerationFailed as error:
+        except ServerError as error:
             errors.append(error.message)
     return Result(load, seconds, tuple(answers), tuple(errors))
 

@@ -105,11 +105,12 @@ def _deltas(lines: Iterator[str]) -> Iterator[Delta]:
             continue
         if data.strip() == "[DONE]":
             return
-        yield from _delta(_parsed_chunk(data))
+        yield from _delta(parsed_chunk(data))
     raise cut_off()
 
 
-def _parsed_chunk(data: str) -> dict[str, Any]:
+def parsed_chunk(data: str) -> dict[str, Any]:
+    """Raises GenerationFailed for a chunk that reports an error or is no object."""
     chunk = parsed_json(data)
     if not isinstance(chunk, dict):
         raise GenerationFailed("The answer is not in the format of OpenAI's chat completions.")

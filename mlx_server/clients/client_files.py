@@ -126,7 +126,7 @@ def parsed(text: str, format: Format) -> Any:
                     parse_float=_finite_float,
                 )
             case "yaml":
-                return _yaml(text)
+                return yaml.load(text, UniqueKeysLoader)  # noqa: S506, it is a SafeLoader
             case "toml":
                 return tomllib.loads(text)
     except (ValueError, TypeError, RecursionError, yaml.YAMLError) as error:
@@ -151,26 +151,12 @@ def _finite_float(literal: str) -> float:
     return number
 
 
-def _yaml(text: str) -> Any:
-    for node in _nodes(yaml.compose(text, yaml.SafeLoader)):
-        if isinstance(node, yaml.MappingNode):
-            keys = [str(key.value) for key, _ in node.value]
-            if len(set(keys)) < len(keys):
-                raise ValueError("a key occurs twice in one mapping")
-    return yaml.safe_load(text)
-
-
-def _nodes(root: yaml.Node | None) -> Iterator[yaml.Node]:
-    """Every node of the document, once each: through aliases a node may contain itself."""
-    waiting, seen = [root], set[int]()
-    while waiting:
-        node = waiting.pop()
-        if node is None or id(node) in seen:
-            continue
-        seen.add(id(node))
-        yield node
-        for inner in node.value if isinstance(node.value, list) else ():
-            waiting += inner if isinstance(inner, tuple) else [inner]
+class UniqueKeysLoader(yaml.SafeLoader):
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [str(key.value) for key, _ in node.value]
+        if len(set(keys)) < len(keys):
+            raise ValueError("a key occurs twice in one mapping")
+        return super().construct_mapping(node, deep)
 
 
 def written(content: Any, format: Format) -> str:

@@ -45,7 +45,7 @@ from pydantic import ConfigDict, Field, PrivateAttr, SecretStr
 from mlx_server.clients.endpoint import LOCAL_URL, Endpoint
 from mlx_server.clients.exchange import Exchange, Wire, arun, cut_off, run, sent
 from mlx_server.errors import GenerationFailed
-from mlx_server.upstream.pieces import reasoning_of
+from mlx_server.upstream.pieces import reasoning_of, usage_of
 
 if TYPE_CHECKING:
     from mlx_server.clients.gateway import Gateway
@@ -183,17 +183,15 @@ def _metadata(body: Mapping[str, Any], choice: Mapping[str, Any]) -> Wire:
 
 
 def _usage(body: Mapping[str, Any]) -> UsageMetadata | None:
-    if not (usage := body.get("usage")):
+    if not (usage := usage_of(body)):
         return None
-    prompt, answer = usage.get("prompt_tokens") or 0, usage.get("completion_tokens") or 0
-    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-    thought = (usage.get("completion_tokens_details") or {}).get("reasoning_tokens") or 0
+    prompt, answer = usage.prompt or 0, usage.completion or 0
     return UsageMetadata(
         input_tokens=prompt,
         output_tokens=answer,
-        total_tokens=usage.get("total_tokens") or prompt + answer,
-        input_token_details=InputTokenDetails(cache_read=cached),
-        output_token_details=OutputTokenDetails(reasoning=thought),
+        total_tokens=prompt + answer,
+        input_token_details=InputTokenDetails(cache_read=usage.cached),
+        output_token_details=OutputTokenDetails(reasoning=usage.reasoning or 0),
     )
 
 
