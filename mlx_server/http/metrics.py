@@ -55,13 +55,46 @@ class Metrics:
 
 
 @router.get("/metrics")
-async def metrics(http: Request) -> Response:
-    found: Metrics = http.app.state.metrics
-    return Response(found.exposition(), media_type=CONTENT_TYPE_LATEST)
+async def exposed(http: Request) -> Response:
+    metrics: Metrics = http.app.state.metrics
+    return Response(metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
 
 
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 STEP_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 5)
+
+
+COUNTS_BY_MODEL = {
+    "prompt_tokens": "Prompt tokens.",
+    "cached_prompt_tokens": "Prompt tokens found in the cache.",
+    "completion_tokens": "Generated tokens.",
+    "reasoning_tokens": "Generated reasoning tokens.",
+    "final_tokens": "Generated tokens of answers' text: neither reasoning nor calls.",
+    "tool_output_tokens": "Prompt tokens of tool results, counted once each.",
+    "led_on": "Answers that stopped after their reasoning and were continued.",
+}
+AHEAD_COUNTS = {
+    "ahead_tokens": "Tokens of conversations' next prompts computed while the engine was idle.",
+    "used_ahead_tokens": "Those of them that a prompt then found in the cache.",
+}
+DISK_COUNTS = {
+    "hits": "Prompts of which a part was read from the prompt cache's files.",
+    "misses": "Prompts of which the prompt cache's files had no more than the memory.",
+    "tokens": "Prompt tokens read from the prompt cache's files.",
+    "read_bytes": "Bytes read from the prompt cache's files.",
+    "written_bytes": "Bytes of the prompt cache's files that were written.",
+}
+GAUGES = {
+    "batch_size": "Rows in the last step.",
+    "queue": "Rows waiting for their first token.",
+    "active_bytes": "Memory held by MLX.",
+    "buffer_bytes": "Memory that MLX keeps for reuse.",
+    "peak_bytes": "Peak memory held by MLX.",
+    "disk_cache_bytes": "Size of the prompt cache's files on disk.",
+}
+
+PREFIX = "mlx_server_"
+BY_MODEL = ("model",)
 
 
 class PromptWork(Protocol):
@@ -77,52 +110,27 @@ PromptWorkT = TypeVar("PromptWorkT", bound=PromptWork)
 class AnswerMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         counter = partial(Counter, registry=registry)
-        histogram = partial(Histogram, registry=registry)
-        by_model = ("model",)
+        histogram = partial(Histogram, labelnames=BY_MODEL, registry=registry)
         self.log = AnswerLog()
         self.on_first_token: Callable[[float], None] = lambda seconds: None
-        self.requests = counter("mlx_server_requests", "Requests ended.", ("model", "outcome"))
-        self.prompt_tokens = counter("mlx_server_prompt_tokens", "Prompt tokens.", by_model)
-        self.cached_tokens = counter(
-            "mlx_server_cached_prompt_tokens", "Prompt tokens found in the cache.", by_model
-        )
-        self.completion_tokens = counter(
-            "mlx_server_completion_tokens", "Generated tokens.", by_model
-        )
-        self.reasoning_tokens = counter(
-            "mlx_server_reasoning_tokens", "Generated reasoning tokens.", by_model
-        )
-        self.final_tokens = counter(
-            "mlx_server_final_tokens",
-            "Generated tokens of answers' text: neither reasoning nor calls.",
-            by_model,
-        )
-        self.tool_output_tokens = counter(
-            "mlx_server_tool_output_tokens",
-            "Prompt tokens of tool results, counted once each.",
-            by_model,
-        )
+        self.requests = counter(f"{PREFIX}requests", "Requests ended.", ("model", "outcome"))
+        self.counters = {
+            name: counter(PREFIX + name, about, BY_MODEL) for name, about in COUNTS_BY_MODEL.items()
+        }
         self.mcp_calls = counter(
-            "mlx_server_mcp_calls", "Calls of MCP tools that the server ran.", ("model", "outcome")
-        )
-        self.forced_answers = counter(
-            "mlx_server_led_on",
-            "Answers that stopped after their reasoning and were continued.",
-            by_model,
+            f"{PREFIX}mcp_calls", "Calls of MCP tools that the server ran.", ("model", "outcome")
         )
         self.repairs = counter(
-            "mlx_server_repairs", "Repairs of a model's output.", ("model", "what")
+            f"{PREFIX}repairs", "Repairs of a model's output.", ("model", "what")
         )
         self.first_token = histogram(
-            "mlx_server_time_to_first_token_seconds",
+            f"{PREFIX}time_to_first_token_seconds",
             "Time from the request to its first text.",
-            by_model,
             buckets=SECONDS,
         )
         self.inter_token = histogram(
-            "mlx_server_inter_token_seconds",
+            f"{PREFIX}inter_token_seconds",
             "Time between two chunks of an answer.",
-            by_model,
             buckets=STEP_SECONDS,
         )
 
@@ -156,8 +164,11 @@ class AnswerMetrics:
                 record.started, record.model = event, event.model
                 record.prompt_tokens = event.prompt_tokens
                 record.turn.prompt_tokens += event.prompt_tokens
-                self.prompt_tokens.labels(event.model).inc(event.prompt_tokens)
-                self.tool_output_tokens.labels(event.model).inc(event.tool_output_tokens)
+                self._add(
+                    event.model,
+                    prompt_tokens=event.prompt_tokens,
+                    tool_output_tokens=event.tool_output_tokens,
+                )
             case (
                 TextDelta(index)
                 | ReasoningDelta(index)
@@ -177,7 +188,7 @@ class AnswerMetrics:
             case Finished():
                 record.finish = event.reason
                 self._count(record, event.counts)
-                self.forced_answers.labels(model).inc(event.answer_forced)
+                self._add(model, led_on=event.answer_forced)
 
     async def counted(
         self, work: Coroutine[Any, Any, PromptWorkT], client: str = ""
@@ -186,13 +197,13 @@ class AnswerMetrics:
         outcome = "cancelled"
         with self.log.record(client) as record:
             try:
-                found = await work
-                record.model, outcome = found.model, "completed"
+                result = await work
+                record.model, outcome = result.model, "completed"
                 record.finish = "stop"
-                record.prompt_tokens = found.tokens
-                record.turn.prompt_tokens += found.tokens
-                self.prompt_tokens.labels(found.model).inc(found.tokens)
-                return found
+                record.prompt_tokens = result.tokens
+                record.turn.prompt_tokens += result.tokens
+                self._add(result.model, prompt_tokens=result.tokens)
+                return result
             except Exception:
                 outcome = "failed"
                 raise
@@ -204,12 +215,19 @@ class AnswerMetrics:
         record.finished = total((record.finished, counts))
         turn.prompt_tokens += counts.further_prompt_tokens
         turn.completion_tokens += counts.completion_tokens
-        self.prompt_tokens.labels(model).inc(counts.further_prompt_tokens)
-        self.completion_tokens.labels(model).inc(counts.completion_tokens)
-        self.cached_tokens.labels(model).inc(counts.cached_tokens)
-        self.reasoning_tokens.labels(model).inc(counts.reasoning_tokens)
-        self.final_tokens.labels(model).inc(counts.text_tokens)
-        self.tool_output_tokens.labels(model).inc(counts.further_tool_output_tokens)
+        self._add(
+            model,
+            prompt_tokens=counts.further_prompt_tokens,
+            cached_prompt_tokens=counts.cached_tokens,
+            completion_tokens=counts.completion_tokens,
+            reasoning_tokens=counts.reasoning_tokens,
+            final_tokens=counts.text_tokens,
+            tool_output_tokens=counts.further_tool_output_tokens,
+        )
+
+    def _add(self, model: str, **counts: int) -> None:
+        for name, count in counts.items():
+            self.counters[name].labels(model).inc(count)
 
     def _observe_latency(self, record: AnswerRecord, now: float, before: float | None) -> None:
         if before is not None:
@@ -226,79 +244,52 @@ class EngineMetrics:
         self._pool = pool
         counter = partial(Counter, registry=registry)
         gauge = partial(Gauge, registry=registry)
-        by_model = ("model",)
-        self.ahead_tokens = counter(
-            "mlx_server_ahead_tokens",
-            "Tokens of conversations' next prompts computed while the engine was idle.",
-            by_model,
-        )
-        self.used_ahead_tokens = counter(
-            "mlx_server_used_ahead_tokens",
-            "Those of them that a prompt then found in the cache.",
-            by_model,
-        )
-        self.disk_hits = counter(
-            "mlx_server_disk_cache_hits",
-            "Prompts of which a part was read from the prompt cache's files.",
-        )
-        self.disk_misses = counter(
-            "mlx_server_disk_cache_misses",
-            "Prompts of which the prompt cache's files had no more than the memory.",
-        )
-        self.disk_tokens = counter(
-            "mlx_server_disk_cache_tokens", "Prompt tokens read from the prompt cache's files."
-        )
-        self.disk_read = counter(
-            "mlx_server_disk_cache_read_bytes", "Bytes read from the prompt cache's files."
-        )
-        self.disk_written = counter(
-            "mlx_server_disk_cache_written_bytes",
-            "Bytes of the prompt cache's files that were written.",
-        )
-        self.disk_bytes = gauge(
-            "mlx_server_disk_cache_bytes", "Size of the prompt cache's files on disk."
-        )
-        self.batch = gauge("mlx_server_batch_size", "Rows in the last step.")
-        self.queue = gauge("mlx_server_queue", "Rows waiting for their first token.")
-        self.active = gauge("mlx_server_active_bytes", "Memory held by MLX.")
-        self.buffers = gauge("mlx_server_buffer_bytes", "Memory that MLX keeps for reuse.")
-        self.peak = gauge("mlx_server_peak_bytes", "Peak memory held by MLX.")
-        self.model_bytes = gauge("mlx_server_model_bytes", "Memory of a model.", by_model)
-        self.process_bytes = gauge(
-            "mlx_server_process_bytes",
+        self._ahead = {
+            name: counter(PREFIX + name, about, BY_MODEL) for name, about in AHEAD_COUNTS.items()
+        }
+        self._disk = {
+            name: counter(f"{PREFIX}disk_cache_{name}", about)
+            for name, about in DISK_COUNTS.items()
+        }
+        self._gauges = {name: gauge(PREFIX + name, about) for name, about in GAUGES.items()}
+        self._model_bytes = gauge(f"{PREFIX}model_bytes", "Memory of a model.", BY_MODEL)
+        self._process_bytes = gauge(
+            f"{PREFIX}process_bytes",
             "Resident size of a process; on a Mac, its physical footprint.",
             ("process",),
         )
 
     def on_step(self, step: StepOutput) -> None:
-        self.batch.set(len(step.tokens))
-        self.queue.set(step.waiting)
-        self.active.set(step.active_bytes)
-        self.buffers.set(step.buffer_bytes)
-        self.peak.set(step.peak_bytes)
+        self._set(
+            batch_size=len(step.tokens),
+            queue=step.waiting,
+            active_bytes=step.active_bytes,
+            buffer_bytes=step.buffer_bytes,
+            peak_bytes=step.peak_bytes,
+        )
 
     def on_ahead(self, ahead: ComputedAhead) -> None:
-        self.ahead_tokens.labels(ahead.model).inc(ahead.computed)
-        self.used_ahead_tokens.labels(ahead.model).inc(ahead.used)
+        self._ahead["ahead_tokens"].labels(ahead.model).inc(ahead.computed)
+        self._ahead["used_ahead_tokens"].labels(ahead.model).inc(ahead.used)
 
     def on_disk_cache(self, use: DiskCacheUse) -> None:
-        self.disk_hits.inc(use.hits)
-        self.disk_misses.inc(use.misses)
-        self.disk_tokens.inc(use.tokens)
-        self.disk_read.inc(use.read_bytes)
-        self.disk_written.inc(use.written_bytes)
-        self.disk_bytes.set(use.nbytes)
+        for name, counter in self._disk.items():
+            counter.inc(getattr(use, name))
+        self._set(disk_cache_bytes=use.nbytes)
+
+    def _set(self, **values: int) -> None:
+        for name, value in values.items():
+            self._gauges[name].set(value)
 
     def refresh(self) -> None:
         """Sets the gauges that no report sets."""
         if not self._pool.row_slots.taken:  # no step follows that would reset the gauges
-            self.batch.set(0)
-            self.queue.set(0)
+            self._set(batch_size=0, queue=0)
         for model in self._pool.models.loaded:
-            self.model_bytes.labels(model.prepared.id).set(model.nbytes)
-        self.process_bytes.labels("server").set(footprint(os.getpid()))
+            self._model_bytes.labels(model.prepared.id).set(model.nbytes)
+        self._process_bytes.labels("server").set(footprint(os.getpid()))
         engine = self._pool.supervisor.pid
-        self.process_bytes.labels("engine").set(footprint(engine) if engine else 0)
+        self._process_bytes.labels("engine").set(footprint(engine) if engine else 0)
 
 
 SAMPLE_SECONDS = 15
