@@ -23,8 +23,10 @@ def post(content: dict[str, Any]) -> httpx.Response:
     errors.install(app)
 
     @app.post("/echo")
-    async def echo(http: Request) -> int:
-        return len((await handlers.read(http, Echo)).text)
+    async def echo(http: Request) -> list[Any]:
+        body = await handlers.read(http, Echo)
+        # starlette would keep the bytes in `_body` until a stream has ended
+        return [len(body.text), any(isinstance(held, bytes) for held in vars(http).values())]
 
     async def answer() -> httpx.Response:
         transport = httpx.ASGITransport(app=app)
@@ -34,9 +36,10 @@ def post(content: dict[str, Any]) -> httpx.Response:
     return asyncio.run(answer())
 
 
-@pytest.fixture
-def threads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The sizes of the bodies that were handed to a thread."""
+def test_only_large_bodies_are_parsed_in_a_thread_and_none_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And the first of a type, which builds its validator."""
     sizes: list[int] = []
 
     async def watched(function: Callable[..., Any], raw: bytes, wire_type: type[Any]) -> Any:
@@ -44,39 +47,14 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return await in_thread(function, raw, wire_type)
 
     monkeypatch.setattr(handlers, "in_thread", watched)
-    return sizes
-
-
-def test_only_large_bodies_are_parsed_in_a_thread(threads: list[int]) -> None:
-    """And the first of a type, which builds its validator."""
     post({"text": "x"})
-    threads.clear()
-    assert post({"text": "x"}).json() == 1
-    assert threads == []
-    assert post({"text": "x" * handlers.LARGE_BYTES}).json() == handlers.LARGE_BYTES
-    assert len(threads) == 1
+    sizes.clear()
+    assert (post({"text": "x"}).json(), sizes) == ([1, False], [])
+    assert post({"text": "x" * handlers.LARGE_BYTES}).json() == [handlers.LARGE_BYTES, False]
+    assert len(sizes) == 1
 
 
 @pytest.mark.parametrize("padding", [0, handlers.LARGE_BYTES])
 def test_what_is_wrong_is_said_from_either_place(padding: int) -> None:
     answer = post({"text": 5, "padding": "x" * padding})
-    assert answer.status_code == 400
-    assert answer.json()["error"]["param"] == "text"
-
-
-def test_the_bytes_of_a_body_are_not_kept_for_its_answer() -> None:
-    """As starlette does in `_body`, until a stream has ended."""
-    app, kept = FastAPI(), list[bool]()
-
-    @app.post("/echo")
-    async def echo(http: Request) -> None:
-        await handlers.read(http, Echo)
-        kept.append(any(isinstance(held, bytes) for held in vars(http).values()))
-
-    async def send() -> None:
-        transport = httpx.ASGITransport(app=app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://any") as client:
-            await client.post("/echo", json={"text": "x"})
-
-    asyncio.run(send())
-    assert kept == [False]
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "text")

@@ -1,17 +1,36 @@
-"""Models as the list has them."""
+"""Models as the list has them, the model of a request that names none, health and version."""
 
+import re
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
 from starlette.testclient import TestClient
 
+from mlx_server import __version__
+from mlx_server.api.chat_completions.input import ChatBody
+from mlx_server.api.models import ABILITY_PARAMS, GENERATION_PARAMS, described, model_or_default
+from mlx_server.errors import ModelNotFound
+from mlx_server.models.checkpoint import Checkpoint, read_checkpoint
+from mlx_server.pool.pool import Pool
+from mlx_server.pool.prepare import Capabilities
 from tests.api import wire
-from tests.api.wire import ok
+from tests.api.wire import Json, ok
+
+ABLE = Capabilities("qwen3", "qwen3", "4bit", 1000, 4096, True, True, True)
 
 
-def test_a_model_of_the_list(client: TestClient, tiny_path: Path) -> None:
-    (found,) = ok(client.get("/v1/models"))["data"]
-    assert found == ok(client.get(f"/v1/models/{wire.MODEL}"))
+def test_a_model_of_the_list_says_what_it_is_and_whether_it_is_loaded(
+    client: TestClient, tiny_path: Path
+) -> None:
+    (before,) = ok(client.get("/v1/models"))["data"]
+    assert before == ok(client.get(f"/v1/models/{wire.MODEL}"))
     facts = {
+        "id": "tiny",
+        "object": "model",
+        "owned_by": "mlx-server",
         "context_length": 2048,
         "max_model_len": 2048,
         "max_context_length": 2048,
@@ -22,19 +41,105 @@ def test_a_model_of_the_list(client: TestClient, tiny_path: Path) -> None:
         "type": "llm",
         "adapters": [],
     }
-    assert facts.items() <= found.items()
-    assert found["architecture"]["input_modalities"] == ["text"]
-
-
-def test_a_loaded_model_says_so_and_the_same_otherwise(client: TestClient) -> None:
-    (before,) = ok(client.get("/v1/models"))["data"]
-    body = {"model": wire.MODEL, "prompt": "x", "max_tokens": 1}
-    ok(client.post("/v1/completions", json=body))
+    assert facts.items() <= before.items()
+    assert before["architecture"]["input_modalities"] == ["text"]
+    ok(client.post("/v1/completions", json={"model": wire.MODEL, "prompt": "x", "max_tokens": 1}))
     (after,) = ok(client.get("/v1/models"))["data"]
     assert after == {**before, "state": "loaded", "batching": True}
 
 
-def test_models(client: TestClient) -> None:
-    (listed,) = wire.ok(client.get("/v1/models"))["data"]
-    assert listed == wire.ok(client.get("/v1/models/tiny"))
-    assert (listed["id"], listed["object"], listed["owned_by"]) == ("tiny", "model", "mlx-server")
+def test_parameters_that_are_listed_are_of_chat_completions_and_of_the_models_abilities() -> None:
+    everything = {*GENERATION_PARAMS}.union(*ABILITY_PARAMS.values())
+    assert everything <= ChatBody.model_fields.keys()
+    assert set(described(ABLE)["supported_parameters"]) == everything
+    for ability, names in ABILITY_PARAMS.items():
+        lacking: Any = {ability: False}
+        unable = described(replace(ABLE, **lacking))
+        assert everything - set(unable["supported_parameters"]) == set(names)
+        assert unable["capabilities"][ability] is False
+
+
+def test_nothing_is_invented_of_a_model_that_is_not_here() -> None:
+    facts = described(None)
+    known = {"type", "compatibility_type", "architecture", "capabilities"}
+    assert {name for name, value in facts.items() if value is not None} == known
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tiny_path: Path) -> Checkpoint:
+    return read_checkpoint(tiny_path)
+
+
+@pytest.mark.parametrize(
+    ("config", "quantization"),
+    [
+        ({}, None),
+        ({"torch_dtype": "bfloat16"}, "bf16"),
+        ({"dtype": "float16"}, "f16"),
+        ({"torch_dtype": ["bfloat16"]}, None),
+        ({"quantization": {"group_size": 64, "bits": 4}, "torch_dtype": "bfloat16"}, "4bit"),
+        ({"quantization": {"group_size": 32, "bits": 4, "mode": "mxfp4"}}, "mxfp4"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "fp8"),
+        ({"quantization": {"bits": "four", "mode": 4}}, None),
+        ({"quantization": {"mode": "x" * 100}}, "x" * 32),
+        ({"quantization": 4}, None),
+    ],
+)
+def test_quantization(checkpoint: Checkpoint, config: Json, quantization: str | None) -> None:
+    assert replace(checkpoint, config=config).quantization == quantization
+
+
+def serving(*tasks: str) -> Any:
+    """A pool whose models have these tasks as their ids; an upstream model is never prepared."""
+
+    async def prepared(id: str) -> Any:
+        assert id != "upstream"
+        return SimpleNamespace(task=id)
+
+    specs = [SimpleNamespace(id=task, upstream=task == "upstream" or None) for task in tasks]
+    return SimpleNamespace(models=SimpleNamespace(specs=specs), prepared=prepared)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("tasks", "requested", "expected"),
+    [
+        ("embed rerank generate upstream", None, "generate"),
+        ("embed upstream generate", None, "upstream"),
+        ("embed generate", "", "generate"),
+        ("embed generate", "embed", "embed"),
+        ("", "not there", "not there"),
+        ("", None, None),
+        ("embed rerank", None, None),
+    ],
+)
+async def test_a_request_without_a_model_gets_the_first_that_generates(
+    tasks: str, requested: str | None, expected: str | None
+) -> None:
+    pool = serving(*tasks.split())
+    if expected:
+        assert await model_or_default(pool, requested) == expected
+    else:
+        with pytest.raises(ModelNotFound) as refused:
+            await model_or_default(pool, requested)
+        assert refused.value.param == "model"
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.mark.parametrize(("healthy", "status"), [(True, 200), (False, 503)])
+def test_a_dead_engine_is_a_status_that_is_no_success(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, healthy: bool, status: int
+) -> None:
+    monkeypatch.setattr(Pool, "healthy", healthy)
+    found = client.get("/health")
+    assert found.status_code == status
+    assert wire.as_json(found) == {"status": "ok" if healthy else "engine_died"}
+
+
+def test_the_version_is_in_vllms_form(client: TestClient) -> None:
+    assert wire.as_json(client.get("/version")) == {"version": __version__}
+    assert re.fullmatch(r"\d+\.\d+\.\d+\S*", __version__)

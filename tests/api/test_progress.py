@@ -86,13 +86,20 @@ def test_a_clock_that_is_set_back_takes_no_time_away(
 
 
 @pytest.mark.usefixtures("_pieces")
-@pytest.mark.parametrize("path", BODIES)
-def test_others_are_told_nothing_of_it(client: TestClient, path: str) -> None:
-    plain = {"model": MODEL, **BODIES[path]}
-    streamed = client.post(path, json={**plain, "stream": True})
-    whole = client.post(path, json={**plain, "return_progress": True})
-    assert "prompt_progress" not in streamed.text + whole.text
-    assert whole.status_code == 200
+@pytest.mark.parametrize("path", [*BODIES, "/v1/responses"])
+@pytest.mark.parametrize(
+    "asked", [{"stream": True}, {"return_progress": True}, {**ASKED[0], "background": True}]
+)
+def test_others_are_told_nothing_of_it(
+    client: TestClient, path: str, asked: dict[str, Any]
+) -> None:
+    body = {"model": MODEL, **BODIES.get(path, {"input": "hi"}), **asked}
+    if "stream_options" in body:
+        body["stream"] = True
+    if path == "/v1/responses" or "background" not in body:
+        response = client.post(path, json=body)
+        assert response.status_code == 200
+        assert "prompt_progress" not in response.text
 
 
 RESPONSE: dict[str, Any] = {"model": MODEL, "input": "hi"}
@@ -115,18 +122,3 @@ def test_a_response_says_how_much_is_computed(client: TestClient, engine: Script
     total = len(engine.taken[-1].prompt)
     assert reported == [{"total": total, "cache": 1, "processed": done} for done in (2, 5)]
     assert (final.status, final.output_text) == ("completed", wire.TEXT)
-
-
-@pytest.mark.usefixtures("_pieces")
-@pytest.mark.parametrize(
-    "asked",
-    [
-        {"stream": True},
-        {"stream": True, "stream_options": {"include_progress": True}, "background": True},
-    ],
-    ids=["unasked", "background"],
-)
-def test_other_responses_say_nothing_of_it(client: TestClient, asked: dict[str, Any]) -> None:
-    response = client.post("/v1/responses", json={**RESPONSE, **asked})
-    assert response.status_code == 200
-    assert "prompt_progress" not in response.text

@@ -18,31 +18,23 @@ THOUGHTS = ["", "Hm.", "世界 🙂", "x" * 10_000, "half \ud83d of one"]
 
 
 @pytest.mark.parametrize("thought", THOUGHTS)
-def test_a_signature_is_of_one_thought_and_one_key(thought: str) -> None:
-    signature = OURS.sign(thought)
-    assert signature == OURS.sign(thought)
+def test_a_signature_and_a_seal_are_of_one_thought_and_one_key(thought: str) -> None:
+    signature, sealed = OURS.sign(thought), OURS.seal(thought)
+    assert (signature, sealed) == (OURS.sign(thought), OURS.seal(thought))
     assert OURS.is_own(thought, signature)
-    assert not OURS.is_own(thought + ".", signature)
-    assert not OTHER.is_own(thought, signature)
     assert OURS.opened(signature) is None
-
-
-@pytest.mark.parametrize("thought", THOUGHTS[:-1])
-def test_a_sealed_thought_comes_back(thought: str) -> None:
-    sealed = OURS.seal(thought)
-    assert OURS.opened(sealed) == thought
-    assert OURS.is_own(thought, sealed)
+    for made in (signature, sealed):
+        assert not OURS.is_own(thought + ".", made)
+        assert not OTHER.is_own(thought, made)
     assert OTHER.opened(sealed) is None
-    assert sealed == OURS.seal(thought)
+    if "half" not in thought:
+        assert OURS.opened(sealed) == thought
+        assert OURS.is_own(thought, sealed)
 
 
 def test_a_sealed_thought_can_not_be_read_by_clients() -> None:
     raw = base64.b64decode(OURS.seal("a secret thought").partition(".")[2])
     assert b"secret" not in raw
-
-
-def test_a_seal_is_of_one_thought() -> None:
-    assert not OURS.is_own("another", OURS.seal("Hm."))
 
 
 @pytest.mark.parametrize("kind", ["sign", "seal"])
