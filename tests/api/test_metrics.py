@@ -101,7 +101,6 @@ def test_an_ended_answer_has_its_counts_and_where_wanted_its_first_texts_up_to_a
     metrics = AnswerMetrics(CollectorRegistry())
     metrics.log.keeps_texts = True
     most = limits.LISTED_TEXT
-    counts = {"completion_tokens": 5, "cached_tokens": 32, "further_prompt_tokens": 10}
     events: list[Event] = [
         Started("m", 40),
         ReasoningDelta(0, "why"),
@@ -112,7 +111,7 @@ def test_an_ended_answer_has_its_counts_and_where_wanted_its_first_texts_up_to_a
         ToolCallStarted(0, 0, "id", "roll"),
         ToolCallDelta(0, 0, "{}"),
         ToolCallStarted(0, 1, "id2", "roll"),
-        Finished(0, "stop", **counts),
+        Finished(0, "stop", completion_tokens=5, cached_tokens=32, further_prompt_tokens=10),
     ]
     asyncio.run(played(metrics, events, len(events), ("x" * (most + 1),)))
     [ended] = metrics.log.ended(None)
@@ -192,8 +191,8 @@ def test_the_first_token_ends_the_prompt_and_speeds_are_of_what_was_computed(
     seconds, second = 0, 10**9
     monkeypatch.setattr("mlx_server.api.accumulator.time.perf_counter_ns", lambda: seconds * second)
     timing = Timing()
-    progress = [PromptProgress(0, 7, 0, done) for done in (3, 7)]
-    for event in (Started("m", 7), *progress, *(TextDelta(0, text) for text in "abc")):
+    events: list[Event] = [Started("m", 7), *(PromptProgress(0, 7, 0, done) for done in (3, 7))]
+    for event in [*events, *(TextDelta(0, text) for text in "abc")]:
         seconds += 1
         timing.note(event)
     assert timing.durations(7, 3) == {

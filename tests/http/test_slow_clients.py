@@ -54,13 +54,6 @@ def connected() -> tuple[Guarded, Transport]:
     return protocol, transport
 
 
-async def test_a_client_that_does_not_read_is_cut_off() -> None:
-    protocol, transport = connected()
-    transport.unread = 3 * LEAST_BYTES
-    protocol.pause_writing()
-    await asyncio.wait_for(transport.aborted.wait(), 20)
-
-
 async def test_a_client_that_reads_some_has_time_again() -> None:
     protocol, transport = connected()
     transport.unread = 3 * LEAST_BYTES
