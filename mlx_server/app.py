@@ -49,7 +49,7 @@ from mlx_server.config.settings import (
 from mlx_server.errors import StoreUnavailable
 from mlx_server.grammars import compiled
 from mlx_server.http import errors, metrics
-from mlx_server.http.admission import Admission, handshaking
+from mlx_server.http.admission import Admission
 from mlx_server.http.connections import http
 from mlx_server.http.middleware import AccessLog, BasePaths, DiscreetLifespan
 from mlx_server.http.security import SecurityMiddleware, Signer, authorise, secret_key
@@ -228,11 +228,7 @@ def server_of(settings: Settings, app: FastAPI) -> HttpServer:
     served = settings.server
     most = descriptors.connections(descriptors.available())
     admission = Admission(most, descriptors.connections_per_address(most))
-    sockets = handshaking(
-        web_sockets(served.receive_seconds, served.max_body_bytes),
-        served.receive_seconds,
-        admission,
-    )
+    sockets = web_sockets(served.receive_seconds, served.max_body_bytes, admission)
     config = uvicorn.Config(
         app,
         host=served.host,

@@ -14,8 +14,8 @@ from mlx_server import limits
 from mlx_server.api.completions import TokenId
 from mlx_server.api.fields import WHOLE, Items, WireModel, ignored_header
 from mlx_server.api.handlers import (
-    JsonPieces,
     documented,
+    in_pieces,
     json_pieces,
     read,
     while_connected,
@@ -127,7 +127,7 @@ def vectors_response(
     sent. body: has their iterator."""
     is_small = sum(map(len, found.vectors if found else ())) <= SMALL_BYTES
     pieces = json_pieces(body)
-    return JsonPieces(list(pieces) if is_small else pieces, headers)
+    return in_pieces(list(pieces) if is_small else pieces, headers)
 
 
 async def embedded(http: Request, request: EmbedRequest) -> Embeddings:

@@ -22,8 +22,7 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.responses import Response, StreamingResponse
 
 from mlx_server.api.fields import ignored_header
 from mlx_server.api.histories import WITHOUT_MENDING
@@ -178,7 +177,7 @@ async def respond_buffered(
     headers = _headers(started, ignored)
     if request.logprobs is None and request.prompt_logprobs is None:
         return json_response(body, headers)
-    return JsonPieces(await in_thread(list, json_pieces(body)), headers)
+    return in_pieces(await in_thread(list, json_pieces(body)), headers)
 
 
 async def _chunks(
@@ -272,28 +271,22 @@ def json_pieces(body: object) -> Iterator[bytes]:
         yield msgspec.json.encode(body)
 
 
-class JsonPieces(Response):
+def in_pieces(pieces: Iterable[bytes], headers: Mapping[str, str]) -> Response:
     """A large answer. It is not joined to one text, as long as it takes to copy that. Of an
     iterator each piece is made when it is sent, and the answer has no Content-Length."""
+    length = {"content-length": str(sum(map(len, pieces)))} if isinstance(pieces, list) else {}
+    return StreamingResponse(_sent(pieces), headers={**headers, **length}, media_type=JSON)
 
-    def __init__(self, pieces: Iterable[bytes], headers: Mapping[str, str]) -> None:
-        super().__init__(None, media_type="application/json", headers=dict(headers))
-        self._pieces = pieces
-        del self.headers["content-length"]
-        if isinstance(pieces, list):
-            self.headers["content-length"] = str(sum(map(len, pieces)))
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        start = {"status": self.status_code, "headers": self.raw_headers}
-        await send({"type": "http.response.start", **start})
-        sent = bytearray()
-        for piece in self._pieces:
-            sent += piece
-            if len(sent) >= SENT_BYTES:
-                await turn()
-                await send({"type": "http.response.body", "body": bytes(sent), "more_body": True})
-                sent.clear()
-        await send({"type": "http.response.body", "body": bytes(sent)})
+async def _sent(pieces: Iterable[bytes]) -> AsyncIterator[bytes]:
+    sent = bytearray()
+    for piece in pieces:
+        sent += piece
+        if len(sent) >= SENT_BYTES:
+            await turn()
+            yield bytes(sent)
+            sent.clear()
+    yield bytes(sent)
 
 
 SENT_BYTES = 64 << 10

@@ -4,16 +4,9 @@ When the limit is reached, a connection without a running request is closed for 
 an idle one, then one whose request head is still arriving. Running requests are never cut.
 """
 
-import asyncio
 import ipaddress
-import logging
 from collections import Counter
-from typing import Any, ClassVar, Protocol, TypeVar
-
-from uvicorn._types import ASGISendEvent
-from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
-
-from mlx_server import limits
+from typing import Protocol
 
 IPV6_NETWORK_BITS = 64
 
@@ -90,47 +83,3 @@ def source_of(host: str) -> str:
         network = ipaddress.ip_network((address, IPV6_NETWORK_BITS), strict=False)
         return str(address.ipv4_mapped or network)
     return str(address)
-
-
-log = logging.getLogger("mlx_server.http")
-
-W = TypeVar("W", bound=WebSocketsSansIOProtocol)
-
-
-class Handshake(WebSocketsSansIOProtocol):
-    """Mixin in front of a WebSocket protocol."""
-
-    receive_seconds: ClassVar[float] = float(limits.RECEIVE_SECONDS)
-    admission: ClassVar[Admission]
-    _deadline: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
-        self._deadline = self.loop.call_later(self.receive_seconds, self.transport.abort)
-
-    async def send(self, message: ASGISendEvent) -> None:
-        await super().send(message)
-        if self.handshake_complete or self.close_sent:
-            self._stop_deadline()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_deadline()
-        self.admission.leave(self.transport)
-        super().connection_lost(exc)
-
-    def shutdown(self) -> None:
-        try:
-            super().shutdown()
-        except Exception as error:  # would keep uvicorn from closing the other connections
-            log.warning("a WebSocket could not be closed cleanly", exc_info=error)
-            self.transport.abort()
-
-    def _stop_deadline(self) -> None:
-        if self._deadline:
-            self._deadline.cancel()
-            self._deadline = None
-
-
-def handshaking(protocol: type[W], receive_seconds: float, admission: Admission) -> type[W]:
-    limited = {"receive_seconds": receive_seconds, "admission": admission}
-    return type(protocol.__name__, (Handshake, protocol), limited)

@@ -2,6 +2,7 @@
 them share."""
 
 import asyncio
+import logging
 import select
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from websockets.frames import Frame
 
 from mlx_server import limits
 from mlx_server.errors import Overloaded
+from mlx_server.http.admission import Admission
 from mlx_server.http.connections import SlowClientGuard
 from mlx_server.request_threads import in_thread
 from mlx_server.system import descriptors
@@ -58,6 +60,8 @@ class ByteBudget:
     def _fits(self, size: int) -> bool:
         return self.used == 0 or self.used + size <= self._most_bytes
 
+
+log = logging.getLogger("mlx_server.http")
 
 T = TypeVar("T")
 
@@ -168,9 +172,11 @@ class StrictWebSockets(SlowClientGuard, WebSocketsSansIOProtocol):
     all connections share, and is not read while another message is being answered.
     """
 
-    receive_seconds: ClassVar[float] = 30.0
+    receive_seconds: ClassVar[float] = float(limits.RECEIVE_SECONDS)
     """How long one message may take to arrive, without the time in which reading is paused."""
+    """The handshake has as long."""
     budget: ClassVar[ByteBudget] = ByteBudget(limits.FRAME_BYTES)
+    admission: ClassVar[Admission]
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -186,6 +192,11 @@ class StrictWebSockets(SlowClientGuard, WebSocketsSansIOProtocol):
         """Bytes taken from the budget for the message that is arriving."""
         self._reserving: asyncio.Future[None] | None = None
         self._arrival: asyncio.TimerHandle | None = None
+        self._handshake: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._handshake = self.loop.call_later(self.receive_seconds, self.transport.abort)
 
     def data_received(self, data: bytes) -> None:
         for begin in range(0, len(data), PARSED_BYTES):
@@ -194,7 +205,16 @@ class StrictWebSockets(SlowClientGuard, WebSocketsSansIOProtocol):
                 self._fail("too many small frames")
         self._look()
 
+    def shutdown(self) -> None:
+        try:
+            super().shutdown()
+        except Exception as error:  # would keep uvicorn from closing the other connections
+            log.warning("a WebSocket could not be closed cleanly", exc_info=error)
+            self.transport.abort()
+
     def connection_lost(self, exc: Exception | None) -> None:
+        self._handshake_ended()
+        self.admission.leave(self.transport)
         super().connection_lost(exc)
         if self._reserving:
             self._reserving.cancel()
@@ -216,9 +236,16 @@ class StrictWebSockets(SlowClientGuard, WebSocketsSansIOProtocol):
         await super().send(message)
         # a refusal completes the handshake too; else uvicorn logs that there was no response
         self.handshake_complete = self.handshake_complete or self.close_sent
+        if self.handshake_complete:
+            self._handshake_ended()
         if message["type"] == "websocket.accept":
             self.handle_events()  # frames that arrived with the handshake
             self._look()
+
+    def _handshake_ended(self) -> None:
+        if self._handshake:
+            self._handshake.cancel()
+            self._handshake = None
 
     def handle_text(self, event: Frame) -> None:
         self.curr_msg_data_type = "text"
@@ -396,11 +423,10 @@ def has_hung_up(descriptor: int) -> bool:
     return bool(peer.poll(0))
 
 
-def web_sockets(receive_seconds: float, max_bytes: int) -> type[StrictWebSockets]:
+def web_sockets(
+    receive_seconds: float, max_bytes: int, admission: Admission
+) -> type[StrictWebSockets]:
     """`max_bytes` is the limit for one message."""
     budget = ByteBudget(max(limits.FRAME_BYTES, max_bytes))
-    return type(
-        "StrictWebSockets",
-        (StrictWebSockets,),
-        {"receive_seconds": receive_seconds, "budget": budget},
-    )
+    own = {"receive_seconds": receive_seconds, "budget": budget, "admission": admission}
+    return type("StrictWebSockets", (StrictWebSockets,), own)

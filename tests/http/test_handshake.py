@@ -5,10 +5,10 @@ from typing import Any, cast
 
 import pytest
 import uvicorn
-from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
 
-from mlx_server.http.admission import Admission, Handshake, handshaking
+from mlx_server.http.admission import Admission
+from mlx_server.http.web_sockets import StrictWebSockets, web_sockets
 from tests.http.faked import Loop, Transport
 
 SECONDS = 30.0
@@ -27,10 +27,12 @@ def admission() -> Admission:
     return Admission(1, 1)
 
 
-def opened(loop: Loop, admission: Admission, received: bytes = b"") -> tuple[Handshake, Transport]:
+def opened(
+    loop: Loop, admission: Admission, received: bytes = b""
+) -> tuple[StrictWebSockets, Transport]:
     """A WebSocket after the head of its handshake, to which the app has not answered."""
     config = uvicorn.Config(app, log_config=None, ws_ping_interval=None)
-    protocol: Any = handshaking(WebSocketsSansIOProtocol, SECONDS, admission)
+    protocol: Any = web_sockets(SECONDS, 1 << 20, admission)
     made = protocol(config, ServerState(), {}, cast(Any, loop))
     transport = Transport()
     assert admission.enter(transport, "10.0.0.1")

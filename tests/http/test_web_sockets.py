@@ -9,6 +9,7 @@ from uvicorn import Config
 from uvicorn.server import ServerState
 
 from mlx_server.errors import Overloaded
+from mlx_server.http.admission import Admission
 from mlx_server.http.web_sockets import OpenSockets, StrictWebSockets, web_sockets
 from tests.store.make import limit
 
@@ -92,7 +93,7 @@ def test_large_messages_of_many_are_not_all_read(monkeypatch: pytest.MonkeyPatch
     limit(monkeypatch, "SOCKET_BYTES", PIECE)
 
     async def attack() -> int:
-        kind = web_sockets(receive_seconds=30, max_bytes=MESSAGE)
+        kind = web_sockets(30, MESSAGE, Admission(CLIENTS, CLIENTS))
         config = Config(answers_slowly, ws_max_size=MESSAGE, ws_ping_interval=None, log_config=None)
         config.load()
         sockets = [await connected(kind, config) for _ in range(CLIENTS)]

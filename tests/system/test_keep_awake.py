@@ -7,23 +7,9 @@ import psutil
 import pytest
 
 from mlx_server.system import keep_awake
-from mlx_server.system.keep_awake import LINGER_SECONDS, AwakeState, KeepAwake, keep_awake_command
+from mlx_server.system.keep_awake import KeepAwake, keep_awake_command
 
 SLEEPS = (sys.executable, "-ISc", "import time; time.sleep(1000)")
-
-
-def test_it_is_wanted_from_the_first_row_until_a_while_after_the_last() -> None:
-    state = AwakeState()
-    assert not state.wanted(0.0)
-    state.count(1, 10.0)
-    state.count(2, 11.0)
-    assert state.wanted(10_000.0)
-    state.count(0, 20.0)
-    assert state.wanted(20.0 + LINGER_SECONDS - 0.1)
-    assert state.ends_at == 20.0 + LINGER_SECONDS
-    assert not state.wanted(20.0 + LINGER_SECONDS)
-    state.count(1, 30.0)
-    assert state.wanted(1000.0)
 
 
 def test_the_command_is_of_a_mac_only() -> None:

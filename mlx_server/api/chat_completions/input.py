@@ -445,29 +445,16 @@ def _tools(body: ChatBody) -> tuple[tuple[Tool, ...], ToolChoice]:
     _refuse_shared_names(body, tools)
     match body.tool_choice:
         case AllowedToolsChoice(allowed_tools=allowed):
-            for each in allowed.tools:
-                _check_kind(each, body)
             names = {choice.name for choice in allowed.tools}
             for name in names:
                 check_offered(name, tools)
             return tuple(tool for tool in tools if tool.name in names), allowed.mode
         case FunctionChoice() | FreeformChoice() as named:
-            _check_kind(named, body)
             choice: ToolChoice = NamedTool(named.name)
         case given:
             choice = given or "auto"
     check_choice(choice, tools)
     return tools, choice
-
-
-def _check_kind(choice: FunctionChoice | FreeformChoice, body: ChatBody) -> None:
-    """Raises BadRequest for the name of a function as that of a custom tool, or the reverse."""
-    if isinstance(choice, FreeformChoice) != (choice.name in body.freeform_names):
-        raise BadRequest(
-            f"`tool_choice` names {choice.name[:64]!r} of type {choice.type!r}, which is not among "
-            "the `tools`.",
-            param="tool_choice",
-        )
 
 
 def _functions(body: ChatBody) -> tuple[tuple[Tool, ...], ToolChoice]:
