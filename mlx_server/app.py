@@ -33,9 +33,8 @@ from mlx_server.api.chat_completions import routes as chat_completions
 from mlx_server.api.handlers import describe_bodies, json_response
 from mlx_server.api.messages import routes as messages
 from mlx_server.api.ollama import routes as ollama
-from mlx_server.api.page import router as page
-from mlx_server.api.page.files import page_routes
-from mlx_server.api.page.streams import PageStreams
+from mlx_server.api.page import routes as page
+from mlx_server.api.page.routes import PageStreams, page_routes
 from mlx_server.api.responses import routes as responses
 from mlx_server.api.responses.runs import Runs
 from mlx_server.config.settings import (

@@ -133,6 +133,16 @@ CHOICES = tuple(SamplingChoices.__annotations__)
 ADAPTER_NAMES = ("adapter", "adapters", "adapter_path", "lora_path", "adapter_id")
 
 
+def the_only(given: Mapping[str, T], sets: str) -> T | None:
+    """The value that a client gave under one of its names. Raises BadRequest for two of them.
+
+    sets: what the names do, as in "both set the thinking budget"."""
+    if len(given) > 1:
+        one, other, *_ = given
+        raise BadRequest(f"`{one}` and `{other}` {sets}: send only one of them.", param=other)
+    return next(iter(given.values()), None)
+
+
 class AdapterChoice(TypedDict):
     adapter: str | None
     adapter_scale: float
@@ -293,8 +303,8 @@ class SamplingBody(WireModel):
         return biases
 
     def choices(self) -> SamplingChoices:
-        found = {name: getattr(self, name) for name in CHOICES}
-        return cast(SamplingChoices, {k: v for k, v in found.items() if v is not None})
+        choices = {name: getattr(self, name) for name in CHOICES}
+        return cast(SamplingChoices, {k: v for k, v in choices.items() if v is not None})
 
     def stops(self) -> tuple[str, ...]:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
@@ -315,14 +325,13 @@ class SamplingBody(WireModel):
 
     def adapter_choice(self) -> AdapterChoice:
         """The requested adapter and its scale, 1 by default. Raises BadRequest for two adapters."""
-        given = {name: found for name in ADAPTER_NAMES if (found := getattr(self, name))}
-        if len(set(given.values())) > 1:
-            one, other, *_ = given
-            raise BadRequest(
-                f"`{one}` and `{other}` name two adapters: send only one of them.", param=other
-            )
+        given: dict[str, str] = {}
+        for name in ADAPTER_NAMES:
+            adapter = getattr(self, name)
+            if adapter and adapter not in given.values():
+                given[name] = adapter
         return {
-            "adapter": next(iter(given.values()), None),
+            "adapter": the_only(given, "name two adapters"),
             "adapter_scale": 1.0 if self.adapter_scale is None else self.adapter_scale,
         }
 
@@ -458,21 +467,17 @@ class ThinkingBody(WireModel):
 
     def budget(self) -> int | None:
         """The thinking budget in tokens. Raises BadRequest if it is set under two names."""
-        found = self.budgets()
-        if len(found) > 1:
-            one, other, *_ = found
-            raise BadRequest(
-                f"`{one}` and `{other}` both set the thinking budget: send only one of them.",
-                param=other,
-            )
-        return next(iter(found.values()), None)
+        return the_only(self.budgets(), "both set the thinking budget")
 
     def budgets(self) -> dict[str, int]:
         """The budgets that the client set, by their names."""
+        # special values of a template, such as -1, are not a budget for the engine
+        of_template = (self.chat_template_kwargs or {}).get("thinking_budget")
+        is_budget = type(of_template) is int and 0 <= of_template < 2**53
         given = {
             "thinking_budget": self.thinking_budget,
             "thinking.budget_tokens": self.thinking.budget_tokens if self.thinking else None,
-            "chat_template_kwargs.thinking_budget": self._templates_budget(),
+            "chat_template_kwargs.thinking_budget": of_template if is_budget else None,
         }
         return {name: budget for name, budget in given.items() if budget is not None}
 
@@ -505,12 +510,6 @@ class ThinkingBody(WireModel):
         explicit = effort or (self.chat_template_kwargs or {}).get("reasoning_effort")
         wants_budget = any(self.switches().values()) and self.budget() is not None
         return frozenset({"reasoning_effort"} if wants_budget and not explicit else ())
-
-    def _templates_budget(self) -> int | None:
-        """The budget as templates of Qwen and Seed-OSS name it. Special values of a template, such
-        as -1, are not a budget for the engine."""
-        budget = (self.chat_template_kwargs or {}).get("thinking_budget")
-        return budget if type(budget) is int and 0 <= budget < 2**53 else None
 
     def _effort(self, effort: str | None, param: str) -> str | None:
         switches = self.switches()

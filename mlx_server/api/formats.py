@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, TypedDict
 from pydantic import Field, model_validator
 
 from mlx_server import limits
-from mlx_server.api.fields import EMPTY_IS_UNSET, GenerationBody, Items, WireModel
+from mlx_server.api.fields import EMPTY_IS_UNSET, GenerationBody, Items, WireModel, the_only
 from mlx_server.errors import BadRequest
 from mlx_server.http import strict_json
 from mlx_server.requests import ChoiceFormat, Format, GrammarFormat, JsonFormat, RegexFormat
@@ -112,12 +112,7 @@ def of_json_object(given: JsonObjectFormat, param: str) -> FormatChoice:
 
 def the_only_format(choices: Sequence[FormatChoice], otherwise: str) -> FormatChoice:
     """The requested format and its parameter name. Raises BadRequest if there are several."""
-    if len(choices) > 1:
-        one, other = choices[0]["format_param"], choices[1]["format_param"]
-        raise BadRequest(
-            f"`{one}` and `{other}` both set the output format: send only one of them.",
-            param=other,
-        )
+    the_only({each["format_param"]: each for each in choices}, "both set the output format")
     return choices[0] if choices else {"format": None, "format_param": otherwise}
 
 

@@ -106,34 +106,16 @@ def chat_request(body: TokenizeBody, model: str) -> GenerateRequest:
     return replace(request, prompts=(replace(conversation, add_generation_prompt=begins),))
 
 
-def tokenized(
-    prepared: PreparedModel, tokens: Sequence[int], *, with_texts: bool
-) -> dict[str, Any]:
-    return {
-        "count": len(tokens),
-        "max_model_len": prepared.context_length,
-        "tokens": list(tokens),
-        "token_strs": _entries(prepared, tokens) if with_texts else None,
-    }
-
-
-def _entries(prepared: PreparedModel, tokens: Sequence[int]) -> list[str]:
-    """The tokens as the vocabulary has them."""
-    entry = prepared.checkpoint.tokenizer.entry
-    return [entry(token) or "" for token in tokens]
-
-
-def with_pieces(prepared: PreparedModel, tokens: Sequence[int]) -> list[dict[str, Any]]:
+def pieces_of(prepared: PreparedModel, tokens: Sequence[int]) -> list[dict[str, Any]]:
     """The tokens with their texts. Part of a character is a list of its bytes."""
-    return [{"id": token, "piece": _piece(prepared, token)} for token in tokens]
-
-
-def _piece(prepared: PreparedModel, token: int) -> str | list[int]:
-    found = prepared.checkpoint.tokenizer.bytes_of(token)
-    try:
-        return found.decode()
-    except UnicodeDecodeError:
-        return list(found)
+    pieces: list[dict[str, Any]] = []
+    for token in tokens:
+        raw = prepared.checkpoint.tokenizer.bytes_of(token)
+        try:
+            pieces.append({"id": token, "piece": raw.decode()})
+        except UnicodeDecodeError:
+            pieces.append({"id": token, "piece": list(raw)})
+    return pieces
 
 
 TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
@@ -147,34 +129,34 @@ async def tokenize(http: Request) -> Response:
     check(body)
     prepared = await _prepared(http, body.model)
     request = await in_thread(chat_request, body, prepared.id) if body.messages else None
-    made = await in_thread(_tokenized, prepared, body, request, model=prepared.id)
+    answer = await in_thread(tokenized, prepared, body, request, model=prepared.id)
     unseen = dict.fromkeys(media_places(request.prompts if request else ()))
-    return json_response(made, ignored_header([*await in_thread(body.ignored), *unseen]))
+    return json_response(answer, ignored_header([*await in_thread(body.ignored), *unseen]))
 
 
-def _tokenized(
+def tokenized(
     prepared: PreparedModel, body: TokenizeBody, request: GenerateRequest | None
 ) -> dict[str, Any]:
-    tokens = _tokens(prepared, body, request)
-    made = tokenized(prepared, tokens, with_texts=bool(body.return_token_strs))
-    if body.content is not None and body.with_pieces:
-        made["tokens"] = with_pieces(prepared, tokens)
-    return made
-
-
-def _tokens(
-    prepared: PreparedModel, body: TokenizeBody, request: GenerateRequest | None
-) -> list[int]:
+    """request: for an answer to the messages, if the body has them."""
+    special = body.add_special_tokens
     if body.content is not None:
         tokenise = literal_tokens if body.parse_special is False else text_tokens
         special = bool(body.add_special)
-        return tokenise(prepared, body.content, "content", add_special_tokens=special)
-    if body.prompt is not None:
-        special = body.add_special_tokens is not False
-        return text_tokens(prepared, body.prompt, "prompt", add_special_tokens=special)
-    special = bool(body.add_special_tokens)
-    assert request
-    return chat_tokens(prepared, request, add_special_tokens=special)
+        tokens = tokenise(prepared, body.content, "content", add_special_tokens=special)
+    elif body.prompt is not None:
+        special = special is not False
+        tokens = text_tokens(prepared, body.prompt, "prompt", add_special_tokens=special)
+    else:
+        assert request
+        tokens = chat_tokens(prepared, request, add_special_tokens=bool(special))
+    entry = prepared.checkpoint.tokenizer.entry
+    with_pieces = body.content is not None and body.with_pieces
+    return {
+        "count": len(tokens),
+        "max_model_len": prepared.context_length,
+        "tokens": pieces_of(prepared, tokens) if with_pieces else tokens,
+        "token_strs": [entry(t) or "" for t in tokens] if body.return_token_strs else None,
+    }
 
 
 @router.post(DETOKENIZE, openapi_extra=documented(DETOKENIZE, DetokenizeBody))

@@ -207,26 +207,28 @@ class SecurityMiddleware:
 
     def _check_host(self, headers: Headers) -> None:
         sent = headers.getlist("host")
-        name = _host_name(sent[0]) if len(sent) == 1 else None
-        if name is not None and self._is_ours(name):
-            return
         if len(sent) != 1:
             raise Forbidden("A request must have exactly one Host header.")
-        raise Forbidden(
-            f"The Host {quoted(sent[0])} is not allowed: add it to `server.allowed_hosts`."
-        )
-
-    def _is_ours(self, name: str) -> bool:
-        if name in self._hosts or _is_loopback(name) or name.endswith(CONTAINER_HOSTS):
-            return True
-        return self._any_address and _address(name) is not None
+        name = _host_name(sent[0])
+        if name is None or not (
+            name in self._hosts
+            or _is_loopback(name)
+            or name.endswith(CONTAINER_HOSTS)
+            or (self._any_address and _address(name))
+        ):
+            raise Forbidden(
+                f"The Host {quoted(sent[0])} is not allowed: add it to `server.allowed_hosts`."
+            )
 
     def _check_origin(self, scope: Scope, headers: Headers) -> dict[str, str]:
         """The CORS headers of the answer, empty for callers that are not another page. Raises
         Forbidden for an origin that is not allowed."""
         origins = headers.getlist("origin")
         if not origins:
-            self._check_fetch_site(headers)
+            # an <img> of another page sends no Origin, but the browser sends this header
+            sites = {site.lower() for site in headers.getlist("sec-fetch-site")}
+            if sites - OWN_SITES and not self._any_origin:
+                raise _forbidden_page("Another page")
             return {}
         if len(origins) == 1 and (self._any_origin or origins[0].lower() in self._origins):
             return {
@@ -234,25 +236,24 @@ class SecurityMiddleware:
                 "access-control-expose-headers": EXPOSED,
                 "vary": "Origin",
             }
-        if len(origins) == 1 and origins[0].lower() == _own_origin(scope, headers):
+        scheme = scope.get("scheme", "http").replace("ws", "http")
+        if [each.lower() for each in origins] == [f"{scheme}://{headers['host']}".lower()]:
             return {}
         raise _forbidden_page(f"The origin {quoted(', '.join(origins))}")
-
-    def _check_fetch_site(self, headers: Headers) -> None:
-        # An <img> of another page sends no Origin, but the browser sends this header.
-        sites = {site.lower() for site in headers.getlist("sec-fetch-site")}
-        if sites - OWN_SITES and not self._any_origin:
-            raise _forbidden_page("Another page")
 
     def _check_body(self, scope: Scope, headers: Headers) -> None:
         if scope["type"] != "http":
             return
-        length = _content_length(headers)
-        if length > self._max_body_bytes:
+        sent = headers.getlist("content-length") or ["0"]
+        if len(sent) > 1 or not LENGTH.fullmatch(sent[0]):
+            raise BadRequest("Content-Length must be one whole number.")
+        if (length := int(sent[0])) > self._max_body_bytes:
             raise _too_large(self._max_body_bytes)
         has_body = length > 0 or "transfer-encoding" in headers
-        if has_body or scope["method"] in METHODS_WITH_BODY:
-            _check_encoding(headers)
+        encodings = ",".join(headers.getlist("content-encoding")).lower().split(",")
+        is_encoded = any(encoding.strip() not in {"", "identity"} for encoding in encodings)
+        if is_encoded and (has_body or scope["method"] in METHODS_WITH_BODY):
+            raise UnsupportedMediaType("The body must not be compressed (no Content-Encoding).")
         if has_body:
             _check_content_type(headers)
 
@@ -433,11 +434,6 @@ def _allowed_origin(origin: str) -> str:
     return f"{scheme}://{host}:{port}"
 
 
-def _own_origin(scope: Scope, headers: Headers) -> str:
-    scheme = scope.get("scheme", "http").replace("ws", "http")
-    return f"{scheme}://{headers['host']}".lower()
-
-
 def _forbidden_page(who: str) -> Forbidden:
     return Forbidden(
         f"{who} is not allowed to use this server: add its origin to `server.allowed_origins`."
@@ -459,30 +455,13 @@ def _preflight(headers: Headers) -> Response:
     return Response(status_code=204, headers=answer)
 
 
-def _content_length(headers: Headers) -> int:
-    sent = headers.getlist("content-length") or ["0"]
-    if len(sent) > 1 or not LENGTH.fullmatch(sent[0]):
-        raise BadRequest("Content-Length must be one whole number.")
-    return int(sent[0])
-
-
-def _check_encoding(headers: Headers) -> None:
-    encodings = ",".join(headers.getlist("content-encoding")).split(",")
-    if any(encoding.strip().lower() not in {"", "identity"} for encoding in encodings):
-        raise UnsupportedMediaType("The body must not be compressed (no Content-Encoding).")
-
-
 def _check_content_type(headers: Headers) -> None:
     sent = headers.getlist("content-type")
-    if sent in UNTYPED and not _is_from_browser(headers):
-        return
-    if len(sent) != 1 or not _is_utf8_json(sent[0]):
+    # browsers send one of these with every request that has a body
+    of_browser = any(name == "origin" or name.startswith("sec-fetch-") for name in headers)
+    is_untyped = sent in UNTYPED and not of_browser
+    if not is_untyped and (len(sent) != 1 or not _is_utf8_json(sent[0])):
         raise UnsupportedMediaType("The Content-Type must be application/json, in UTF-8.")
-
-
-def _is_from_browser(headers: Headers) -> bool:
-    """Browsers send one of these with every request that has a body."""
-    return "origin" in headers or any(name.startswith("sec-fetch-") for name in headers)
 
 
 def _is_utf8_json(content_type: str) -> bool:

@@ -9,7 +9,7 @@ from fastapi.openapi.models import OpenAPI
 from fastapi.routing import iter_route_contexts
 from starlette.testclient import TestClient
 
-from mlx_server.api.page.files import page_routes
+from mlx_server.api.page.routes import page_routes
 from mlx_server.app import create_app
 from mlx_server.config.settings import Settings
 from tests.api import wire

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from mlx_server.api.page.files import page_files
+from mlx_server.api.page.routes import page_files
 from tests.api import wire
 from tests.api.wire import ScriptedEngine, error
 

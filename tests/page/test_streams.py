@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from mlx_server import limits
-from mlx_server.api.page.streams import PageStreams
+from mlx_server.api.page.routes import PageStreams
 from mlx_server.errors import Overloaded
 
 

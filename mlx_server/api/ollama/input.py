@@ -25,6 +25,7 @@ from mlx_server.api.fields import (
     Text,
     WireModel,
     role_of,
+    the_only,
 )
 from mlx_server.api.formats import FormatChoice
 from mlx_server.api.histories import MENDED, UnansweredCalls
@@ -89,16 +90,12 @@ class Options(SamplingBody):
     repeat_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
 
     def choices(self) -> SamplingChoices:
-        found = super().choices()
-        if self.repeat_penalty is not None and self.repetition_penalty is not None:
-            raise BadRequest(
-                "`repeat_penalty` and `repetition_penalty` are two names of one parameter: send "
-                "only one of them.",
-                param="options.repetition_penalty",
-            )
-        if self.repeat_penalty is not None:
-            found["repetition_penalty"] = self.repeat_penalty
-        return found
+        choices = super().choices()
+        names = ("repeat_penalty", "repetition_penalty")
+        given = {f"options.{name}": value for name in names if (value := getattr(self, name))}
+        if penalty := the_only(given, "are two names of one parameter"):
+            choices["repetition_penalty"] = penalty
+        return choices
 
     def shared_fields(self) -> SharedFields:
         """A negative seed asks for a random one."""

@@ -1,0 +1,198 @@
+"""The page at `/`: its files, which hold no secret and need no key, and the data that only it
+shows, for clients with a key if the server has keys.
+
+With several keys, a client sees only its own requests; times, memory and models are for all.
+"""
+
+import asyncio
+import hashlib
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from starlette.routing import Match, Route
+from starlette.types import Scope
+
+from mlx_server import __version__, limits
+from mlx_server.api.handlers import json_response
+from mlx_server.api.pool import shown
+from mlx_server.errors import Overloaded
+from mlx_server.http.metrics import Metrics
+from mlx_server.http.sse import EventStream, Frames
+from mlx_server.pool.pool import Pool
+
+PREFIX = "/page"
+INDEX = "index.html"
+
+MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
+"""Files of other kinds (licences, hashes) are not served."""
+
+HEADERS: Mapping[str, str] = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "connect-src 'self'; img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'; "
+    "form-action 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-cache",  # a browser asks each time whether the ETag is still the same
+    "vary": "Accept",
+}
+
+
+@dataclass(frozen=True)
+class PageFile:
+    path: str
+    content: bytes
+    media_type: str
+
+    async def respond(self, http: Request) -> Response:
+        etag = f'"{hashlib.sha256(self.content).hexdigest()[:32]}"'
+        headers = {**HEADERS, "etag": etag}
+        if etag in http.headers.get("if-none-match", ""):
+            return Response(status_code=304, headers=headers)
+        return Response(self.content, media_type=self.media_type, headers=headers)
+
+
+class BrowserRoute(Route):
+    """Matches the requests of browsers only: other clients ask `/` whether a server is there."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        accepted = b",".join(value for name, value in scope.get("headers", ()) if name == b"accept")
+        return super().matches(scope) if b"text/html" in accepted else (Match.NONE, {})
+
+
+def page_files() -> list[PageFile]:
+    return _files_in(files(__package__).joinpath("static"), PREFIX)
+
+
+def page_routes() -> list[Route]:
+    others = {file.path: file for file in page_files()}
+    index = others.pop(f"{PREFIX}/{INDEX}")
+    return [BrowserRoute("/", index.respond), *(Route(p, f.respond) for p, f in others.items())]
+
+
+def _files_in(folder: Traversable, path: str) -> list[PageFile]:
+    pages: list[PageFile] = []
+    for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
+        at = f"{path}/{entry.name}"
+        kind = MEDIA_TYPES.get(entry.name[entry.name.rfind(".") :])
+        if entry.is_dir():
+            pages += _files_in(entry, at)
+        elif kind:
+            pages.append(PageFile(at, entry.read_bytes(), kind))
+    return pages
+
+
+SECONDS = 0.5
+"""The interval at which a stream looks for changes, as long as its client reads."""
+
+
+class PageStreams:
+    """The streams of the page's data: how many there are, and when they end."""
+
+    def __init__(self) -> None:
+        self._of: Counter[str] = Counter()
+        self._ended = asyncio.Event()
+
+    @contextmanager
+    def take(self, client: str) -> Iterator[None]:
+        """Raises Overloaded if the client has too many."""
+        if self._of[client] >= limits.PAGE_STREAMS:
+            raise Overloaded(
+                f"The page is open {self._of[client]} times already: close some of its tabs."
+            )
+        self._of[client] += 1
+        try:
+            yield
+        finally:
+            self._of[client] -= 1
+            self._of += Counter()  # adding an empty Counter removes the clients with zero
+
+    def end(self) -> None:
+        """Ends all streams: the server stops, and should not wait for them."""
+        self._ended.set()
+
+    async def pause(self, seconds: float) -> bool:
+        """Whether the stream goes on after so many seconds."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._ended.wait(), seconds)
+        return not self._ended.is_set()
+
+
+router = APIRouter()
+
+
+@router.get("/page/events")
+async def events(http: Request) -> Response:
+    """The present state, and again whenever it has changed. A client that reads slowly misses
+    states: none is kept for it."""
+    streams: PageStreams = http.app.state.page_streams
+    with ExitStack() as on:
+        on.enter_context(streams.take(http.state.source))
+        states = _States(streams, on.pop_all(), lambda: _now(http))
+    return EventStream(states.changes(), {}, source=states, frames=Frames(end=b""))
+
+
+@router.get("/page/history")
+async def history(http: Request) -> Response:
+    pool: Pool = http.app.state.pool
+    metrics: Metrics = http.app.state.metrics
+    body = {
+        "object": "page.history",
+        "requests": metrics.answers.log.ended(_client(http)),
+        "samples": metrics.samples.columns(),
+        "budget": pool.memory()["budget"],
+    }
+    return json_response(body)
+
+
+class _States:
+    """The state of the server, over time. It is to be closed even if it was never read."""
+
+    def __init__(
+        self, streams: PageStreams, place: ExitStack, state: Callable[[], Mapping[str, Any]]
+    ) -> None:
+        self._streams = streams
+        self._place = place
+        self._state = state
+
+    async def changes(self) -> AsyncGenerator[Mapping[str, Any]]:
+        last: Mapping[str, Any] = {}
+        going_on = True
+        while going_on:
+            if (state := self._state()) != last:
+                last = state
+                yield state
+            going_on = await self._streams.pause(SECONDS)
+
+    async def aclose(self) -> None:
+        self._place.close()
+
+
+def _now(http: Request) -> Mapping[str, Any]:
+    pool: Pool = http.app.state.pool
+    metrics: Metrics = http.app.state.metrics
+    log = metrics.answers.log
+    return {
+        "type": "now",
+        "version": __version__,
+        "started": http.app.state.started,
+        "healthy": pool.healthy,
+        "restarts": sum(each.supervisor.restarts for each in pool.engines),
+        "rows": pool.row_slots.taken,
+        "runtime_models": http.app.state.runtime_models,
+        "totals": dict(log.totals),
+        **shown(pool),
+        "answers": log.running(_client(http)),
+    }
+
+
+def _client(http: Request) -> str | None:
+    """The client whose requests are shown; None shows everybody's."""
+    return http.state.client if http.state.cache_scope else None
