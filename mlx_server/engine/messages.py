@@ -477,14 +477,14 @@ class ComputedAhead(msgspec.Struct, tag=True):
 class DiskCacheUse(msgspec.Struct, tag=True):
     """What the prompt cache's tier on disk has done since the last report."""
 
-    hits: int
-    misses: int
+    hits: int = 0
+    misses: int = 0
     """Prompts of which the disk had no more than the memory."""
-    tokens: int
-    """Prompt tokens that were read from disk."""
-    read_bytes: int
-    written_bytes: int
-    nbytes: int
+    tokens: int = 0
+    """Prompt tokens that were not in memory and came from disk."""
+    read_bytes: int = 0
+    written_bytes: int = 0
+    nbytes: int = 0
     """The total size of the files on disk."""
 
 

@@ -376,7 +376,8 @@ class Batch:
             self.set_aside(row.number)
         for one in self._returning:
             (row,) = one.samplers
-            wanted = len(self._newcomers) if row.client in self._served and not row.late else 0
+            newcomers = {waiting.client for waiting in self._turns} - self._served.keys()
+            wanted = len(newcomers) if row.client in self._served and not row.late else 0
             if self._room <= wanted or row.failure or self._ends_late(row, done):
                 continue
             if row.late:
@@ -394,10 +395,6 @@ class Batch:
     def _served(self) -> Counter[str]:
         """The number of rows in prefill or decoding, by client."""
         return Counter(row.client for row in [*self.decoder.rows, *self.prefilling])
-
-    @property
-    def _newcomers(self) -> set[str]:
-        return {waiting.client for waiting in self._turns} - self._served.keys()
 
     def next_prompt(self) -> WaitingPrompt | PrefillGroup | None:
         """Returns the prompt that is computed next: the present one, or another."""

@@ -8,7 +8,7 @@ so they are here, under the names that their weights have in the checkpoints.
 
 import re
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any, Self
 
@@ -121,35 +121,35 @@ def mean_of(hidden: mx.array, is_text: Mask) -> mx.array:
     return total / is_text.sum(axis=1, keepdims=True)
 
 
+def _fields_of(arguments: Any, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the values of config.json for the arguments' fields. Their defaults are those of
+    transformers, which leaves them out of its files."""
+    return {field.name: config[field.name] for field in fields(arguments) if field.name in config}
+
+
 @dataclass(frozen=True)
 class BertArguments:
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
     max_position_embeddings: int
-    vocab_size: int
-    type_vocab_size: int
-    layer_norm_eps: float
-    activation: str
     first_position: int
     labels: int
     is_roberta: bool
+    hidden_size: int = 768
+    intermediate_size: int = 3072
+    num_hidden_layers: int = 12
+    num_attention_heads: int = 12
+    vocab_size: int = 30522
+    type_vocab_size: int = 2
+    layer_norm_eps: float = 1e-12
+    hidden_act: str = "gelu"
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> Self:
-        """Reads config.json. The defaults are those of transformers, which leaves them out of its
-        files."""
+        own: dict[str, Any] = {
+            **_fields_of(cls, config),
+            "max_position_embeddings": positions_of(config),
+        }
         return cls(
-            hidden_size=config.get("hidden_size", 768),
-            intermediate_size=config.get("intermediate_size", 3072),
-            num_hidden_layers=config.get("num_hidden_layers", 12),
-            num_attention_heads=config.get("num_attention_heads", 12),
-            max_position_embeddings=positions_of(config),
-            vocab_size=config.get("vocab_size", 30522),
-            type_vocab_size=config.get("type_vocab_size", 2),
-            layer_norm_eps=config.get("layer_norm_eps", 1e-12),
-            activation=config.get("hidden_act", "gelu"),
+            **own,
             first_position=first_position(config),
             labels=labels_of(config) if is_reranker(config) else 0,
             is_roberta=architecture_of(config) == "roberta",
@@ -209,7 +209,7 @@ class BertLayer(nn.Module):
         }
         self.intermediate = {"dense": nn.Linear(a.hidden_size, a.intermediate_size)}
         self.output = AddedProjection(a, a.intermediate_size)
-        self._activation = ACTIVATIONS[a.activation]
+        self._activation = ACTIVATIONS[a.hidden_act]
 
     def __call__(self, hidden: mx.array, mask: Mask) -> mx.array:
         seen = self.attention["output"](self.attention["self"](hidden, mask), hidden)
@@ -247,57 +247,46 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 @dataclass(frozen=True)
 class ModernBertArguments:
-    hidden_size: int
-    intermediate_size: int
-    num_attention_heads: int
-    vocab_size: int
     max_position_embeddings: int
-    norm_eps: float
-    norm_bias: bool
-    attention_bias: bool
-    mlp_bias: bool
-    activation: str
     kinds: tuple[str, ...]
     """The attention of each layer."""
-    window: int
-    """The number of tokens on each side that a layer with a window sees."""
     thetas: Mapping[str, float]
     """The base of the rotary positions, by the kind of attention."""
     labels: int
-    head_pooling: str
-    head_bias: bool
-    head_activation: str
+    hidden_size: int = 768
+    intermediate_size: int = 1152
+    num_attention_heads: int = 12
+    vocab_size: int = 50368
+    norm_eps: float = 1e-5
+    norm_bias: bool = False
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    hidden_activation: str = "gelu"
+    local_attention: int = 128
+    """The number of tokens that a layer with a window sees, half of them on each side."""
+    classifier_pooling: str = "cls"
+    classifier_bias: bool = False
+    classifier_activation: str = "gelu"
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> Self:
-        """Reads config.json. The defaults are those of transformers, which leaves them out of its
-        files."""
         layers = config.get("num_hidden_layers", 22)
         every = config.get("global_attn_every_n_layers", 3)
         alternating = [SLIDING if at % every else FULL for at in range(layers)]
         ropes = config.get("rope_parameters") or {}
         older = {FULL: ("global_rope_theta", 160_000.0), SLIDING: ("local_rope_theta", 10_000.0)}
+        own: dict[str, Any] = {
+            **_fields_of(cls, config),
+            "max_position_embeddings": positions_of(config),
+        }
         return cls(
-            hidden_size=config.get("hidden_size", 768),
-            intermediate_size=config.get("intermediate_size", 1152),
-            num_attention_heads=config.get("num_attention_heads", 12),
-            vocab_size=config.get("vocab_size", 50368),
-            max_position_embeddings=positions_of(config),
-            norm_eps=config.get("norm_eps", 1e-5),
-            norm_bias=config.get("norm_bias", False),
-            attention_bias=config.get("attention_bias", False),
-            mlp_bias=config.get("mlp_bias", False),
-            activation=config.get("hidden_activation", "gelu"),
+            **own,
             kinds=tuple(config.get("layer_types") or alternating),
-            window=config.get("local_attention", 128) // 2,
             thetas={
                 kind: (ropes.get(kind) or {}).get("rope_theta", config.get(name, default))
                 for kind, (name, default) in older.items()
             },
             labels=labels_of(config) if is_reranker(config) else 0,
-            head_pooling=config.get("classifier_pooling", "cls"),
-            head_bias=config.get("classifier_bias", False),
-            head_activation=config.get("classifier_activation", "gelu"),
         )
 
     def norm(self) -> nn.Module:
@@ -310,8 +299,8 @@ class ModernBert(Encoder):
         a = arguments
         self.vocabulary, self.labels = a.vocab_size, a.labels
         self.longest = a.max_position_embeddings
-        self._kinds, self._window = a.kinds, a.window
-        self._head_pooling = a.head_pooling
+        self._kinds, self._window = a.kinds, a.local_attention // 2
+        self._head_pooling = a.classifier_pooling
         self.embeddings = {
             "tok_embeddings": nn.Embedding(a.vocab_size, a.hidden_size),
             "norm": a.norm(),
@@ -319,9 +308,9 @@ class ModernBert(Encoder):
         self.layers = [ModernBertLayer(a, at) for at in range(len(a.kinds))]
         self.final_norm = a.norm()
         if a.labels:
-            dense = nn.Linear(a.hidden_size, a.hidden_size, bias=a.head_bias)
+            dense = nn.Linear(a.hidden_size, a.hidden_size, bias=a.classifier_bias)
             self.head = {"dense": dense, "norm": a.norm()}
-            self._head_activation = ACTIVATIONS[a.head_activation]
+            self._head_activation = ACTIVATIONS[a.classifier_activation]
             self.classifier = nn.Linear(a.hidden_size, a.labels)
 
     def embedded(self, tokens: mx.array, second: mx.array) -> mx.array:
@@ -387,7 +376,7 @@ class GatedLayer(nn.Module):
         super().__init__()
         self.Wi = nn.Linear(a.hidden_size, 2 * a.intermediate_size, bias=a.mlp_bias)
         self.Wo = nn.Linear(a.intermediate_size, a.hidden_size, bias=a.mlp_bias)
-        self._activation = ACTIVATIONS[a.activation]
+        self._activation = ACTIVATIONS[a.hidden_activation]
 
     def __call__(self, hidden: mx.array) -> mx.array:
         entering, gate = mx.split(self.Wi(hidden), 2, axis=-1)

@@ -76,9 +76,7 @@ class Engine:
         self.broken = False
         """Whether the GPU accepts no more work from this process, or has failed repeatedly."""
         self._constraints = LogitConstraints(wake, clock, is_done)
-        self._admission = RowAdmission(
-            self._constraints, self.prompts, self._batches, self.models.step_time
-        )
+        self._admission = RowAdmission(self._constraints, self.prompts, self._batches)
         self._rows = Rows(self._admission, self.models, self.prompts)
 
     @property
@@ -152,7 +150,8 @@ class Engine:
             case messages.Embed(row):
                 return self._run_row(row, partial(self._rows.embed, command))
             case messages.ComputeAhead():
-                self._compute_later(command)
+                if self.models.can_compute(command):  # else it was unloaded meanwhile
+                    self._ahead.add(command)
             case messages.CancelRows(rows):
                 return self._cancel(rows)
             case messages.PauseRows(rows):
@@ -175,16 +174,13 @@ class Engine:
         """Reads or writes a piece of a prompt. Then computes a piece of every load, one piece of
         prompt log probabilities and a step of one model; without all of them, a piece of what is
         computed ahead."""
-        reports = self._step_disk()  # first: a row that has its prompt now is admitted in this step
-        reports += self._compute_ahead() if self._is_computing_ahead else self._step_all()
-        return [*reports, *self.prompts.disk.report()]
-
-    def _step_disk(self) -> list[Report]:
-        try:
+        reports: list[Report] = []
+        try:  # first: a row that has its prompt now is admitted in this step
             self.prompts.disk.step(busy=self._is_busy)
         except Exception as error:
-            return self._device_failed(error)
-        return []
+            reports += self._device_failed(error)
+        reports += self._compute_ahead() if self._is_computing_ahead else self._step_all()
+        return [*reports, *self.prompts.disk.report()]
 
     def _step_all(self) -> list[Report]:
         reports = [report for model in self._loads.models for report in self._load(model)]
@@ -212,18 +208,9 @@ class Engine:
         return reports
 
     @property
-    def _is_idle(self) -> bool:
-        """Whether there is no load and no row, not even one that is paused or preempted."""
-        return not self._is_busy and not self.models.rows
-
-    @property
     def _is_computing_ahead(self) -> bool:
-        return self._is_idle and self._ahead.has_work
-
-    def _compute_later(self, command: messages.ComputeAhead) -> None:
-        """Ignores prompts of models and adapters that were unloaded meanwhile."""
-        if self.models.can_compute(command):
-            self._ahead.add(command)
+        """Whether there is nothing else: no load and no row, not even a paused or preempted one."""
+        return not self._is_busy and not self.models.rows and self._ahead.has_work
 
     def _compute_ahead(self) -> list[Report]:
         try:

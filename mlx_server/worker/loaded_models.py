@@ -12,7 +12,6 @@ waited for the longest gap goes first.
 import logging
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,47 +28,6 @@ from mlx_server.worker.kv_caches import set_kv_bits
 from mlx_server.worker.lora_adapters import AdapterWeights
 from mlx_server.worker.share import WHOLE, WholeModel
 from mlx_server.worker.weights import WeightReadPace
-
-
-class StepTime:
-    """The time that the steps of each model have taken: models that have rows get the same time.
-
-    `FairQueue` shares between clients, whose number a client can choose; nobody can choose the
-    number of models, and what a step costs is known only after it.
-    """
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._seconds: dict[str, float] = {}
-        """Seconds of steps that each model has had. A model that was idle is raised to `_served`,
-        so that it does not make up for the idle time."""
-        self._served = 0.0
-        """The most seconds that a model had when it was served."""
-
-    def add(self, model: str) -> None:
-        self._seconds[model] = 0.0
-
-    def forget(self, model: str) -> None:
-        self._seconds.pop(model, None)
-
-    def resume(self, model: str) -> None:
-        """Records that a model that had no rows has one."""
-        self._seconds[model] = max(self._seconds[model], self._served)
-
-    def next(self, models: Iterable[str]) -> str | None:
-        """Returns the model that has had the least time."""
-        return min(models, key=lambda model: self._seconds[model], default=None)
-
-    @contextmanager
-    def step(self, model: str) -> Iterator[None]:
-        """Counts the time of the block as the model's."""
-        self._served = max(self._served, self._seconds[model])
-        began = self._clock()
-        try:
-            yield
-        finally:
-            self._seconds[model] += self._clock() - began
-
 
 log = logging.getLogger("mlx_server.engine")
 
@@ -272,7 +230,13 @@ class LoadedModels:
         self, make_batch: Callable[[str, nn.Module], Batch], clock: Callable[[], float]
     ) -> None:
         self.batches: dict[str, Batch] = {}
-        self.step_time = StepTime(clock)
+        self._seconds: dict[str, float] = {}
+        """The time that each model's steps have taken. A model that had no rows is raised to
+        `_served` when it has one, so that it does not make up for that time."""
+        self._served = 0.0
+        """The most seconds that a model had when it was served."""
+        self._busy: list[str] = []
+        """The models that had rows when the latest step was chosen."""
         self._make_batch = make_batch
         self._clock = clock
         self._adapters: dict[str, AdapterWeights] = {}
@@ -294,14 +258,14 @@ class LoadedModels:
     def add(self, model: str, network: nn.Module) -> Batch:
         self.batches[model] = self._make_batch(model, network)
         self._adapters[model] = AdapterWeights(network)
-        self.step_time.add(model)
+        self._seconds[model] = 0.0
         return self.batches[model]
 
     def remove(self, model: str) -> list[int]:
         """Returns the rows that the model had."""
         batch = self.batches.pop(model, None)
         self._adapters.pop(model, None)
-        self.step_time.forget(model)
+        self._seconds.pop(model, None)
         return [] if batch is None else batch.rows  # a batch without active rows is falsy
 
     def drop_rows(self, model: str) -> list[int]:
@@ -312,20 +276,30 @@ class LoadedModels:
 
     def next(self) -> str | None:
         """Returns the model that takes the next step."""
-        now = self._clock()
-        ready = [m for m, batch in self.batches.items() if batch and batch.ready_at <= now]
+        now, before = self._clock(), self._busy
+        self._busy = [model for model, batch in self.batches.items() if batch]
+        for model in set(self._busy).difference(before):
+            self._seconds[model] = max(self._seconds[model], self._served)
+        ready = [model for model in self._busy if self.batches[model].ready_at <= now]
         late = [model for model in ready if self.batches[model].is_late]
-        model = self.step_time.next(late or ready)
-        if model is None or not self.batches[model].may_prefill:
-            return model
+        next_model = self._with_least_time(late or ready)
+        if next_model is None or not self.batches[next_model].may_prefill:
+            return next_model
         overdue = [model for model in ready if self.batches[model].is_overdue]
-        return self.step_time.next(overdue) or model
+        return self._with_least_time(overdue) or next_model
+
+    def _with_least_time(self, models: list[str]) -> str | None:
+        return min(models, key=lambda model: self._seconds[model], default=None)
 
     def step(self, model: str) -> StepResult:
         batch = self.batches[model]
         batch.shared = any(b.decoding for b in self.batches.values() if b is not batch)
-        with self.step_time.step(model):
+        self._served = max(self._served, self._seconds[model])
+        began = self._clock()
+        try:
             done = batch.step()
+        finally:
+            self._seconds[model] += self._clock() - began
         if not done.tokens:  # a piece of a prompt: the rows of all models have waited for it
             for each in self.batches.values():
                 each.waited_for_piece = True

@@ -31,7 +31,6 @@ from mlx_server.worker.lora_layers import (
     LAYERS,
     LINEARS,
     SORTING,
-    AdapterSlots,
     LoraDelta,
     forward_pass_of,
     own_type,
@@ -290,7 +289,9 @@ class AdapterWeights:
 
     def unload(self, adapter: str) -> None:
         for layer in self._layers.pop(adapter, {}).values():
-            for slots in _slots(layer):
+            for slots in [
+                getattr(layer, name) for name in ("slots", "head") if hasattr(layer, name)
+            ]:
                 slots.remove(adapter)
                 mx.eval(slots.arrays)
         self._nbytes.pop(adapter, None)
@@ -300,7 +301,8 @@ class AdapterWeights:
             lora_layers.unwrap(modules[path])
             del self._dtypes[path]
         for layer in modules.values():
-            if own_type(layer) in SORTING and not any(map(_wrapped, layer.children().values())):
+            parts = layer.children().values()
+            if own_type(layer) in SORTING and not any(hasattr(each, "slots") for each in parts):
                 lora_layers.unwrap(layer)
 
     def _load(self, adapter: str, folder: Path) -> None:
@@ -540,11 +542,3 @@ def _nbytes(deltas: Iterable[LoraDelta]) -> int:
 
 def _parent(path: str) -> str:
     return path.rpartition(".")[0]
-
-
-def _slots(layer: Any) -> list[AdapterSlots]:
-    return [getattr(layer, name) for name in ("slots", "head") if hasattr(layer, name)]
-
-
-def _wrapped(layer: Any) -> bool:
-    return hasattr(layer, "slots")

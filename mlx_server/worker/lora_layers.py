@@ -380,53 +380,17 @@ class _SortingExperts(nn.Module):
         return y
 
 
-class AdaptedLinear(_AdaptedLinear, nn.Linear):
-    pass
+def _adapted(by: type, *kinds: type) -> dict[type, type]:
+    """Returns the adapted class of each class, by exact type: a subclass may compute something
+    else."""
+    return {kind: type(f"Adapted{kind.__name__}", (by, kind), {}) for kind in kinds}
 
 
-class AdaptedQuantizedLinear(_AdaptedLinear, nn.QuantizedLinear):
-    pass
-
-
-class AdaptedEmbedding(_AdaptedEmbedding, nn.Embedding):
-    pass
-
-
-class AdaptedQuantizedEmbedding(_AdaptedEmbedding, nn.QuantizedEmbedding):
-    pass
-
-
-class AdaptedSwitchLinear(_AdaptedExperts, SwitchLinear):
-    pass
-
-
-class AdaptedQuantizedSwitchLinear(_AdaptedExperts, QuantizedSwitchLinear):
-    pass
-
-
-class AdaptedSwitchGLU(_SortingExperts, SwitchGLU):
-    pass
-
-
-class AdaptedSwitchMLP(_SortingExperts, SwitchMLP):
-    pass
-
-
-LINEARS: dict[type, type] = {
-    nn.Linear: AdaptedLinear,
-    nn.QuantizedLinear: AdaptedQuantizedLinear,
-}
-EMBEDDINGS: dict[type, type] = {
-    nn.Embedding: AdaptedEmbedding,
-    nn.QuantizedEmbedding: AdaptedQuantizedEmbedding,
-}
-EXPERTS: dict[type, type] = {
-    SwitchLinear: AdaptedSwitchLinear,
-    QuantizedSwitchLinear: AdaptedQuantizedSwitchLinear,
-}
-SORTING: dict[type, type] = {SwitchGLU: AdaptedSwitchGLU, SwitchMLP: AdaptedSwitchMLP}
+LINEARS = _adapted(_AdaptedLinear, nn.Linear, nn.QuantizedLinear)
+EMBEDDINGS = _adapted(_AdaptedEmbedding, nn.Embedding, nn.QuantizedEmbedding)
+EXPERTS = _adapted(_AdaptedExperts, SwitchLinear, QuantizedSwitchLinear)
+SORTING = _adapted(_SortingExperts, SwitchGLU, SwitchMLP)
 LAYERS = {**LINEARS, **EMBEDDINGS, **EXPERTS}
-"""The adapted class by exact type: a subclass may compute something else."""
 _OWN = {adapted: own for own, adapted in {**LAYERS, **SORTING}.items()}
 
 

@@ -53,12 +53,12 @@ class Row:
         self.undecided: Token | None = None
         """The latest token, if only the mask shows whether the row ends with it, as in a loop."""
         self.sampled = 0
-        self.fault: Fault = _none
+        self.fault: Fault = lambda: None
         """The fault of the latest draw, which may not be computed yet."""
         self.error: str | None = None
         """The fault of a draw; None while all were valid."""
         seed = request.sampling.seed
-        self._seed = os.urandom(8) if seed is None else _eight_bytes(seed)
+        self._seed = os.urandom(8) if seed is None else (seed & (2**64 - 1)).to_bytes(8, "little")
         if self.penalised:
             in_prompt = np.zeros(vocabulary, np.bool_)
             in_prompt[request.prompt] = True
@@ -107,11 +107,3 @@ def row_adapter_of(request: Generate | ComputeAhead) -> RowAdapter:
 def prompt_key_of(request: Generate | ComputeAhead) -> Key:
     """Returns the key under which the prompt store has the prompts of such requests."""
     return (request.model, *row_adapter_of(request), request.cache_scope)
-
-
-def _none() -> None:
-    return None
-
-
-def _eight_bytes(seed: int) -> bytes:
-    return (seed & (2**64 - 1)).to_bytes(8, "little")

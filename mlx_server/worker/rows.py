@@ -27,7 +27,7 @@ from mlx_server.worker.constrained_decoding.logit_constraints import (
 )
 from mlx_server.worker.encoders import IDLE_PIECE, Encoder, PooledTexts, pooled_texts
 from mlx_server.worker.kv_caches import make_caches
-from mlx_server.worker.loaded_models import LoadedModels, StepTime
+from mlx_server.worker.loaded_models import LoadedModels
 from mlx_server.worker.lora_layers import NO_ADAPTER, RowAdapter, RowAdapters, using
 from mlx_server.worker.prompt_store import PromptStore
 from mlx_server.worker.row import prompt_key_of, row_adapter_of
@@ -165,13 +165,11 @@ class RowAdmission:
         constraints: LogitConstraints,
         prompts: PromptStore,
         batches: Mapping[str, Batch],
-        step_time: StepTime,
     ) -> None:
         """batches: those of all models in memory, which the caller changes."""
         self._constraints = constraints
         self._prompts = prompts
         self._batches = batches
-        self._step_time = step_time
         self.waiting: dict[int, Generate] = {}
         """Rows that wait for their constraints, or for what the disk has of their prompts."""
         self._scored: dict[int, _ScoredRow | _EmbeddedRow] = {}
@@ -193,10 +191,10 @@ class RowAdmission:
     @property
     def next_scored(self) -> Generate | Embed | None:
         """The row whose prompt log probabilities or embeddings are computed next."""
-        return next((each.command for each in self._scored.values() if self._has_turn(each)), None)
-
-    def _has_turn(self, scored: _ScoredRow | _EmbeddedRow) -> bool:
-        return isinstance(scored, _ScoredRow) or scored.command.row not in self.preempted
+        for scored in self._scored.values():
+            if isinstance(scored, _ScoredRow) or scored.command.row not in self.preempted:
+                return scored.command
+        return None
 
     @property
     def doing(self) -> str:
@@ -279,8 +277,6 @@ class RowAdmission:
     ) -> None:
         """cache: the cache of the row's prompt, if it has been computed."""
         batch = self._batches[command.model]
-        if not batch:
-            self._step_time.resume(command.model)
         batch.add(command, cache, constraint)
         if command.row in self.preempted:
             self.preempted.remove(command.row)

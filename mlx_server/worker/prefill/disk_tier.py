@@ -26,7 +26,6 @@ from mlx_server.errors import public_message
 from mlx_server.models.files import identity_of_model
 from mlx_server.prompt_files import (
     FolderInUse,
-    Ids,
     PromptFile,
     PromptFolder,
     PromptNames,
@@ -366,20 +365,9 @@ class PromptRead:
 
     row: int
     key: Key
-    ids: Ids
     tokens: list[int]
-
-
-@dataclass
-class DiskReads:
-    """Counts of the lookups on disk."""
-
-    hits: int = 0
-    misses: int = 0
-    tokens: int = 0
-    """Tokens that were not in memory and came from disk."""
-    nbytes: int = 0
-    """Bytes read."""
+    model: DiskModel
+    names: PromptNames
 
 
 class PromptRestorer:
@@ -396,18 +384,21 @@ class PromptRestorer:
         self._read: PromptRead | None = None
         self._loading: Future[StoredPrompt | None] | None = None
         self._work: Iterator[None] | None = None
-        self.reads = DiskReads()
+        self.use = DiskCacheUse()
+        """The lookups since the latest report."""
 
     def stop(self) -> None:
         self._thread.shutdown(wait=True)
 
     def begin(self, row: int, key: Key, tokens: list[int]) -> bool:
         """Whether the disk has more of this prompt than the memory; the row then waits for it."""
-        if str(key[0]) not in self._models or len(tokens) < LEAST_GAIN:
+        model = self._models.get(str(key[0]))
+        if model is None or len(tokens) < LEAST_GAIN:
             return False
-        read = PromptRead(row, key, ids_of(tokens), tokens)
+        names = self._folder.names(model.group(key), ids_of(tokens))
+        read = PromptRead(row, key, tokens, model, names)
         if self._gain(read) < LEAST_GAIN:
-            self.reads.misses += len(tokens) - self._memory.known(key, tokens) >= LEAST_GAIN
+            self.use.misses += len(tokens) - self._memory.known(key, tokens) >= LEAST_GAIN
             return False
         self._waiting.append(read)
         return True
@@ -438,28 +429,26 @@ class PromptRestorer:
 
     def _gain(self, read: PromptRead) -> int:
         """Returns the number of tokens that the disk has beyond the memory."""
-        model = self._models.get(str(read.key[0]))
-        if model is None:
+        if self._models.get(read.model.id) is not read.model:  # it was unloaded
             return 0
-        names = self._folder.names(model.group(read.key), read.ids)
-        files = files_of(self._folder, model.layout, names)
+        files = files_of(self._folder, read.model.layout, read.names)
         return files[-1].length - self._memory.known(read.key, read.tokens) if files else 0
 
     def _load(self, read: PromptRead) -> None:
         if self._gain(read) < LEAST_GAIN:
             return
-        model = self._models[str(read.key[0])]
         least = self._memory.known(read.key, read.tokens) + LEAST_GAIN
-        names = self._folder.names(model.group(read.key), read.ids)
         self._read = read
-        self._loading = self._thread.submit(load, self._folder, model.layout, names, least)
+        self._loading = self._thread.submit(
+            load, self._folder, read.model.layout, read.names, least
+        )
         self._loading.add_done_callback(lambda done: self._wake())
 
     def _take(self, read: PromptRead, loading: Future[StoredPrompt | None]) -> None:
         self._loading = None
         stored = loading.result() if loading.exception() is None else None
         if stored is None:
-            self.reads.misses += 1
+            self.use.misses += 1
             self._read = None
             return
         if stored.nbytes <= self._memory.max_bytes:
@@ -479,19 +468,19 @@ class PromptRestorer:
                 arrays[name] = mx.array(items).view(TYPES[dtype])
                 mx.async_eval(arrays[name])
                 taken += items.nbytes
-        if model := self._models.get(str(read.key[0])):
-            length, layout = stored.length, model.layout
+        if self._models.get(read.model.id) is read.model:
+            length, layout = stored.length, read.model.layout
             known = self._memory.known(read.key, read.tokens)
             self._memory.put_back(
                 read.row,
                 read.key,
-                read.ids[:length].copy(),
+                read.names.ids[:length].copy(),
                 layers_of(layout.cut_layers, cut, length),
                 layers_of(layout.rest_layers, rest, length),
             )
-            self.reads.hits += 1
-            self.reads.tokens += length - known
-            self.reads.nbytes += stored.nbytes
+            self.use.hits += 1
+            self.use.tokens += length - known
+            self.use.read_bytes += stored.nbytes
 
 
 IDLE_SECONDS = 1.0
@@ -610,12 +599,12 @@ class DiskTier:
         """Returns the events since the latest report, if there are any."""
         if self._folder is None:
             return []
-        reads, self._restorer.reads = self._restorer.reads, DiskReads()
-        written, nbytes = self.saver.take_written_bytes(), self._folder.nbytes
-        if reads == DiskReads() and not written and nbytes == self._reported:
+        use, self._restorer.use = self._restorer.use, DiskCacheUse()
+        use.written_bytes, use.nbytes = self.saver.take_written_bytes(), self._folder.nbytes
+        if use == DiskCacheUse(nbytes=self._reported):
             return []
-        self._reported = nbytes
-        return [DiskCacheUse(reads.hits, reads.misses, reads.tokens, reads.nbytes, written, nbytes)]
+        self._reported = use.nbytes
+        return [use]
 
     def stop(self) -> None:
         """Writes what is not written, and closes the folder."""

@@ -259,7 +259,8 @@ class PrefillBudget:
         if not decoding:
             return self._tokens(seconds, rows, context)
         step = self._step(decoding)
-        due = self._joined or self._stepped < self._steps_due
+        steps_due = 2 if not self._steps or self._single >= STEP_EVERY else 1
+        due = self._joined or self._stepped < steps_due
         if due or self._owes_steps(waiting, step):
             return 0
         # What one step leaves of the gap, or more if one step exceeds the share of the steps.
@@ -303,10 +304,6 @@ class PrefillBudget:
         else:
             self._paying = self._owed > step / 2
         return self._paying
-
-    @property
-    def _steps_due(self) -> int:
-        return 2 if not self._steps or self._single >= STEP_EVERY else 1
 
     def stepped(self, decoding: int, seconds: float) -> None:
         if self._stepped:
