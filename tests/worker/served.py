@@ -10,9 +10,9 @@ import numpy as np
 
 from mlx_server.engine.messages import CancelRows, LimitCache
 from tests.worker.architectures import WINDOW
+from tests.worker.bench import Answers, Bench
 from tests.worker.kinds import Kind
 from tests.worker.one_pass import expected
-from tests.worker.test_kinds import Answers, Bench
 
 TOKENS = 8
 CACHE_BYTES = 1 << 30
@@ -41,7 +41,7 @@ class Served:
 
     @property
     def model(self) -> Any:
-        return self.bench.engine.models.batches["m"].model
+        return self.bench.batch.model
 
     @cached_property
     def expected(self) -> list[list[int]]:
@@ -55,7 +55,7 @@ class Served:
         return [expected(model or self.model, *pair, TOKENS) for pair in pairs]
 
     def remember(self, *, nothing: bool) -> None:
-        self.bench.engine.handle(LimitCache(0 if nothing else CACHE_BYTES))
+        self.bench.handle(LimitCache(0 if nothing else CACHE_BYTES))
 
     @cached_property
     def ragged(self) -> Ragged:
@@ -66,15 +66,13 @@ class Served:
             for prompt in (self.prompts[0], self.prompts[1][::-1], *self.prompts[1:])
         )
         steps = [self.bench.step() for _ in range(4)]
-        self.bench.engine.handle(CancelRows([cancelled]))
+        self.bench.handle(CancelRows([cancelled]))
         steps.append(self.bench.finish())
         answers = [[t for step in steps for t in step.get(row, [])] for row in (first, *others)]
         return Ragged(answers, cancelled, steps[-1])
 
     def together(self, count: int = 4) -> list[list[int]]:
-        rows = [self.bench.begin(prompt, TOKENS) for prompt in self.prompts[:count]]
-        answers = self.bench.finish()
-        return [answers[row] for row in rows]
+        return self.bench.together(self.prompts[:count], TOKENS)
 
 
 def prompts(lengths: Sequence[int] = LENGTHS) -> list[list[int]]:

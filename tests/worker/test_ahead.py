@@ -9,20 +9,18 @@ from mlx_server import limits
 from mlx_server.engine.messages import (
     ComputeAhead,
     ComputedAhead,
-    Generate,
     LoadAdapter,
     ModelUnloaded,
-    Report,
     UnloadAdapter,
     UnloadModel,
 )
 from mlx_server.worker.prefill.schedule import LEAST
 from tests.worker.architectures import LINEAR
+from tests.worker.bench import TOKENS, Bench
 from tests.worker.engine_runs import active_memory
 from tests.worker.kinds import KINDS, Kind
 from tests.worker.lora_files import mlx_adapter, network
 from tests.worker.one_pass import expected
-from tests.worker.test_kinds import GREEDY, TOKENS, Bench
 
 pytestmark = pytest.mark.slow
 
@@ -52,22 +50,10 @@ class Engine(Bench):
 
     def __init__(self, path: Path, cache_bytes: int = ROOM) -> None:
         super().__init__(path, cache_bytes)
-        self.reports: list[Report] = []
-        handle, step = self.engine.handle, self.engine.step
-
-        def handled(command: object) -> list[Report]:
-            self.reports += (reports := handle(command))  # type: ignore[arg-type]
-            return reports
-
-        def stepped() -> list[Report]:
-            self.reports += (reports := step())
-            return reports
-
-        self.engine.handle, self.engine.step = handled, stepped  # type: ignore[method-assign]
 
     def ahead(self, tokens: list[int], **more: object) -> None:
         command = ComputeAhead("m", tokens, **{"most": 4096, **more})  # type: ignore[arg-type]
-        self.engine.handle(command)
+        self.handle(command)
 
     @property
     def pieces(self) -> list[int]:
@@ -98,10 +84,7 @@ def cold(path: Path, prompt: list[int], answer: list[int]) -> list[int]:
 
 def first_turn(engine: Engine) -> None:
     prompt, *_ = conversation()
-    request = Generate(1000, "m", prompt, 12, [], GREEDY)
-    request.branches, request.continued_from = [HISTORY], HISTORY
-    engine.engine.handle(request)
-    engine.finish()
+    engine.answer(prompt, branches=[HISTORY], continued_from=HISTORY)
 
 
 def test_the_next_prompt_is_computed_but_for_its_new_message(path: Path) -> None:
@@ -124,7 +107,7 @@ def test_a_request_comes_before_the_next_piece(path: Path) -> None:
     first_turn(engine)
     _, known, following = conversation()
     engine.ahead(known)
-    engine.engine.step()
+    engine.step()
     (first,) = engine.pieces
     assert LEAST <= first < ANSWER
     stranger, own = engine.begin(words(9, 50)), engine.begin(following)
@@ -141,12 +124,12 @@ def test_no_row_waits_for_more_than_the_piece_under_way(llama: Path) -> None:
     engine = Engine(llama)
     for seed in range(3):
         engine.ahead(words(seed, 400))
-    engine.engine.step()
+    engine.step()
     begun = engine.pieces
     row = engine.begin(words(9, 50))
     while row not in engine.step():
         assert engine.pieces == begun
-    while row in engine.engine.models.batches["m"].rows:
+    while row in engine.batch.rows:
         engine.step()
         assert engine.pieces == begun
     engine.finish()
@@ -226,8 +209,8 @@ def test_a_model_can_be_unloaded_meanwhile(llama: Path) -> None:
     engine = Engine(llama)
     engine.ahead(words(1, 500))
     engine.ahead(words(2, 500))
-    engine.engine.step()
-    reports = engine.engine.handle(UnloadModel("m"))
+    engine.step()
+    reports = engine.handle(UnloadModel("m"))
     assert any(isinstance(report, ModelUnloaded) for report in reports)
     assert engine.engine.pause is None
     assert engine.engine.prompts.memory.nbytes == 0
@@ -236,12 +219,12 @@ def test_a_model_can_be_unloaded_meanwhile(llama: Path) -> None:
 def test_an_adapter_can_be_unloaded_meanwhile(llama: Path, tmp_path: Path) -> None:
     engine = Engine(llama)
     adapter = mlx_adapter(tmp_path / "adapter", llama)
-    engine.engine.handle(LoadAdapter("m", "a", str(adapter)))
+    engine.handle(LoadAdapter("m", "a", str(adapter)))
     known = words(1, 500)
     engine.ahead(known, adapter="a")
     engine.ahead(words(2, 64))
-    engine.engine.step()
-    engine.engine.handle(UnloadAdapter("m", "a"))
+    engine.step()
+    engine.handle(UnloadAdapter("m", "a"))
     engine.finish()
     assert sum(engine.pieces[1:]) == 64
     row = engine.begin(known)

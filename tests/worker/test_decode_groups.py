@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlx_server.worker.decode_groups import StepBytes, cheapest_groups, padded_less, padding
+from tests.worker.bench import Bench
 from tests.worker.kinds import KINDS, Kind
 from tests.worker.simulated import PAIRS, Simulation, pair, seconds
-from tests.worker.test_kinds import Bench
 
 SHORT, LONG = 300, 30_000
 

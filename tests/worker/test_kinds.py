@@ -1,81 +1,22 @@
 """Every kind of cache and of weights loads, batches, cancels, and is cached without being wrong."""
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from mlx_server.engine.messages import (
-    Generate,
-    LoadModel,
-    ModelLoaded,
-    Prefilled,
-    Report,
-    StepOutput,
-)
-from mlx_server.requests import SamplingParams
-from mlx_server.worker.engine import Engine
+from tests.worker.bench import TOKENS, Bench
 from tests.worker.kinds import KINDS, Kind
 from tests.worker.lora_files import network
 from tests.worker.one_pass import expected
 
 pytestmark = pytest.mark.slow
 
-GREEDY = SamplingParams(temperature=0.0)
-TOKENS = 12
 WINDOW = 32
 """Of the kinds that have one; prompts on both sides of it, and answers that cross it."""
 
 CACHES = [kind for kind in KINDS if not kind.name.startswith("llama-")]
 """One of each kind of cache: how weights are kept makes no difference to it."""
-
-Answers = dict[int, list[int]]
-
-
-class Bench:
-    """One engine with one model, driven in-process."""
-
-    def __init__(self, path: Path, cache_bytes: int = 0, most_padding: int | None = None) -> None:
-        self.engine = Engine(concurrency=8, cache_bytes=cache_bytes)
-        self.cached: dict[int, int] = {}
-        self._next = 0
-        load = LoadModel("m", str(path), most_padding=most_padding)
-        reports = [*self.engine.handle(load), *self._until_idle()]
-        assert any(isinstance(report, ModelLoaded) for report in reports), reports
-
-    def begin(self, prompt: Sequence[int], tokens: int = TOKENS, **fields: Any) -> int:
-        self._next += 1
-        self.engine.handle(Generate(self._next, "m", list(prompt), tokens, [], GREEDY, **fields))
-        return self._next
-
-    def step(self) -> Answers:
-        answers: Answers = {}
-        for report in self.engine.step():
-            if isinstance(report, StepOutput):
-                for token in report.tokens:
-                    answers.setdefault(token.row, []).append(token.id)
-            elif isinstance(report, Prefilled):
-                self.cached[report.row] = report.cached_tokens
-        return answers
-
-    def finish(self) -> Answers:
-        answers: Answers = {}
-        while self.engine.pause is not None:
-            for row, tokens in self.step().items():
-                answers.setdefault(row, []).extend(tokens)
-        return answers
-
-    def answer(self, prompt: Sequence[int], tokens: int = TOKENS) -> list[int]:
-        row = self.begin(prompt, tokens)
-        return self.finish()[row]
-
-    def _until_idle(self) -> list[Report]:
-        reports: list[Report] = []
-        while self.engine.pause is not None:
-            reports += self.engine.step()
-        return reports
 
 
 def prompts(count: int) -> list[list[int]]:
@@ -104,9 +45,7 @@ def alone(path: Path, asked: list[list[int]], answers: list[list[int]]) -> list[
 
 def test_in_company_as_alone(path: Path) -> None:
     bench = Bench(path)
-    rows = [bench.begin(prompt) for prompt in prompts(8)]
-    finished = bench.finish()
-    together = [finished[row] for row in rows]
+    together = bench.together(prompts(8))
     assert together == alone(path, prompts(8), together)
 
 
@@ -130,9 +69,7 @@ def test_prompts_of_a_token_or_two_share_a_piece(kept: Path, lengths: tuple[int,
     bench = Bench(kept)
     random = np.random.default_rng(5)
     asked = [random.integers(0, 256, length).tolist() for length in lengths]
-    rows = [bench.begin(prompt) for prompt in asked]
-    finished = bench.finish()
-    together = [finished[row] for row in rows]
+    together = bench.together(asked)
     assert together == alone(kept, asked, together)
 
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 from bench_parts.__main__ import app
 from bench_parts.simulated import links
-from bench_parts.simulated.links import CONTEXT, LINKS, Link, gain, least_bytes, step
-from bench_parts.simulated.roofline import MACHINES, MODELS, seconds
+from bench_parts.simulated.links import CONTEXT, LINKS, Link, gain, least_bytes
+from bench_parts.simulated.roofline import MACHINES, MODELS
 from typer.testing import CliRunner
 
 FREE = Link(latency=0.0, bandwidth=1e30)
@@ -21,14 +21,6 @@ def test_without_a_links_time_two_macs_save_half_of_all_but_the_head_and_the_lau
     assert 1.7 < gain(PRO, DENSE, FREE, 2, "tensor", 1) < 2.0
 
 
-def test_a_pipeline_never_decodes_quicker_but_needs_half_of_the_memory() -> None:
-    for speeds in links.link_speeds():
-        assert all(times <= 1 for times in speeds.pipeline.values())
-    big = MODELS["gpt-oss-120b"]
-    assert not links.fits(PRO, big)
-    assert links.fits(PRO, big, 2)
-
-
 @pytest.mark.parametrize("link", LINKS)
 @pytest.mark.parametrize("machine", MACHINES)
 def test_two_macs_are_quicker_from_the_bytes_that_the_table_says(link: str, machine: str) -> None:
@@ -40,12 +32,6 @@ def test_two_macs_are_quicker_from_the_bytes_that_the_table_says(link: str, mach
         return gain(MACHINES[machine], model, LINKS[link], 2, "tensor", 1)
 
     assert times_as_quick(0.98 * least) < 1 < times_as_quick(1.02 * least)
-
-
-def test_one_mac_takes_the_time_of_the_roofline() -> None:
-    alone = step(PRO, DENSE, FREE, 1, "pipeline", 1)
-    assert alone == seconds(PRO, DENSE, 1, [CONTEXT])
-    assert step(PRO, DENSE, LINKS["10 GbE"], 1, "tensor", 1) == pytest.approx(alone)
 
 
 def test_the_command_prints_a_row_for_each_pair_and_for_each_link() -> None:

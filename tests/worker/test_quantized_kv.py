@@ -13,9 +13,7 @@ import pytest
 from mlx_server.engine.messages import (
     CacheMeasured,
     CacheNotMeasured,
-    LoadModel,
     MeasureCache,
-    ModelLoaded,
 )
 from mlx_server.worker.engine import Engine
 from mlx_server.worker.kv_caches import (
@@ -26,9 +24,10 @@ from mlx_server.worker.kv_caches import (
 )
 from mlx_server.worker.memory import cache_cost
 from tests.worker.architectures import LINEAR
+from tests.worker.bench import Bench
 from tests.worker.kinds import KINDS, SIZES, Kind
 from tests.worker.lora_files import network
-from tests.worker.test_kinds import Bench, prompts
+from tests.worker.test_kinds import prompts
 
 pytestmark = pytest.mark.slow
 
@@ -43,16 +42,6 @@ HEADS, WIDTH = 2, 32
 @pytest.fixture(scope="module", params=QUANTIZED, ids=lambda kind: kind.name)
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Path(request.param.save(tmp_path_factory.mktemp("bits") / request.param.name))
-
-
-class BitsBench(Bench):
-    def __init__(self, path: Path, bits: int | None, cache_bytes: int = 0) -> None:
-        self.engine = Engine(concurrency=8, cache_bytes=cache_bytes)
-        self.cached: dict[int, int] = {}
-        self._next = 0
-        command = LoadModel("m", str(path), kv_bits=bits)
-        reports = [*self.engine.handle(command), *self._until_idle()]
-        assert any(isinstance(report, ModelLoaded) for report in reports), reports
 
 
 def words(seed: int, count: int) -> list[int]:
@@ -164,18 +153,15 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("bits", BITS)
 def test_a_batch_answers_as_each_row_alone(llama: Path, bits: int) -> None:
     asked = prompts(8)
-    alone = BitsBench(llama, bits)
+    alone = Bench(llama, kv_bits=bits)
     expected = [alone.answer(prompt) for prompt in asked]
-    together = BitsBench(llama, bits)
-    rows = [together.begin(prompt) for prompt in asked]
-    answers = together.finish()
-    assert [answers[row] for row in rows] == expected
+    assert Bench(llama, kv_bits=bits).together(asked) == expected
 
 
 def test_eight_bits_say_nearly_the_same(path: Path) -> None:
     """Random weights are the hardest: no token is much likelier than others."""
     prompt = words(3, 200)
-    first, quantized = (BitsBench(path, bits).answer(prompt, 1) for bits in (None, 8))
+    first, quantized = (Bench(path, kv_bits=bits).answer(prompt, 1) for bits in (None, 8))
     assert first == quantized
 
 

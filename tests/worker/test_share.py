@@ -11,9 +11,7 @@ import mlx.nn as nn
 import msgspec
 import pytest
 
-from mlx_server.worker.decode_groups import OneGroup, StepBytes
-from mlx_server.worker.share import WHOLE, Share
-from mlx_server.worker.weights import Reading
+from mlx_server.worker.share import Share
 from tests.live.ranks import loopback_group
 
 PROGRAM = """
@@ -159,27 +157,3 @@ def test_a_model_that_mlx_lm_cant_split_names_the_other_mode(alone: Share) -> No
         alone.cut(nn.Linear(1, 1))
     with pytest.raises(ValueError, match=r"split tiny in mode pipeline\. Set `mode: tensor`"):
         Share(mx.distributed.init(), "pipeline").cut(Sharded())
-
-
-def test_a_whole_model_needs_nobody() -> None:
-    model = nn.Linear(2, 3)
-    WHOLE.cut(model)
-
-    def reading() -> Reading:
-        yield 1, 2
-        return model
-
-    loading = WHOLE.together(reading())
-    assert next(loading) == (1, 2)
-    with pytest.raises(StopIteration) as ended:
-        next(loading)
-    assert ended.value.value is model
-    assert WHOLE.nbytes(model) == 4 * (2 * 3 + 3)
-    assert WHOLE.can_keep_prompts(model)
-    assert not WHOLE.is_one_of_several
-
-
-def test_ranks_keep_all_rows_in_one_batch(alone: Share, tiny_model: Any) -> None:
-    assert type(WHOLE.step_bytes(tiny_model)) is StepBytes
-    assert type(alone.step_bytes(tiny_model)) is OneGroup
-    assert alone.is_one_of_several

@@ -98,20 +98,6 @@ def test_pieces_take_their_time_whatever_the_disk(rate: float) -> None:
     assert pace.nbytes / rate == pytest.approx(max(DECODING_SECONDS, weights.LEAST_BYTES / rate))
 
 
-def test_beside_rows_the_disk_is_used_for_most_of_what_it_can() -> None:
-    """Of a step of 20 ms that another model takes, not 8 MB: 0.4 GB a second."""
-    pace = WeightReadPace()
-    pace.while_decoding = True
-    seconds_of_pieces(pace, 6 * GB, 10)
-    assert pace.nbytes / (DECODING_SECONDS + 0.020) > 1.5 * GB
-
-
-def test_a_piece_from_the_page_cache_does_not_make_the_next_one_endless() -> None:
-    pace = WeightReadPace()
-    pace.learn(8 << 20, 1e-9)
-    assert pace.nbytes <= 4 * (8 << 20)
-
-
 def test_a_disk_that_becomes_slow_is_noticed_within_some_pieces() -> None:
     pace = WeightReadPace()
     pace.while_decoding = True

@@ -12,20 +12,14 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_server.engine.messages import (
     AdapterLoaded,
     AdapterUnloaded,
-    Generate,
     LoadAdapter,
-    LoadModel,
-    ModelLoaded,
-    Prefilled,
     Report,
-    RowFailed,
-    StepOutput,
     Token,
     UnloadAdapter,
 )
 from mlx_server.requests import SamplingParams
-from mlx_server.worker.engine import Engine
 from tests.worker.batch_runs import CLOSE, Ask, a_prompt, alone
+from tests.worker.bench import Answers, Bench
 from tests.worker.lora_files import linears_of, mlx_adapter, network, weakened, with_adapter
 
 GREEDY = SamplingParams(temperature=0)
@@ -43,67 +37,45 @@ class RowRequest:
     scale: float = 1.0
 
 
-class Desk:
-    """One engine with one model, in the test's own process."""
+class Desk(Bench):
+    """One engine, and what its rows with adapters were given so far."""
 
     def __init__(self, path: Path, cache_bytes: int = 0) -> None:
-        self.engine = Engine(concurrency=16, cache_bytes=cache_bytes)
         self.answers: dict[int, list[int]] = {}
-        self.cached: dict[int, int] = {}
-        self.failed: dict[int, str] = {}
-        self.engine.handle(LoadModel("m", str(path)))
-        assert any(isinstance(report, ModelLoaded) for report in self.finish())
+        super().__init__(path, cache_bytes, concurrency=16)
 
     @property
     def model(self) -> Any:
-        return self.engine.models.batches["m"].model
+        return self.batch.model
 
-    def load(self, adapter: str, folder: Path) -> Report:
-        (report,) = self.engine.handle(LoadAdapter("m", adapter, str(folder)))
+    def load_adapter(self, adapter: str, folder: Path) -> Report:
+        (report,) = self.handle(LoadAdapter("m", adapter, str(folder)))
         return report
 
     def loaded(self, **folders: Path) -> "Desk":
         for adapter, folder in folders.items():
-            assert isinstance(self.load(adapter, folder), AdapterLoaded)
+            assert isinstance(self.load_adapter(adapter, folder), AdapterLoaded)
         return self
 
     def unload(self, adapter: str) -> None:
-        reports = self._noted(self.engine.handle(UnloadAdapter("m", adapter)))
-        assert reports[-1] == AdapterUnloaded("m", adapter)
+        assert self.handle(UnloadAdapter("m", adapter))[-1] == AdapterUnloaded("m", adapter)
 
-    def begin(self, row_request: RowRequest, tokens: int = TOKENS, **rest: Any) -> int:
-        row = len(self.answers)
+    def ask(self, row_request: RowRequest, tokens: int = TOKENS, **rest: Any) -> int:
+        fields = {"adapter": row_request.adapter, "adapter_scale": row_request.scale, **rest}
+        row = self.begin(row_request.prompt, tokens, **fields)
         self.answers[row] = []
-        asked = Generate(row, "m", row_request.prompt, tokens, [], GREEDY, **rest)
-        asked.adapter, asked.adapter_scale = row_request.adapter, row_request.scale
-        self._noted(self.engine.handle(asked))
         return row
 
-    def step(self) -> list[Report]:
-        return self._noted(self.engine.step())
+    def step(self) -> Answers:
+        tokens = super().step()
+        for row, more in tokens.items():
+            self.answers[row] += more
+        return tokens
 
-    def finish(self) -> list[Report]:
-        reports: list[Report] = []
-        while self.engine.pause is not None:
-            reports += self.step()
-        return reports
-
-    def together(self, row_requests: Sequence[RowRequest], tokens: int = TOKENS) -> list[list[int]]:
-        rows = [self.begin(row_request, tokens) for row_request in row_requests]
+    def all_of(self, row_requests: Sequence[RowRequest], tokens: int = TOKENS) -> list[list[int]]:
+        rows = [self.ask(row_request, tokens) for row_request in row_requests]
         self.finish()
         return [self.answers[row] for row in rows]
-
-    def _noted(self, reports: list[Report]) -> list[Report]:
-        for report in reports:
-            match report:
-                case StepOutput(tokens=tokens):
-                    for token in tokens:
-                        self.answers[token.row].append(token.id)
-                case Prefilled(row, cached):
-                    self.cached[row] = cached
-                case RowFailed(row, message):
-                    self.failed[row] = message
-        return reports
 
 
 class Reference:

@@ -69,7 +69,7 @@ def test_each_row_answers_as_its_adapter_alone(each: Case) -> None:
     for row_request, use in zip(list(row_requests), [*references] * 2, strict=True):
         row_requests.append(replace(row_request, adapter=use[0], scale=use[1]))
     desk = Desk(each.path).loaded(one=each.one, two=each.two)
-    answers = desk.together(row_requests)
+    answers = desk.all_of(row_requests)
     for row_request, answer in zip(row_requests, answers, strict=True):
         reference = references[row_request.adapter, row_request.scale]
         reference.assert_is(row_request.prompt, answer)
@@ -79,17 +79,17 @@ def test_a_scale_of_nothing_is_the_base(case: Case) -> None:
     desk = Desk(case.path, 1 << 20).loaded(one=case.one)
     prompt = a_prompt(40)
     (base,), (nothing,) = (
-        desk.together([RowRequest(prompt)]),
-        desk.together([RowRequest(prompt, "one", 0.0)]),
+        desk.all_of([RowRequest(prompt)]),
+        desk.all_of([RowRequest(prompt, "one", 0.0)]),
     )
     assert nothing == base
-    assert desk.cached == {0: 0, 1: 39}
+    assert desk.cached == {1: 0, 2: 39}
 
 
 def test_an_embedding_from_peft_leaves_a_shared_head_alone(case: Case, tmp_path: Path) -> None:
     ours = mlx_adapter(tmp_path / "mlx", case.path, keys=["model.embed_tokens"])
     desk = Desk(case.path).loaded(peft=peft_adapter(tmp_path / "peft", ours), ours=ours)
-    (peft, mlx) = desk.together([RowRequest(a_prompt(9), "peft"), RowRequest(a_prompt(9), "ours")])
+    (peft, mlx) = desk.all_of([RowRequest(a_prompt(9), "peft"), RowRequest(a_prompt(9), "ours")])
     # the embedding's sum with what was learnt, and the head as it was
     model = network(case.path)
     config, tensors = contents(ours)
@@ -119,7 +119,7 @@ def test_dora_rows_among_others(tmp_path: Path, quantized: dict[str, Any] | None
     ]
     only = [RowRequest(a_prompt(30), "dora"), RowRequest(a_prompt(31), "dora")]
     for batch in (row_requests, only):
-        for row_request, answer in zip(batch, desk.together(batch), strict=True):
+        for row_request, answer in zip(batch, desk.all_of(batch), strict=True):
             references[row_request.adapter].assert_is(row_request.prompt, answer)
 
 
@@ -136,11 +136,11 @@ def test_rows_come_and_go(coming: "Coming", cache_bytes: int, seed: int) -> None
     for _ in range(60):
         if dice.random() < 0.3:
             row_request, tokens = coming.row_request(dice), dice.randrange(1, 12)
-            asked[desk.begin(row_request, tokens)] = row_request, tokens
+            asked[desk.ask(row_request, tokens)] = row_request, tokens
         if asked and dice.random() < 0.05:
             row = dice.choice(list(asked))
             cancelled.add(row)
-            desk.engine.handle(CancelRows([row]))
+            desk.handle(CancelRows([row]))
         desk.step()
     desk.finish()
     assert not desk.failed
@@ -188,7 +188,7 @@ def test_a_prompt_is_known_only_to_what_computed_it(case: Case) -> None:
     desk = Desk(case.path, 1 << 26).loaded(one=case.one, two=case.two)
     row_requests = [RowRequest(prompt, *use) for use in references]
     for row_request in row_requests * 2:  # one after the other
-        (answer,) = desk.together([row_request])
+        (answer,) = desk.all_of([row_request])
         assert_same(answer, references[row_request.adapter, row_request.scale].answer(prompt))
     assert list(desk.cached.values()) == [0] * 4 + [59] * 4
 
@@ -198,8 +198,9 @@ def test_a_prompt_is_scored_by_its_adapter(case: Case) -> None:
     desk = Desk(case.path).loaded(one=case.one, two=case.two)
     for (adapter, scale), reference in case.references.items():
         row_request = RowRequest(prompt, adapter, scale)
-        row = desk.begin(row_request, prompt_logprobs=True)
-        scored = [entry.chosen for entry in scored_of(row, desk.finish())]
+        row = desk.ask(row_request, prompt_logprobs=True)
+        desk.finish()
+        scored = [entry.chosen for entry in scored_of(row, desk.reports)]
         pieces = prompt_logprobs(reference.model, prompt, 0)
         exact = [entry.chosen for piece in pieces for entry in piece]
         assert scored == pytest.approx(exact, abs=1e-3)
@@ -218,10 +219,10 @@ REFUSED = {
 def test_a_row_that_can_not_have_its_adapter_fails_alone(case: Case, name: str) -> None:
     fields, said = REFUSED[name]
     desk = Desk(case.path).loaded(one=case.one)
-    row = desk.begin(RowRequest(a_prompt(9), "one"))
+    row = desk.ask(RowRequest(a_prompt(9), "one"))
     desk.step()
     asked = Generate(99, "m", a_prompt(9), 5, [], GREEDY, **fields)  # type: ignore[arg-type]
-    (failed,) = desk.engine.handle(asked)
+    (failed,) = desk.handle(asked)
     assert isinstance(failed, RowFailed)
     assert failed.row == 99
     assert said in failed.message
@@ -234,10 +235,10 @@ def test_unloading_fails_the_rows_that_use_it_and_no_others(case: Case) -> None:
     row_requests = [
         RowRequest(a_prompt(9, seed=n), adapter) for n, adapter in enumerate((None, "one", "two"))
     ]
-    decoding = [desk.begin(row_request) for row_request in row_requests]
-    while desk.engine.models.batches["m"].waiting:
+    decoding = [desk.ask(row_request) for row_request in row_requests]
+    while desk.batch.waiting:
         desk.step()
-    waiting, scored = desk.begin(row_requests[1]), desk.begin(row_requests[1], prompt_logprobs=True)
+    waiting, scored = desk.ask(row_requests[1]), desk.ask(row_requests[1], prompt_logprobs=True)
     desk.unload("one")
     assert set(desk.failed) == {decoding[1], waiting, scored}
     desk.finish()
@@ -249,24 +250,24 @@ def test_unloading_fails_the_rows_that_use_it_and_no_others(case: Case) -> None:
 
 def test_loading_again_changes_nothing(case: Case) -> None:
     desk = Desk(case.path)
-    first = desk.load("one", case.one)
+    first = desk.load_adapter("one", case.one)
     assert isinstance(first, AdapterLoaded)
     assert first.nbytes == sum(array.nbytes for array in contents(case.one)[1].values())
-    assert desk.load("one", case.path / "gone") == first
+    assert desk.load_adapter("one", case.path / "gone") == first
 
 
 def test_a_model_that_is_not_loaded_takes_no_adapter(case: Case) -> None:
     desk = Desk(case.path)
-    (failed,) = desk.engine.handle(LoadAdapter("other", "one", str(case.one)))
+    (failed,) = desk.handle(LoadAdapter("other", "one", str(case.one)))
     assert isinstance(failed, AdapterFailed)
     assert "other is not loaded" in failed.message
-    assert desk.engine.handle(UnloadAdapter("other", "one")) == [AdapterUnloaded("other", "one")]
+    assert desk.handle(UnloadAdapter("other", "one")) == [AdapterUnloaded("other", "one")]
 
 
 @pytest.mark.slow
 def test_after_the_last_adapter_the_layers_and_the_memory_are_as_before(each: Case) -> None:
     desk = Desk(each.path)
-    (before,) = desk.together([RowRequest(a_prompt(300))])
+    (before,) = desk.all_of([RowRequest(a_prompt(300))])
     parameters = {name: id(array) for name, array in tree_flatten(desk.model.parameters())}
     types = {name: type(module) for name, module in desk.model.named_modules()}
     gc.collect()  # engines of other tests
@@ -274,9 +275,9 @@ def test_after_the_last_adapter_the_layers_and_the_memory_are_as_before(each: Ca
     memory = mx.get_active_memory()
     desk.loaded(one=each.one, two=each.two)
     assert mx.get_active_memory() > memory
-    desk.together(mixed())
+    desk.all_of(mixed())
     desk.unload("two")
-    assert desk.together([RowRequest(a_prompt(300))]) == [before]
+    assert desk.all_of([RowRequest(a_prompt(300))]) == [before]
     desk.unload("one")
     assert {name: type(module) for name, module in desk.model.named_modules()} == types
     assert not any(hasattr(m, "slots") or hasattr(m, "head") for m in desk.model.modules())
@@ -285,7 +286,7 @@ def test_after_the_last_adapter_the_layers_and_the_memory_are_as_before(each: Ca
     gc.collect()
     mx.clear_cache()
     assert mx.get_active_memory() <= memory + 4096
-    assert desk.together([RowRequest(a_prompt(300))]) == [before]
+    assert desk.all_of([RowRequest(a_prompt(300))]) == [before]
 
 
 def test_rows_go_on_while_adapters_come_and_go(case: Case) -> None:
@@ -293,11 +294,11 @@ def test_rows_go_on_while_adapters_come_and_go(case: Case) -> None:
     row_requests = [
         RowRequest(a_prompt(9, seed=n), adapter) for n, adapter in enumerate([None, "one"])
     ]
-    rows = [desk.begin(row_request, 40) for row_request in row_requests]
+    rows = [desk.ask(row_request, 40) for row_request in row_requests]
     for _ in range(4):
         desk.step()
         desk.loaded(two=case.two)
-        desk.begin(RowRequest(a_prompt(5), "two"), 3)
+        desk.ask(RowRequest(a_prompt(5), "two"), 3)
         for _ in range(8):
             desk.step()
         desk.unload("two")

@@ -47,7 +47,7 @@ def _check(base: Path, rows: Sequence[tuple[str, str | None]], tokens: int) -> N
         RowRequest(prompt, adapter) for prompt, (_, adapter) in zip(prompts, rows, strict=True)
     ]
     desk = Desk(base).loaded(**{name: SAMPLES / name for name in (PIRATE, JSON)})
-    answers = desk.together(row_requests, tokens)
+    answers = desk.all_of(row_requests, tokens)
     assert len({tuple(answer) for answer in answers[:2]}) == 2, "to the same question"
     assert [len(answer) for answer in answers] == [tokens] * len(rows)
     for adapter in (None, PIRATE, JSON):

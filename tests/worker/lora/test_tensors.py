@@ -40,7 +40,7 @@ def test_both_formats_of_an_adapter_agree(
     ]
     desk = Desk(tiny_path).loaded(ours=ours, theirs=theirs)
     reference = Reference(tiny_path, ours)
-    for row_request, answer in zip(row_requests, desk.together(row_requests), strict=True):
+    for row_request, answer in zip(row_requests, desk.all_of(row_requests), strict=True):
         assert_same(answer, reference.answer(row_request.prompt))
 
 
@@ -91,7 +91,7 @@ def test_a_layer_is_found_by_each_of_its_names(
     desk = Desk(base).loaded(**adapters)
     expected = Reference(base, ours).answer(prompt)
     assert expected != Reference(base, None).answer(prompt)
-    for answer in desk.together([RowRequest(prompt, name) for name in adapters]):
+    for answer in desk.all_of([RowRequest(prompt, name) for name in adapters]):
         assert_same(answer, expected)
 
 
@@ -105,7 +105,7 @@ def test_a_config_of_both_formats_is_of_the_weights_that_are_there(
     adapter = save(tmp_path / "both", both, renamed)
     spec = read_adapter(adapter, base_shapes=None)
     assert (spec.format, spec.rank, spec.base) == ("mlx", 4, None)
-    (answer,) = Desk(tiny_path).loaded(both=adapter).together([RowRequest(a_prompt(20), "both")])
+    (answer,) = Desk(tiny_path).loaded(both=adapter).all_of([RowRequest(a_prompt(20), "both")])
     assert_same(answer, Reference(tiny_path, ours).answer(a_prompt(20)))
 
 
@@ -233,10 +233,10 @@ def test_files_that_can_not_be_read_are_refused(tiny_path: Path, tmp_path: Path,
 
 def assert_refused(path: Path, folder: Path, said: str) -> None:
     desk = Desk(path)
-    row = desk.begin(RowRequest(a_prompt(9)))
+    row = desk.ask(RowRequest(a_prompt(9)))
     desk.step()
     types = {name: type(module) for name, module in desk.model.named_modules()}
-    failed = desk.load("bad", folder)
+    failed = desk.load_adapter("bad", folder)
     assert isinstance(failed, AdapterFailed)
     assert said in failed.message
     assert {name: type(module) for name, module in desk.model.named_modules()} == types
@@ -302,7 +302,7 @@ def test_experts_of_their_own_answer_as_mlx_lm_with_merged_weights(
     prompts = [a_prompt(9), a_prompt(40)]  # mlx-lm sorts the tokens of the long one by expert
     plain, reference = Reference(base, None), merged(base, ours)
     rows = [RowRequest(prompt, name) for prompt in prompts for name in ("theirs", None)]
-    of_prompt = iter(desk.together(rows))
+    of_prompt = iter(desk.all_of(rows))
     changed = False
     for prompt in prompts:
         expected, without = reference.answer(prompt), plain.answer(prompt)
@@ -389,7 +389,7 @@ def test_experts_that_make_no_layer_are_refused_by_name(
     config = json.loads((good / "adapter_config.json").read_text())
     tensors: Any = mx.load(str(weights_of(good, peft=True)))
     spoil(config, tensors)
-    failed = desk.load("bad", save(tmp_path / "bad", config, tensors, peft=True))
+    failed = desk.load_adapter("bad", save(tmp_path / "bad", config, tensors, peft=True))
     assert isinstance(failed, AdapterFailed)
     assert said in failed.message
 
@@ -414,7 +414,7 @@ def test_experts_of_unequal_rank_and_scale_add_what_peft_adds(
     base, prompt = good.parent / "base", a_prompt(40)
     shapes = read_base_shapes(base, "base")
     assert read_adapter(theirs, base_shapes=shapes.shapes, complete=shapes.complete)
-    (answer,) = desk.loaded(**{change: theirs}).together([RowRequest(prompt, change)])
+    (answer,) = desk.loaded(**{change: theirs}).all_of([RowRequest(prompt, change)])
     expected = merged(base, good.parent / "mlx").answer(prompt)
     assert_same(answer, expected)
     assert expected != Reference(base, None).answer(prompt)
@@ -425,5 +425,5 @@ def test_layers_that_both_have_fused_are_adapted_so(tmp_path: Path) -> None:
     fused = ("self_attn.qkv_proj", "mlp.gate_up_proj")
     ours = mlx_adapter(tmp_path / "mlx", base, keys=fused)
     theirs = peft_adapter(tmp_path / "peft", ours)
-    (answer,) = Desk(base).loaded(theirs=theirs).together([RowRequest(a_prompt(20), "theirs")])
+    (answer,) = Desk(base).loaded(theirs=theirs).all_of([RowRequest(a_prompt(20), "theirs")])
     assert_same(answer, merged(base, ours).answer(a_prompt(20)))

@@ -136,7 +136,7 @@ def until_a_restart(
         model = files.networks[turn.key.adapter, turn.key.adapter_scale]
         assert answer == expected(model, prompt, answer, TOKENS)
         seen = [*asked[turn.key], *([prompt] if turn.is_ahead else [])]
-        assert process.cached <= max((common(prompt, each) for each in seen), default=0)
+        assert process.known <= max((common(prompt, each) for each in seen), default=0)
         asked[turn.key].append([*prompt, *answer])
         prompts.append([*prompt, *answer])
     return []
@@ -154,12 +154,12 @@ def prompt_of(turn: Turn, prompts: list[list[int]]) -> list[int]:
 def answered(process: Process, turn: Turn, prompt: list[int]) -> list[int]:
     key = turn.key
     if turn.limit is not None:
-        process.engine.handle(LimitCache(turn.limit))
+        process.handle(LimitCache(turn.limit))
     if turn.is_ahead:
-        process.engine.handle(
+        process.handle(
             ComputeAhead("m", prompt, 4096, key.adapter, key.adapter_scale, key.cache_scope)
         )
-        process.settle()
+        process.finish()
     return process.answer(
         prompt,
         TOKENS,

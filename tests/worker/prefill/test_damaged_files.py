@@ -58,7 +58,7 @@ class Saved:
         process = Process(self.path, folder)
         assert process.answer(PROMPT) == self.answer
         process.stop()
-        return process.cached
+        return process.known
 
 
 @pytest.fixture(scope="module", params=["llama", "gpt-oss", "lfm2", "mamba2"])
@@ -142,7 +142,7 @@ def test_what_took_a_files_place_after_the_lookup(
     if what == "no folder":
         shutil.rmtree(tmp_path / "d")
     assert process.answer(PROMPT) == llama.answer
-    assert process.cached == 0
+    assert process.known == 0
     process.stop()
     assert elsewhere.exists()
     assert not any(record.exc_info for record in caplog.records)
@@ -165,9 +165,9 @@ def test_a_file_that_is_cut_short_while_it_is_read(
         patched.setattr(prompt_files, "PIECE_BYTES", 64)
         patched.setattr(prompt_files, "sha256", CutsFiles)
         while process.is_reading(row):
-            process.reports += process.engine.step()
-    process.settle()
-    assert process.cached == 0
+            process.step()
+    process.finish()
+    assert process.known == 0
     process.stop()
 
 
@@ -328,10 +328,10 @@ def test_files_that_cant_be_read(
     with monkeypatch.context() as patched:
         patched.setattr(os, "open", open_of(".safetensors", code))
         while process.is_reading(row):
-            process.reports += process.engine.step()
+            process.step()
     assert (files(tmp_path / "d") == before) == are_kept
-    process.settle()
-    assert process.cached == 0
+    process.finish()
+    assert process.known == 0
     process.stop()
     assert llama.asked(tmp_path / "d") == 199, "they are there, or were written again"
 
@@ -380,7 +380,7 @@ def test_a_clock_that_was_set_back_turns_no_order_around(llama: Saved, tmp_path:
     known = []
     for prompt in (words(15, 200), words(14, 200), PROMPT):
         after.answer(prompt)
-        known.append(after.cached)
+        known.append(after.known)
     after.stop()
     assert known == [199, 199, 0]
 
@@ -406,7 +406,7 @@ def test_files_of_another_version_or_model_are_not_used_and_stay(
         )
     process = Process(path, tmp_path / "d", kv_bits=8 if what == "bits" else None)
     process.answer(PROMPT)
-    assert process.cached == 0
+    assert process.known == 0
     process.stop()
     assert set(before) < set(files(tmp_path / "d"))
 

@@ -27,12 +27,12 @@ from mlx_server.prompt_files import PromptFile, PromptFolder
 from mlx_server.worker.batch import Batch
 from mlx_server.worker.mlx_lm_internals import KVCache
 from mlx_server.worker.prefill import disk_tier, stored_prompt
+from tests.worker.bench import GREEDY, Bench
 from tests.worker.engine_runs import failures
 from tests.worker.kinds import SIZES
 from tests.worker.lora_files import mlx_adapter, network
 from tests.worker.one_pass import expected
 from tests.worker.prefill.disk_runs import BLOCK, Process, Start, words
-from tests.worker.test_kinds import GREEDY, Bench
 
 pytestmark = pytest.mark.usefixtures("_at_once")
 
@@ -50,7 +50,7 @@ def test_sessions_with_restarts_in_the_middle(path: Path, tmp_path: Path, start:
         places["continued_from"] = len(history)
         answer = process.answer(prompt, **places)
         assert answer == expected(model, prompt, answer, 8)
-        again += max(0, min(seen[-1], len(prompt)) - process.cached)
+        again += max(0, min(seen[-1], len(prompt)) - process.known)
         prompt_tokens += len(prompt)
         seen.append(len(history))
         history += answer[4:]
@@ -86,7 +86,7 @@ def test_a_prompt_that_parts_within_a_block_uses_the_blocks_before(
     process.forget_memory()
     other = [*prompt[: 2 * BLOCK + BLOCK // 2], *words(9, 40)]
     assert process.answer(other) == Bench(llama).answer(other, tokens=8)
-    assert process.cached == 2 * BLOCK
+    assert process.known == 2 * BLOCK
 
 
 @pytest.mark.slow
@@ -97,10 +97,10 @@ def test_a_prompt_comes_back_though_the_prompt_cache_has_no_room(
     process, first = start(path, tmp_path), words(1, 5 * BLOCK)
     process.answer(first)
     process.write()
-    process.engine.handle(LimitCache(0))
+    process.handle(LimitCache(0))
     process.answer([*first, *words(9, 40)])
-    assert process.cached >= len(first) - 1
-    process.engine.handle(LimitCache(0))
+    assert process.known >= len(first) - 1
+    process.handle(LimitCache(0))
     assert process.engine.prompts.memory.known(("m", None, 1.0, ""), first) == 0
 
 
@@ -121,15 +121,15 @@ def test_no_other_key_or_adapter_hits(
     first = start(llama, tmp_path / "disk", adapter=adapter)
     first.answer(prompt)
     first.answer(prompt, **other)
-    assert first.cached == 0
+    assert first.known == 0
     first.answer(prompt)
-    assert first.cached == 199
+    assert first.known == 199
     first.stop()
     second = start(llama, tmp_path / "disk", adapter=adapter)
     second.answer(prompt, cache_scope="a third key")
-    assert second.cached == 0
+    assert second.known == 0
     second.answer(prompt, **other)
-    assert second.cached == 199
+    assert second.known == 199
 
 
 @pytest.mark.parametrize("is_stored", [True, False])
@@ -139,17 +139,17 @@ def test_what_a_request_does_not_want_stored_stays_off_the_disk(
     """Nor what is computed ahead for it."""
     process, prompt, answer = start(llama, tmp_path), words(1, 200), words(2, 200)
     process.answer(prompt, on_disk=is_stored)
-    process.engine.handle(ComputeAhead("m", [*prompt, *answer], 4096, on_disk=is_stored))
-    process.settle()
+    process.handle(ComputeAhead("m", [*prompt, *answer], 4096, on_disk=is_stored))
+    process.finish()
     computed = [r.computed for r in process.reports if isinstance(r, ComputedAhead)]
     assert sum(computed) >= len(answer)
     process.answer([*prompt, *words(3, 50)], on_disk=False)
     process.stop()
     after = start(llama, tmp_path)
     after.answer([*prompt, *words(3, 50)], on_disk=False)
-    assert after.cached == (200 if is_stored else 0)
+    assert after.known == (200 if is_stored else 0)
     after.answer([*prompt, *answer, 1, 2])
-    assert after.cached == (len(prompt) + len(answer) if is_stored else 200)
+    assert after.known == (len(prompt) + len(answer) if is_stored else 200)
 
 
 def test_a_cache_of_a_class_that_is_not_in_the_table_stays_in_memory(
@@ -168,7 +168,7 @@ def test_a_cache_of_a_class_that_is_not_in_the_table_stays_in_memory(
     assert process.folder
     assert process.folder.count == 0
     process.answer(prompt)
-    assert process.cached == 199
+    assert process.known == 199
 
 
 def refuse(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,7 +199,7 @@ def test_a_model_that_computes_invalid_values_leaves_no_files(
     assert process.folder.count > 0
     if is_refused:
         refuse(process, monkeypatch)
-    norm = process.engine.models.networks["m"].model.norm
+    norm = process.batch.model.model.norm
     norm.weight = mx.full(norm.weight.shape, float("nan"))
     process.answer(words(2, 200))
     assert failures(process.reports)
@@ -231,11 +231,11 @@ def test_bytes_that_wait_for_the_disk_are_limited(
     assert process.engine.pause is None, "it waits for the disk"
     assert process.folder
     assert (len(begun), process.folder.count) == (1, 0)
-    process.engine.handle(UnloadModel("m"))
+    process.handle(UnloadModel("m"))
     assert process.folder.count == len(begun) == 400 // BLOCK + 2  # the ends of prompt and answer
     process.load()
     process.answer([*prompt, 1, 2, 3])
-    assert process.cached == 399
+    assert process.known == 399
 
 
 class Leaving:
@@ -246,17 +246,17 @@ class Leaving:
         process.answer_without_writing(self.prompt, branches=[90, 200], **fields)
         assert process.folder
         self.files = process.folder.count
-        process.engine.handle(Generate(0, "m", words(2, 40), 4, [], GREEDY))
-        process.engine.handle(LimitCache(0))
+        process.handle(Generate(0, "m", words(2, 40), 4, [], GREEDY))
+        process.handle(LimitCache(0))
         assert process.folder.count == self.files, "nothing is copied, and no row waits"
 
     def asked_again(self) -> int:
         """The tokens that are known of it afterwards."""
-        self.process.settle()
+        self.process.finish()
         self.process.write()
-        self.process.engine.handle(LimitCache(1 << 30))
+        self.process.handle(LimitCache(1 << 30))
         self.process.answer([*self.prompt, 1, 2, 3])
-        return self.process.cached
+        return self.process.known
 
 
 @pytest.mark.slow
@@ -313,16 +313,16 @@ def test_what_is_unloaded_while_a_row_of_another_model_runs_is_written(
     llama: Path, tmp_path: Path, start: Start
 ) -> None:
     process, prompt = start(llama, tmp_path), words(1, 200)
-    process.engine.handle(LoadModel("other", str(llama)))
-    process.settle()
+    process.handle(LoadModel("other", str(llama)))
+    process.finish()
     process.answer_without_writing(prompt)
-    process.engine.handle(Generate(0, "other", words(2, 40), 4, [], GREEDY))
-    process.engine.handle(UnloadModel("m"))
-    process.settle()
+    process.handle(Generate(0, "other", words(2, 40), 4, [], GREEDY))
+    process.handle(UnloadModel("m"))
+    process.finish()
     process.write()
     process.load()
     process.answer([*prompt, 1, 2, 3])
-    assert process.cached == 199
+    assert process.known == 199
 
 
 def test_pieces_ahead_and_pieces_for_the_disk_alternate(
@@ -332,14 +332,14 @@ def test_pieces_ahead_and_pieces_for_the_disk_alternate(
     process, tokens = start(llama, tmp_path), [*words(1, 400), *words(2, 1500)]
     process.answer_without_writing(words(1, 400))
     process.reports.clear()
-    process.engine.handle(ComputeAhead("m", tokens, 4096))
-    process.settle()
+    process.handle(ComputeAhead("m", tokens, 4096))
+    process.finish()
     kinds = [type(r) for r in process.reports if isinstance(r, ComputedAhead | DiskCacheUse)]
     first = kinds.index(DiskCacheUse)
     assert ComputedAhead in kinds[:first], "while the first file was copied"
     assert ComputedAhead in kinds[first:], "after a file was written"
     process.answer([*tokens, 1, 2])
-    assert process.cached == len(tokens)
+    assert process.known == len(tokens)
 
 
 def test_single_pieces_are_written_between_the_steps_of_rows(
@@ -386,13 +386,13 @@ def test_a_row_that_leaves_while_its_prompt_is_read(
     process.stop()
     after = start(llama, tmp_path)
     assert after.is_reading(after.begin(prompt, 3))
-    after.engine.handle(command)
+    after.handle(command)
     while after.is_reading(1):
-        after.settle()
+        after.finish()
     if isinstance(command, UnloadModel):
         after.load()
     assert after.answer([*prompt, 5]) == start(llama, None).answer([*prompt, 5])
-    assert after.cached >= 299, "what was read is kept for others, and the files are"
+    assert after.known >= 299, "what was read is kept for others, and the files are"
 
 
 def test_prompts_that_the_disk_does_not_have_wait_for_no_file(
@@ -405,7 +405,7 @@ def test_prompts_that_the_disk_does_not_have_wait_for_no_file(
     after = start(llama, tmp_path)
     rows = [after.begin(words(100 + row, 50)) for row in range(8)]
     assert not any(map(after.is_reading, rows))
-    after.settle()
+    after.finish()
     assert (after.total("hits"), after.total("misses")) == (0, 8)
 
 
@@ -421,9 +421,9 @@ def test_rows_that_wait_for_the_same_prompt_are_admitted_together(
     assert after.engine.doing == "reading a prompt of m from disk"
     deadline = time.monotonic() + 30
     while any(map(after.is_reading, rows)) and time.monotonic() < deadline:
-        after.reports += after.engine.step()
+        after.step()
     assert after.engine.doing == "generating"
-    after.settle()
+    after.finish()
     assert after.total("hits") == 1
     known = [each.cached_tokens for each in after.reports if isinstance(each, Prefilled)]
     assert known == [199] * 6

@@ -38,9 +38,9 @@ from mlx_server.worker.prefill.memory_tier import (
 from mlx_server.worker.prompt_store import MOST_SPACED, NEAREST, snapshot_places, with_parting
 from mlx_server.worker.replay_model import ReplayCache
 from tests.worker.batch_runs import a_prompt
+from tests.worker.bench import Bench
 from tests.worker.engine_runs import active_memory
 from tests.worker.kinds import KINDS, Kind
-from tests.worker.test_kinds import Bench
 
 TOKEN = 2 * 2 * 16 * 4
 """Bytes that `full` keeps for a token: keys and values of 2 heads, 16 wide, in float32."""

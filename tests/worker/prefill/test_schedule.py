@@ -8,7 +8,6 @@ import pytest
 
 from mlx_server.worker.prefill.schedule import (
     FIRST,
-    GROWTH,
     IDLE_SECONDS,
     LEAST,
     MOST,
@@ -98,42 +97,10 @@ def test_streams_wait_no_longer_than_the_gap_and_keep_their_share(machine: Machi
     assert SCHEDULE.prefill_share - 0.05 <= share <= SCHEDULE.prefill_share
 
 
-@pytest.mark.parametrize("machine", MACHINES)
-def test_no_piece_of_a_fresh_server_is_much_too_long(machine: Machine) -> None:
-    assert max(run(machine).gaps) <= 0.4
-
-
-def test_a_step_that_is_longer_than_its_share_is_all_that_streams_get() -> None:
-    found = run(Machine(step=0.2, piece=0.05, token=0.001))
-    assert found.decoding / 0.2 == pytest.approx(100, rel=0.15)
-    assert max(found.gaps[20:]) <= SCHEDULE.longest_gap + 0.2
-
-
 def test_a_piece_that_reads_all_of_a_model_is_made_worth_it() -> None:
     """Though it takes longer than the gap."""
     found = run(Machine(step=0.05, piece=0.5, token=0.002))
     assert sum(piece.tokens for piece in found.pieces[20:]) / 80 > 100
-
-
-@pytest.mark.slow
-def test_while_several_wait_steps_are_saved_up_for_a_fuller_batch() -> None:
-    """In the end the share is the same."""
-    one, several = run(GPU, waiting=1, pieces=200), run(GPU, waiting=5, pieces=200)
-    assert max(several.gaps[20:]) <= SCHEDULE.longest_gap * 1.15
-    assert several.decoding == pytest.approx(one.decoding, rel=0.1)
-    assert sum(gap > 0.2 for gap in several.gaps) < len(several.gaps) / 2
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("setting", [Schedule(0.5, 0.3), Schedule(0.8, 0.1), Schedule(0.95, 1.0)])
-def test_share_and_gap_follow_the_settings(
-    setting: Schedule, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tests.worker.prefill.test_schedule.SCHEDULE", setting)
-    found = run(GPU, pieces=300)
-    share = found.prefilling / (found.prefilling + found.decoding)
-    assert share == pytest.approx(setting.prefill_share, abs=0.03)
-    assert max(found.gaps[20:]) <= setting.longest_gap * 1.15
 
 
 @pytest.mark.parametrize("machine", [GPU, EXPERTS, CPU])
@@ -185,12 +152,6 @@ def test_what_a_piece_costs_is_learned_at_any_context(
         assert cost(piece) <= 0.3 * (1 + error)
     piece = PrefillPiece(1, learned.tokens(0.3, 1, context), context)
     assert cost(piece) >= 0.3 * (1 - error)
-
-
-def test_a_piece_grows_by_steps() -> None:
-    learned = PrefillCost()
-    learned.learn(PrefillPiece(1, 50, 0), 0.01)
-    assert learned.tokens(10.0, 1, 0) == 50 * GROWTH
 
 
 def test_a_machine_that_gets_slower_is_followed_at_once() -> None:

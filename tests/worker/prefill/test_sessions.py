@@ -8,10 +8,10 @@ from random import Random
 import pytest
 
 from mlx_server.engine.messages import CancelRows, Generate
+from tests.worker.bench import GREEDY, Bench
 from tests.worker.kinds import KINDS
 from tests.worker.lora_files import network
 from tests.worker.one_pass import expected
-from tests.worker.test_kinds import GREEDY, Bench
 
 ONE_OF_EACH = [
     kind for kind in KINDS if kind.name in ("llama", "gpt-oss", "gemma3", "mamba2", "lfm2")
@@ -124,20 +124,6 @@ def test_answers_are_those_of_a_cold_engine(engine: Counted, path: Path) -> None
     model = network(path)
     for prompt, answer in engine.answered:
         assert answer == expected(model, prompt, answer, TOKENS)
-
-
-@pytest.mark.slow
-def test_prompts_with_places_are_computed_together_as_alone(path: Path) -> None:
-    model, sessions = network(path), list(turns(seed=5, count=2))
-    requests = [session.prompt() for session in (*sessions, *sessions)]
-    warm = Bench(path, cache_bytes=1 << 30)
-    for number, request in enumerate(requests, 1):
-        request.row = number
-        warm.engine.handle(request)
-    answers = warm.finish()
-    for request in requests:
-        answer = answers[request.row]
-        assert answer == expected(model, request.prompt, answer, TOKENS)
 
 
 @pytest.mark.slow

@@ -9,9 +9,9 @@ import pytest
 
 from mlx_server.worker.prefill.schedule import PrefillBudget
 from tests.worker.architectures import CONFIGS
+from tests.worker.bench import Bench
 from tests.worker.kinds import Kind
 from tests.worker.prefill.disk_runs import words
-from tests.worker.test_kinds import Bench
 
 pytestmark = pytest.mark.slow
 

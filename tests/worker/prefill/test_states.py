@@ -62,7 +62,7 @@ def test_answers_are_those_of_a_cold_engine(engines: Engines) -> None:
         """known: how many of the prompt's tokens have to be cached."""
         answer = process.answer(prompt, TOKENS, branches=[len(SYSTEM)], shared=len(SYSTEM))
         assert answer == cold(prompt, answer)
-        assert process.cached == known
+        assert process.known == known
         return [*prompt, *answer]
 
     first = check(warm, [*SYSTEM, *words(1, TURN)], 0)
@@ -70,7 +70,7 @@ def test_answers_are_those_of_a_cold_engine(engines: Engines) -> None:
     check(warm, [*SYSTEM, *words(3, TURN)], len(SYSTEM))  # of a snapshot, or of a cache cut back
     ahead = [*in_memory, *words(4, TURN)]
     warm.engine.handle(ComputeAhead("m", ahead, 4096))
-    warm.settle()
+    warm.finish()
     last = check(warm, [*ahead, *words(5, TURN)], len(ahead))
     warm.write()
     warm.stop()
