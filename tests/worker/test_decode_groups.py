@@ -5,13 +5,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from bench_parts.simulated.roofline import PAIRS, pair, seconds
+from bench_parts.simulated.virtual import Simulation
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mlx_server.worker.decode_groups import StepBytes, cheapest_groups, padded_less, padding
 from tests.worker.bench import Bench
 from tests.worker.kinds import KINDS, Kind
-from tests.worker.simulated import PAIRS, Simulation, pair, seconds
 
 SHORT, LONG = 300, 30_000
 

@@ -1,5 +1,6 @@
 """Encoders, compared with numpy's computation of one text at a time."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -7,10 +8,12 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_server.engine.messages import Embedded, KvCost, Pooling
+from mlx_server.engine.messages import Embed, Embedded, KvCost, Pooling
 from mlx_server.errors import ModelUnusable
 from mlx_server.models import architectures
 from mlx_server.worker import encoders as worker_encoders
+from mlx_server.worker import weights
+from mlx_server.worker.encoders import Encoder, encoder_output
 from mlx_server.worker.engine import Engine
 from mlx_server.worker.memory import cache_cost
 from mlx_server.worker.rows import PIECE
@@ -28,8 +31,35 @@ from tests.tiny_encoders import (
     score,
     tiny_encoder,
 )
-from tests.worker.encoder_runs import TEXTS, command, computed, loaded
 from tests.worker.engine_runs import ask, drain, failures, load, of, tokens_of, until
+
+TEXTS = [[(7 * at + 3 * length) % VOCABULARY for at in range(length)] for length in (1, 9, 40, 2)]
+
+
+def loaded(folder: Path) -> Encoder:
+    reading = weights.load(folder)
+    while True:
+        try:
+            next(reading)
+        except StopIteration as end:
+            return cast(Encoder, end.value)
+
+
+def computed(
+    model: Encoder, command: Embed, piece: Callable[[], int] = lambda: 10**6
+) -> tuple[Any, int]:
+    """The vectors or scores, and in how many pieces they were computed."""
+    work, pieces = encoder_output(model, command, piece), 0
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            return np.array(end.value), pieces
+        pieces += 1
+
+
+def command(row: int = 0, inputs: Any = TEXTS, **rest: Any) -> Embed:
+    return Embed(row, "tiny", inputs, **rest)
 
 
 @pytest.mark.parametrize("kind", ENCODERS)

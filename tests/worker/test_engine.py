@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bench_parts.simulated.virtual import GREEDY, Network
 
 from mlx_server.engine.messages import (
     Admitted,
@@ -43,7 +44,6 @@ from tests.worker.engine_runs import (
     tokens_of,
     until,
 )
-from tests.worker.simulated import GREEDY, Network
 
 
 def truncated(folder: Path) -> None:

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from bench_parts.__main__ import app
 from bench_parts.simulated import servers, short_prompts
+from bench_parts.simulated.roofline import MACHINES, pair, seconds
 from typer.testing import CliRunner
 
-from tests.worker.simulated import MACHINES, SITE, pair, seconds
+SITE = Path(__file__).parents[2] / "scripts" / "bench_parts" / "simulated" / "site"
 
 OWN = """
 [machines.mine]

@@ -209,14 +209,14 @@ def _started(group: RankGroup, worker: WorkerArguments, number: int) -> "subproc
     arguments = RankArguments(number, group, worker)
     host, text = group.hosts[number], encode_arguments(arguments).decode()
     return subprocess.Popen(
-        _command(group, host, text),
+        rank_command(group, host, text),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=os.environ | dict(group.variables),
     )
 
 
-def _command(group: RankGroup, host: RankHost, arguments: str) -> list[str]:
+def rank_command(group: RankGroup, host: RankHost, arguments: str) -> list[str]:
     if host.is_local:
         return [sys.executable, "-m", MODULE, arguments]
     wanted = {**dict(group.variables), "PYTHONHASHSEED": os.environ["PYTHONHASHSEED"]}

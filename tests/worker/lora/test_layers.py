@@ -15,8 +15,21 @@ from mlx_lm.models.switch_layers import SwitchLinear
 from mlx_server.errors import AdapterInvalid
 from mlx_server.worker.lora_adapters import TRAIN_OTHERS, AdapterWeights
 from mlx_server.worker.lora_layers import AdapterSlots, ForwardPass, LoraDelta, RowAdapters, using
-from tests.worker.lora.toys import RANK, WIDTH, pair, same
 from tests.worker.lora_files import save
+
+WIDTH, RANK = 8, 2
+
+
+def pair(seed: int = 0, dtype: mx.Dtype = mx.float32, rank: int = RANK) -> dict[str, mx.array]:
+    a, b = mx.random.split(mx.random.key(seed))
+    return {
+        "layer.lora_a": mx.random.normal((WIDTH, rank), key=a).astype(dtype),
+        "layer.lora_b": mx.random.normal((rank, WIDTH), key=b).astype(dtype),
+    }
+
+
+def same(x: mx.array, y: mx.array) -> bool:
+    return bool(mx.allclose(x, y, atol=1e-4))
 
 
 class Toy(nn.Module):  # type: ignore[misc]

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 
 import pytest
+from bench_parts.simulated.virtual import Answer, Simulation
 
 from mlx_server.worker.prefill.schedule import Schedule
-from tests.worker.simulated import Answer, Simulation
 
 PAIR = "m4-max:gpt-oss-120b"
 SHORT = 200

@@ -3,6 +3,8 @@
 from typing import Any
 
 import pytest
+from bench_parts.simulated.roofline import PAIRS
+from bench_parts.simulated.virtual import Answer, Simulation, together_by_mlx_lm
 
 from mlx_server.worker.prefill_groups import SHARED
 from tests.worker.batch_runs import (
@@ -13,7 +15,6 @@ from tests.worker.batch_runs import (
     ids,
     together,
 )
-from tests.worker.simulated import PAIRS, Answer, Simulation, together_by_mlx_lm
 
 PAIR = "m4-max:gpt-oss-120b"
 

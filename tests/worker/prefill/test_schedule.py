@@ -5,6 +5,15 @@ from dataclasses import dataclass
 from itertools import cycle
 
 import pytest
+from bench_parts.simulated.roofline import PAIRS
+from bench_parts.simulated.virtual import (
+    Answer,
+    Simulation,
+    alone_by_mlx_lm,
+    crowd,
+    long_prompt_next_to_stream,
+    together_by_mlx_lm,
+)
 
 from mlx_server.worker.prefill.schedule import (
     FIRST,
@@ -15,15 +24,6 @@ from mlx_server.worker.prefill.schedule import (
     PrefillCost,
     PrefillPiece,
     Schedule,
-)
-from tests.worker.simulated import (
-    PAIRS,
-    Answer,
-    Simulation,
-    alone_by_mlx_lm,
-    crowd,
-    long_prompt_next_to_stream,
-    together_by_mlx_lm,
 )
 
 SCHEDULE = Schedule()

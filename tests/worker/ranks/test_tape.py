@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from mlx_server.engine.messages import StepOutput, Token
 from mlx_server.worker.ranks.link import (
     CHECK_STEPS,
     Comparison,
@@ -17,7 +18,10 @@ from mlx_server.worker.ranks.link import (
     decode_input,
 )
 from mlx_server.worker.server_connection import Inbox, OwnInputs
-from tests.worker.ranks.steps import a_step
+
+
+def a_step(id: int, tokens: int = 2) -> StepOutput:
+    return StepOutput("m", [Token(row, id + row) for row in range(tokens)], 0, 0, 0)
 
 
 def a_pair() -> tuple[Inbox, RecordedInputs, RepeatedInputs]:

@@ -1,4 +1,4 @@
-"""What messages count: a row's limit and overflow, padding, and the bytes of a row's tokens."""
+"""What messages count, and how much of a Mac's memory is wired."""
 
 from typing import Any
 
@@ -11,6 +11,7 @@ from mlx_server.engine.messages import (
     Generate,
     KvCost,
 )
+from mlx_server.engine.wired_memory import Wired, next_limit, wiring
 from mlx_server.requests import SamplingParams
 
 
@@ -51,3 +52,32 @@ def test_padding_takes_its_share_of_the_room() -> None:
     assert MIXED.most_padding(-1) == 0
     assert KvCost(fixed=7).most_padding(1 << 30) is None
     assert MIXED.padding_bytes(100) == 14 * (100 + PREFILL_PADDING)
+
+
+GB = 10**9
+
+
+@pytest.mark.parametrize(
+    ("wired", "weights", "working_set", "limit"),
+    [
+        ("never", 20, 22, 0),
+        ("auto", 9, 20, 0),  # it stays resident by itself
+        ("auto", 11, 20, 11),
+        ("auto", 17, 20, 17),
+        ("auto", 19, 20, 0),  # the system needs the rest
+        (10, 20, 22, 10),
+        (10, 1, 22, 1),  # nothing but weights
+        (30, 20, 22, 19),  # never all of it: the system needs the rest
+        ("auto", 20, 0, 0),  # no Metal
+        (10, 20, 0, 0),
+    ],
+)
+def test_what_is_wired(wired: Wired, weights: int, working_set: int, limit: int) -> None:
+    wanted = wired * GB if isinstance(wired, int) else wired
+    assert wiring(wanted, weights * GB, working_set * GB).limit // GB == limit
+
+
+def test_the_limit_never_falls_nor_moves_while_rows_are_under_way() -> None:
+    assert next_limit(10, 5, rows=False) == 10
+    assert next_limit(10, 20, rows=False) == 20
+    assert next_limit(10, 20, rows=True) == 10
