@@ -87,7 +87,7 @@ def check(view: View) -> None:
     if isinstance(view.root, Mapping):
         for fault in _read(view.root).faults:
             raise refused(fault.path, f"can't be accepted: {fault.why}")
-    parts = list(view.all())
+    parts = view.reached()
     _refuse_cycles(view, parts)
     for part in parts:
         _check_values(part)

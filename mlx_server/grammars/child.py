@@ -59,7 +59,7 @@ def reply_to(request: Request) -> Reply:
         with time_limit(request.seconds):
             match request:
                 case Compile(schema):
-                    return _compiled(View(json.loads(schema), schema))
+                    return _compiled(View(json.loads(schema)))
                 case ConvertGbnf(gbnf):
                     return Compiled(_converted(gbnf))
                 case CheckValue(value, schema):

@@ -7,7 +7,7 @@ path, which is needed here because llguidance follows JSON pointers only.
 
 import json
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
@@ -36,8 +36,6 @@ _SHAPES = {
 HOLDERS = frozenset(_SHAPES)
 """The keywords that contain schemas."""
 
-_PLAIN = frozenset((str, int, float, bool, type(None)))
-
 _OBJECT = (dict, Mapping)
 """`dict` first: to ask whether it is a Mapping takes ten times as long."""
 _SCHEMA = (dict, bool, Mapping)
@@ -51,8 +49,6 @@ class Part(NamedTuple):
 class Links(NamedTuple):
     """The schemas that a part leads to."""
 
-    inside: list[Part]
-    """The schemas directly inside it, its definitions too."""
     used: list[Part]
     """The schemas directly inside it, without its definitions."""
     target: Part | None
@@ -61,7 +57,7 @@ class Links(NamedTuple):
 
 LEADING = HOLDERS | {"$ref"}
 """The keywords that lead to other schemas."""
-_NO_LINKS = Links([], [], None)
+_NO_LINKS = Links([], None)
 
 
 class View:
@@ -70,12 +66,8 @@ class View:
     What its parts lead to is found once. Code that changes the schema calls `forget` afterwards.
     """
 
-    def __init__(self, root: Schema, text: str | None = None) -> None:
-        """text: the schema as JSON; a keyword that it does not have is not looked for."""
+    def __init__(self, root: Schema) -> None:
         self.root = root
-        self._text = text
-        self._pointed_parts: dict[str, Part] = {}
-        """The targets of pointers that were followed."""
         self._links: dict[Path, Links] = {}
         self._reached: list[Part] | None = None
 
@@ -88,24 +80,8 @@ class View:
             return _NO_LINKS
         found = self._links.get(part.path)
         if found is None:
-            used = children(part)
-            defines = any(key in part.schema for key in DEFINITIONS)
-            inside = children(part, DEFINITIONS) if defines else used
-            found = self._links[part.path] = Links(inside, used, self.target(part))
+            found = self._links[part.path] = Links(children(part), self.target(part))
         return found
-
-    @cached_property
-    def _changes_base(self) -> bool:
-        """Whether any object inside the schema has an `$id`."""
-        if self._text is not None and '"$id"' not in self._text:
-            return False
-        waiting = [*_values_of(self.root)]
-        while waiting:
-            value = waiting.pop()
-            if isinstance(value, _OBJECT) and "$id" in value:
-                return True
-            waiting += [inner for inner in _values_of(value) if type(inner) not in _PLAIN]
-        return False
 
     @cached_property
     def _anchors(self) -> dict[str, Part]:
@@ -138,7 +114,7 @@ class View:
         self._refuse_other_base(part.path)
         name = unquote(ref[1:])
         if name.startswith("/") or not name:
-            return self._pointed(name, at)
+            return self._followed(name, at)
         if name not in self._anchors:
             raise refused(at, f"refers to {shorten(ref)}, but no $anchor of that name is there")
         return self._anchors[name]
@@ -154,29 +130,15 @@ class View:
         """Returns the root and all parts that it uses; definitions only if something refers to
         them."""
         if self._reached is None:
-            self._reached = [*self._walked(lambda links: links.used)]
+            found, waiting = dict[Path, Part](), [Part((), self.root)]
+            while waiting:
+                part = waiting.pop()
+                if part.path not in found:
+                    found[part.path] = part
+                    used, target = self.links(part)
+                    waiting += [*reversed(used), *([target] if target else ())]
+            self._reached = [*found.values()]
         return self._reached
-
-    def all(self) -> Iterator[Part]:
-        return self._walked(lambda links: links.inside)
-
-    def _walked(self, inner: Callable[[Links], list[Part]]) -> Iterator[Part]:
-        waiting, seen = [Part((), self.root)], set[Path]()
-        while waiting:
-            part = waiting.pop()
-            if part.path in seen:
-                continue
-            seen.add(part.path)
-            yield part
-            links = self.links(part)
-            waiting += reversed(inner(links))
-            if links.target:
-                waiting.append(links.target)
-
-    def _pointed(self, name: str, at: Path) -> Part:
-        if name not in self._pointed_parts:
-            self._pointed_parts[name] = self._followed(name, at)
-        return self._pointed_parts[name]
 
     def _followed(self, name: str, at: Path) -> Part:
         steps = name.split("/")[1:]
@@ -198,8 +160,6 @@ class View:
             yield found
 
     def _refuse_other_base(self, path: Path) -> None:
-        if not self._changes_base:
-            return
         for depth, found in enumerate(self._along(path)):
             base = found.get("$id") if depth and isinstance(found, Mapping) else None
             if isinstance(base, str) and not base.startswith("#"):

@@ -68,7 +68,6 @@ def test_an_id_between_root_and_target_is_refused() -> None:
 def test_a_schema_that_refers_to_itself_is_walked_once() -> None:
     schema = {"properties": {"next": {"$ref": "#"}}, "$defs": {"unused": {}}}
     assert [part.path for part in View(schema).reached()] == [(), ("properties", "next")]
-    assert ("$defs", "unused") in [part.path for part in View(schema).all()]
 
 
 @pytest.mark.parametrize(
