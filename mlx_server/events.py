@@ -69,8 +69,6 @@ class Started:
     """Paths of the schema keywords that no grammar enforces."""
     sampling: SamplingParams | None = None
     """Parameters of the first answer, resolved from client, models.yaml and checkpoint."""
-    messages: tuple[Mapping[str, Any], ...] = ()
-    """The prompt as messages of the family's own library, if requested."""
     tool_output_tokens: int = 0
     """Tokens of the tool results at the end of the prompt, which no earlier prompt had."""
     prompt_token_ids: tuple[tuple[int, ...], ...] = ()
@@ -333,8 +331,6 @@ class Finished:
     """The client's stop string that ended the answer."""
     answer_forced: bool = False
     """Whether the model stopped after its reasoning and was continued with an answer prefix."""
-    messages: tuple[Mapping[str, Any], ...] = ()
-    """Everything after the prompt, as messages of the family's own library, if requested."""
     raw: tuple[str, ...] = ()
     """The model's raw output, delimiters included, if requested: one text for each attempt and
     round."""

@@ -131,8 +131,6 @@ class GenerateRequest:
     """Whether an answer may call several tools; if not, it ends with the first call."""
     include_raw: bool | None = None
     """Whether `Finished` has the raw output; None: as the model's owner has set it."""
-    raw_messages: bool = False
-    """Whether the events carry the messages of the family's own library."""
     echo: bool = False
     """Each answer begins with its prompt, and with the prompt's log probabilities if any."""
     special_tokens: bool = False

@@ -207,7 +207,6 @@ def _started(
         system_fingerprint(prepared, adapter),
         planned.unenforced,
         planned.rows[0].sampling,
-        planned.messages,
         planned.tool_output_tokens,
         unfinished=unfinished,
     )

@@ -385,7 +385,6 @@ class RowOutput(OutputProcessor):
         return replace(
             self._end(reason, self.counts),
             answer_forced=self._is_forced,
-            messages=tuple(self._parser.messages()) if self._request.raw_messages else (),
             raw=(self._tokenizer.raw(self._raw_ids),) if self._request.include_raw else (),
         )
 

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 from mlx_server import limits
 from mlx_server.engine.messages import Generate, RowLeftGrammar
@@ -59,8 +58,6 @@ class RequestPlan:
     unchecked: bool
     """Whether some of these keywords concern the answer's text, which is then checked when it is
     complete."""
-    messages: tuple[Mapping[str, Any], ...]
-    """The prompts as messages of the family's own library, if requested."""
     tool_output_tokens: int = 0
     """Tokens of the tool results at the end of the prompts."""
 
@@ -114,7 +111,6 @@ def plan(
         ignored=tuple(dict.fromkeys(ignored)),
         unenforced=(*of_text, *of_tools),
         unchecked=bool(of_text),
-        messages=tuple(_messages(prepared, prompts)) if request.raw_messages else (),
         tool_output_tokens=sum(tool_output_tokens(prepared, each) for each in request.prompts),
     )
 
@@ -173,19 +169,6 @@ def shortened(
     for row, limit in zip(planned.rows, most_of_each, strict=True):
         row.end_within(limit)
     return replace(planned, demand=replace(planned.demand, most_tokens=most))
-
-
-def _messages(
-    prepared: PreparedModel, prompts: Sequence[RenderedPrompt]
-) -> Iterator[Mapping[str, Any]]:
-    for rendered in prompts:
-        if rendered.messages is None:
-            raise BadRequest(
-                "`enable_response_messages` needs a model of the family gpt_oss; "
-                f"{prepared.id} belongs to the family {prepared.family.name}.",
-                param="enable_response_messages",
-            )
-        yield from rendered.messages()
 
 
 def count_prompt(prepared: PreparedModel, request: GenerateRequest) -> int:

@@ -415,14 +415,11 @@ class _Rounds:
         rounds = self._finished
         counts = total([*(each.counts for each in rounds), self._further()])
         ended: FinishReason = "tool_calls" if turn.has_functions else "stop"
-        # what earlier rounds have added to the first prompt comes first
-        added = self._started[-1].messages[len(self._started[0].messages) :]
         return Finished(
             0,
             reason or ended,
             **asdict(counts),
             answer_forced=any(each.answer_forced for each in rounds),
-            messages=(*added, *rounds[-1].messages),
             raw=tuple(text for each in rounds for text in each.raw),
         )
 

@@ -6,18 +6,15 @@ to end or to start are ended and started here. In a header that it can't read, t
 to no header are text.
 """
 
-import json
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import takewhile
-from typing import Any
 
 from openai_harmony import (
-    Author,
     HarmonyEncoding,
     HarmonyError,
     Role,
@@ -25,7 +22,6 @@ from openai_harmony import (
     TextContent,
     ToolNamespaceConfig,
 )
-from openai_harmony import Message as HarmonyMessage
 
 from mlx_server import limits
 from mlx_server.events import (
@@ -149,53 +145,25 @@ class HarmonyMessageReader:
     def __init__(self, parser: StreamableParser, sink: Sink, header: HarmonyHeader) -> None:
         self._parser = parser
         self._sink = sink
-        self._header = header
         self._length = 0
-        self._pieces: list[str] = []
-        self._read = HarmonyMessage(
-            author=Author(role=parser.current_role or Role.ASSISTANT),
-            channel=parser.current_channel,
-            recipient=parser.current_recipient,
-            content_type=parser.current_content_type,
-        )
-        """The message as parsed so far, without its content."""
         if header.rest:
-            self._forward(header.rest)
+            sink.into(header.rest)
 
     def feed(self, token: int) -> None:
         self._parser.process(token)
         if piece := self._parser.last_content_delta:
             self._length += len(piece)
-            self._forward(piece)
+            self._sink.into(piece)
 
     def end(self, *, cut: bool) -> None:
         self._parser.process_eos()
-        (self._read,) = self._parser.messages
-        (content,) = self._read.content
+        (message,) = self._parser.messages
+        (content,) = message.content
         assert isinstance(content, TextContent)
         # Bytes that are no character are decoded only now. Those at the end begin one that was cut.
         if rest := str(content.text)[self._length :].removesuffix("\ufffd"):
-            self._forward(rest)
+            self._sink.into(rest)
         self._sink.end(cut=cut)
-
-    def as_json(self) -> dict[str, Any]:
-        """Returns the message so far, completed by what OpenAI's parser could not read in its
-        header."""
-        message = self._read.model_copy()
-        message.channel = message.channel or self._header.channel
-        message.recipient = message.recipient or self._header.recipient
-        message.content = [TextContent(text="".join(self._pieces))]
-        return message_json(message)
-
-    def _forward(self, piece: str) -> None:
-        self._pieces.append(piece)
-        self._sink.into(piece)
-
-
-def message_json(message: HarmonyMessage) -> dict[str, Any]:
-    """Returns the message as JSON values, without enumerations."""
-    found: dict[str, Any] = json.loads(message.to_json())
-    return found
 
 
 def json_arguments(source: Source, calls: ToolCallEmitter, name: str) -> Steps[None]:
@@ -313,7 +281,6 @@ class HarmonyParser:
         self._role: Role | None = Role.ASSISTANT
         """Role of the next message, unless its header has one."""
         self._message: HarmonyMessageReader | None = None
-        self._messages: list[HarmonyMessageReader] = []
         self._continues_text = False
         if context.continues:
             self._continue(context.ends_with)
@@ -347,9 +314,6 @@ class HarmonyParser:
         """Returns the calls that end an answer of reasoning alone: the model expects their
         results."""
         return [] if self._answered else self._misplaced().at_end_of("".join(self._reasoned))
-
-    def messages(self) -> Sequence[Mapping[str, Any]]:
-        return [message.as_json() for message in self._messages]
 
     def _continue(self, header: str) -> None:
         """Opens the message that the prompt has begun."""
@@ -418,7 +382,6 @@ class HarmonyParser:
         self.section, sink = self._sink(header)
         self._ends_reasoning = self._begins_thought = self.section == "reasoning"
         self._message = HarmonyMessageReader(parser, sink, header)
-        self._messages.append(self._message)
 
     def _end(self, *, cut: bool = False) -> None:
         if self._header:

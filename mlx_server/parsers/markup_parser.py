@@ -5,10 +5,8 @@ delimiter within reasoning is reasoning, and any delimiter within a call's strin
 """
 
 import re
-from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
 
 from mlx_server.events import Event
 from mlx_server.parsers.markup_calls import MarkupCallReader, MarkupOutput, Mentions
@@ -60,9 +58,6 @@ class MarkupParser:
         """Whether a call without a delimiter may come next."""
         self._steps = self._answer()
         next(self._steps, None)  # the prompt may have opened reasoning
-
-    def messages(self) -> Sequence[Mapping[str, Any]]:
-        return ()
 
     @property
     def section(self) -> Section:

@@ -1,9 +1,9 @@
 """What a parser or a grammar has to know of an answer, and the interface of all parsers."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 from mlx_server.events import Event, TextDelta
 from mlx_server.messages import Tool
@@ -100,10 +100,6 @@ class Parser(Protocol):
     def feed(self, token: int, text: str) -> list[Event]:
         """`text` is what the token adds; "" for control tokens and incomplete characters."""
 
-    def messages(self) -> Sequence[Mapping[str, Any]]:
-        """Returns the output so far as messages of the family's own library; empty if it has
-        none."""
-
     def finish(self, *, cut: bool) -> list[Event]:
         """Ends the answer. `cut`: whether a limit ended it."""
 
@@ -126,9 +122,6 @@ class DelegatingParser:
     def is_unterminated(self) -> bool:
         return self._parser.is_unterminated
 
-    def messages(self) -> Sequence[Mapping[str, Any]]:
-        return self._parser.messages()
-
 
 @dataclass(frozen=True)
 class OutputSpec:
@@ -150,9 +143,6 @@ class TextParser:
 
     def __init__(self, context: ParseContext) -> None:
         self._index = context.index
-
-    def messages(self) -> Sequence[Mapping[str, Any]]:
-        return ()
 
     def feed(self, token: int, text: str) -> list[Event]:
         return [TextDelta(self._index, text)] if text else []

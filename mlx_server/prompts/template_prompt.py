@@ -156,8 +156,6 @@ class RenderedPrompt:
     tokens: list[int]
     ignored: tuple[str, ...] = ()
     """Names of the parameters that the request set and the template does not read."""
-    messages: Callable[[], list[Json]] | None = None
-    """Returns the prompt's messages as the family's own library has them; None if it has none."""
     branches: Callable[[], Branches] = field(default=Branches, compare=False)
     """Finds the lengths at which the next requests are expected to differ from the prompt."""
 

@@ -126,8 +126,6 @@ def _inexpressible(
         yield "prompt_logprobs", "prompts are not read from other servers"
     if request.token_ids:
         yield "return_token_ids", "its answers are texts"
-    if request.raw_messages:
-        yield "enable_response_messages", "it sends no messages of its own format"
     if request.logit_bias and not can.logit_bias:
         yield "logit_bias", "its `capabilities` say that it takes none"
     if request.seed is not None and not can.seed:

@@ -27,8 +27,6 @@ OURS = {
     "bytes",
     "status",  # of a `custom_tool_call`: OpenAI's server sends it
     # that vLLM's server sends
-    "input_messages",
-    "output_messages",
     "tool_output_tokens",
     # our own remarks
     "mlx_server",
@@ -47,8 +45,6 @@ ENDING = {
     "completed_at",
     "incomplete_details",
     "error",
-    "input_messages",
-    "output_messages",
     "mlx_server",
 }
 """What the end may tell otherwise than the beginning."""

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import sys
-from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
@@ -97,25 +96,6 @@ async def test_a_round_with_a_call(tmp_path: Path, family: str) -> None:
     second = the.engine.prompts[1]
     for said in ("Sum.", "Let me.", "add", "3"):  # the open round goes back whole, as it was
         assert said in second.removeprefix(the.engine.prompts[0].rpartition("1 + 2?")[0])
-
-
-@pytest.mark.slow
-async def test_messages_of_the_familys_own_are_told_of_all_rounds(tmp_path: Path) -> None:
-    async with lab(tmp_path, *OUTPUTS["gpt_oss"], family="gpt_oss") as the:
-        events = await the.events(raw_messages=True)
-    (started,), (finished,) = only(events, Started), only(events, Finished)
-    assert said_in(started.messages)[-1] == ("user", None, "1 + 2?")
-    assert said_in(finished.messages) == [
-        ("assistant", "analysis", "Sum."),
-        ("assistant", "commentary", "Let me."),
-        ("assistant", "commentary", '{"a": 1, "b": 2}'),
-        ("tool", "commentary", "3"),
-        ("assistant", "final", "Three."),
-    ]
-
-
-def said_in(messages: Sequence[Mapping[str, Any]]) -> list[tuple[str, str | None, str | None]]:
-    return [(m["role"], m.get("channel"), m["content"][0].get("text")) for m in messages]
 
 
 @pytest.mark.slow

@@ -276,7 +276,6 @@ RESPONSES: tuple[Json, ...] = (
         "tools": [{"type": "function", **FUNCTION}],
         "parallel_tool_calls": False,
         "max_tool_calls": 3,
-        "enable_response_messages": False,
         "chat_template_kwargs": {"a": 1},
     },
     {

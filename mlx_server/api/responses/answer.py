@@ -69,7 +69,6 @@ class ResponseOutput:
         self._number = 0
         self._began = time.monotonic()
         self._begun = False
-        self._input_messages: tuple[Wire, ...] = ()
         self._ignored: list[str] | None = None
 
     @property
@@ -178,7 +177,6 @@ class ResponseOutput:
     def _start(self, event: Started) -> Iterator[Wire]:
         if self._ignored is not None:
             self._ignored += event.ignored
-        self._input_messages = tuple(map(dict, event.messages))
         self._response.update(status="in_progress", model=event.model)
         if event.sampling:
             used = {name: getattr(event.sampling, name) for name in SAMPLING}
@@ -262,7 +260,6 @@ class ResponseOutput:
             yield from self._continue_item(stream.StreamedMessage(self._next_output_index))
         yield from self._close("incomplete" if cut else "completed")
         usage = self._usage(event)
-        self._response.update(self._raw(event))
         if cut:
             why = {"reason": "max_output_tokens"}
             yield self._ended("incomplete", "incomplete", usage=usage, incomplete_details=why)
@@ -273,11 +270,6 @@ class ResponseOutput:
     def _has_answer(self) -> bool:
         """Whether the output ends with a message or call, which clients need to go on."""
         return bool(self._items) and self._items[-1].kind not in NO_ANSWER
-
-    def _raw(self, event: Finished) -> Wire:
-        if not self._input_messages:
-            return {}
-        return {"input_messages": self._input_messages, "output_messages": event.messages}
 
     def _usage(self, event: Finished) -> Wire:
         prompt = self._accumulator.prompt_tokens

@@ -493,7 +493,6 @@ def to_request(
         param_names=body.param_names(body.effort, "reasoning.effort"),
         max_response_tokens=body.max_response_tokens,
         parallel_calls=body.parallel_tool_calls is not False,
-        raw_messages=bool(body.enable_response_messages),
     )
     mcp = McpTools(chosen.servers, approvals, chosen.mcp_choice, body.max_tool_calls)
     truncates = body.truncation == "auto"

@@ -130,8 +130,6 @@ class ResponsesBody(SamplingBody, ThinkingBody):
     background: bool | None = None
     store: bool | None = None
     metadata: Metadata | None = None
-    enable_response_messages: bool | None = None
-    """vLLM's field: whether Harmony's own messages are returned in addition to items."""
     prompt_cache_key: Label | None = None
     safety_identifier: Label | None = None
     service_tier: Label | None = None

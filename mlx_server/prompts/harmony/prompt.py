@@ -37,7 +37,6 @@ from mlx_server.parsers.harmony_parser import (
     PYTHON,
     header_name,
     is_built_in,
-    message_json,
 )
 from mlx_server.prompts.branches import FURTHER_TOOL, Branches, common_length, instructions
 from mlx_server.prompts.harmony.text_pieces import WINDOW, long_words, text_pieces
@@ -90,7 +89,6 @@ def render(checkpoint: Checkpoint, conversation: Conversation) -> RenderedPrompt
         begun = conversation.continued
         earlier = conversation.messages[:-1] if begun else conversation.messages
         messages = list(_messages(replace(conversation, messages=earlier)))
-        open_messages = list(_answer(begun, set(), with_reasoning=True)) if begun else []
         tokens = _rendered(messages, conversation)
         begins = len(tokens)
         if begun:
@@ -105,7 +103,6 @@ def render(checkpoint: Checkpoint, conversation: Conversation) -> RenderedPrompt
     return RenderedPrompt(
         tokens,
         tuple(ignored),
-        lambda: [message_json(message) for message in (*messages, *open_messages)],
         lambda: _branches(conversation, messages, tokens[:begins]),
     )
 

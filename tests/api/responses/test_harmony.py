@@ -7,13 +7,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from openai_harmony import Message, TextContent
 from starlette.testclient import TestClient
 
 from mlx_server.app import create_app
 from mlx_server.config.settings import ModelSettings, Settings
 from tests.api.responses_schema import Json, assert_response, assert_stream, timeless
-from tests.api.wire import error, ok
+from tests.api.wire import ok
 from tests.mcp.playing import MODEL, Playing
 
 PATH = "/v1/responses"
@@ -326,78 +325,3 @@ def test_calls_of_what_runs_nowhere_are_passed_over(client: TestClient, engine: 
         prompt = prompt_of(client, engine, [USER, *sent_back(first), USER], tools=tools)
         asked = ASKED.format("final")
         assert prompt == asked + SO + asked + "<|start|>assistant"
-
-
-# Harmony's own messages
-
-RAW = {"enable_response_messages": True}
-
-
-def texts(messages: list[Json]) -> list[str]:
-    """What openai-harmony reads in them."""
-    read = [Message.from_dict(message) for message in messages]
-    assert [message.to_dict() for message in read] == messages
-    contents = [message.content for message in read]
-    assert all(isinstance(c, TextContent) for content in contents[2:] for c in content)
-    return ["".join(getattr(c, "text", "") for c in content) for content in contents]
-
-
-def test_messages_in_and_out(client: TestClient) -> None:
-    response = answered(client, "call", instructions="Be kind.", **RAW)
-    assert_response(response, is_open=False)
-    system, developer, user = response["input_messages"]
-    assert (system["role"], developer["role"], user["role"]) == ("system", "developer", "user")
-    assert system["content"][0]["reasoning_effort"] == "Medium"
-    assert "Be kind." in str(developer)
-    assert developer["content"][-1]["tools"]["functions"]["tools"][0]["name"] == "f"
-    assert texts(response["input_messages"])[-1] == "call"
-    assert texts(response["output_messages"]) == ["Hm.", "I look it up.", '{"a": 1}']
-    assert response["output_messages"][-1] == {
-        "role": "assistant",
-        "name": None,
-        "content": [{"type": "text", "text": '{"a": 1}'}],
-        "channel": "commentary",
-        "recipient": "functions.f",
-        "content_type": "<|constrain|>json",
-    }
-
-
-@pytest.mark.parametrize("name", ["all of it", "call, cut", "search"])
-def test_messages_come_at_the_end_of_a_stream(client: TestClient, name: str) -> None:
-    events = streamed(client, name, **RAW)
-    response = assert_stream(events, is_open=False)
-    assert "input_messages" not in events[0]["response"]
-    whole = answered(client, name, **RAW)
-    for field in ("input_messages", "output_messages"):
-        assert response[field] == whole[field]
-    assert whole["output_messages"]
-    assert texts(whole["input_messages"])[-1] == name
-
-
-def test_messages_of_a_broken_header_are_what_could_be_read(client: TestClient) -> None:
-    (message,) = answered(client, "no header", **RAW)["output_messages"]
-    assert (message["role"], message["content"][0]["text"]) == ("assistant", UNFRAMED)
-
-
-def test_messages_end_where_the_answer_was_stopped(client: TestClient) -> None:
-    (message,) = answered(client, "final", stop=" so", **RAW)["output_messages"]
-    assert (message["channel"], message["content"][0]["text"]) == ("final", "It is so")
-
-
-def test_an_answer_of_calls_that_run_nowhere_is_continued(client: TestClient) -> None:
-    for name in ("only a search", "search, then thought"):
-        messages = answered(client, name, **RAW)["output_messages"]
-        assert [message["channel"] for message in messages] == ["analysis", "analysis", "final"]
-
-
-def test_messages_come_only_if_requested(client: TestClient) -> None:
-    for asked in ({}, {"enable_response_messages": None}, {"enable_response_messages": False}):
-        response = answered(client, "final", **asked)
-        assert not {"input_messages", "output_messages"} & response.keys()
-
-
-def test_other_families_have_no_such_messages(client: TestClient) -> None:
-    response = client.post(PATH, json=body("final", model=OTHER, **RAW))
-    assert error(response)["param"] == "enable_response_messages"
-    wrong = client.post(PATH, json=body("final", enable_response_messages="true"))
-    assert error(wrong)["param"] == "enable_response_messages"

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from openai_harmony import Message as HarmonyMessage
 
 from mlx_server.events import (
     BuiltInCall,
@@ -218,39 +217,6 @@ def test_arguments_that_are_none_are_text(arguments: str) -> None:
     assert all(isinstance(call[2], str) for call in begun), "no call is finished"
 
 
-@pytest.mark.parametrize(
-    ("output", "messages"),
-    [
-        ("", []),
-        ("<|channel|>final<|message|>a", [(None, "final", None, "a")]),
-        ("<|channel|>final<|message|>", [(None, "final", None, "")]),
-        ("<|channel|>final a b c d<|message|>e", [(None, "final", None, "a b c de")]),
-        ("<|channel|>final a b", [(None, "final", None, "a b")]),
-        (CALL + "{}<|call|>", [("functions.note", "commentary", "<|constrain|>json", "{}")]),
-        (
-            "<|channel|>analysis<|message|>a<|end|><|start|>assistant to=python"
-            "<|channel|>analysis code<|message|>1<|call|>",
-            [(None, "analysis", None, "a"), ("python", "analysis", "code", "1")],
-        ),
-    ],
-)
-def test_messages(output: str, messages: list[Any]) -> None:
-    reading = parser()
-    for token in ids(output):
-        reading.feed(token, "")
-    if not output.endswith(" b"):  # a header that is still open is none
-        assert messages_of(reading) == messages, "messages that have not ended are reported"
-    reading.finish(cut=False)
-    assert messages_of(reading) == messages
-
-
-def messages_of(reading: HarmonyParser) -> list[tuple[Any, ...]]:
-    return [
-        (m.get("recipient"), m.get("channel"), m.get("content_type"), m["content"][0]["text"])
-        for m in reading.messages()
-    ]
-
-
 @given(st.lists(st.integers(0, TOKENS - 1), max_size=30), st.booleans())
 def test_no_byte_of_a_text_is_lost(tokens: list[int], ended: bool) -> None:
     whole = b"".join(bytes(encoding()._inner.decode_bytes([token])) for token in tokens)
@@ -304,10 +270,7 @@ TOKENS_OF_ANY_KIND = st.lists(PIECES.map(ids) | CONTROL | ANY, max_size=25).map(
 def test_whatever_the_model_writes(tokens: list[int], cut: bool, tools: tuple[Tool, ...]) -> None:
     reading = parser(tools)
     events = [event for token in tokens for event in reading.feed(token, "")]
-    reading.messages()
     events += reading.finish(cut=cut)
-    for message in reading.messages():
-        assert HarmonyMessage.from_dict(dict(message)).to_dict() == message
     texts = TextDelta | ReasoningDelta | BuiltInCall
     said = "".join(e.text for e in events if isinstance(e, texts))
     written = "".join(e.arguments for e in events if isinstance(e, ToolCallDelta))
