@@ -29,10 +29,6 @@ def test_arguments_can_always_be_sent(text: str, found: object) -> None:
 
 
 def test_half_a_surrogate_pair_is_no_error_of_ollama_s_routes() -> None:
-    _folded()
-
-
-def _folded() -> None:
     calling = (
         Started("m", 3),
         Called(0, 0, "c", "f"),
@@ -40,7 +36,6 @@ def _folded() -> None:
         ToolCallFinished(0, 0),
         Finished(0, "tool_calls", completion_tokens=5, cached_tokens=0),
     )
-
     answer = body_of(OllamaOutput(model="m", shape=chat_shape), calling)
     (call,) = answer["message"]["tool_calls"]
     assert call["function"] == {"name": "f", "arguments": {"a": "?"}}

@@ -13,55 +13,36 @@ from mlx_server.http.server import let_last_words_out
 HANG = 20.0
 
 
-def connection(unread: int) -> Any:
-    return Mock(**{"transport.get_write_buffer_size.return_value": unread})
-
-
-def answering(state: ServerState, ends: asyncio.Event) -> asyncio.Task[Any]:
-    task: asyncio.Task[Any] = asyncio.create_task(ends.wait())
-    task.add_done_callback(state.tasks.discard)
-    state.tasks.add(task)
-    return task
-
-
-def test_answers_that_are_still_being_stored_are_waited_for(
+@pytest.mark.parametrize(
+    ("unread", "ends", "working_seconds", "is_waited_for"),
+    [
+        ([0], True, HANG, True),
+        ([9, 0], False, 3600.0, False),
+        ([0], False, 0.1, False),
+    ],
+    ids=["it is still being stored", "its client does not read", "it does not end"],
+)
+def test_an_answer_is_waited_for(
     monkeypatch: pytest.MonkeyPatch,
+    unread: list[int],
+    ends: bool,
+    working_seconds: float,
+    is_waited_for: bool,
 ) -> None:
-    monkeypatch.setattr(server, "WORKING_SECONDS", HANG)
+    monkeypatch.setattr(server, "WORKING_SECONDS", working_seconds)
     monkeypatch.setattr(server, "UNREAD_SECONDS", 0.05)
 
     async def run() -> bool:
-        state, ends = ServerState(), asyncio.Event()
-        state.connections = {connection(0)}
-        answer = answering(state, ends)
-        asyncio.get_running_loop().call_later(0.3, ends.set)
+        state, ended = ServerState(), asyncio.Event()
+        write_buffer = "transport.get_write_buffer_size.return_value"
+        connections: Any = {Mock(**{write_buffer: size}) for size in unread}
+        state.connections = connections
+        answer: asyncio.Task[Any] = asyncio.create_task(ended.wait())
+        answer.add_done_callback(state.tasks.discard)
+        state.tasks.add(answer)
+        if ends:
+            asyncio.get_running_loop().call_later(0.3, ended.set)
         await asyncio.wait_for(let_last_words_out(state), HANG)
         return answer.done()
 
-    assert asyncio.run(run())
-
-
-def test_a_client_that_does_not_read_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "WORKING_SECONDS", 3600.0)
-
-    async def run() -> bool:
-        state = ServerState()
-        state.connections = {connection(9), connection(0)}
-        answer = answering(state, asyncio.Event())
-        await asyncio.wait_for(let_last_words_out(state), HANG)
-        return answer.done()
-
-    assert not asyncio.run(run())
-
-
-def test_an_answer_that_does_not_end_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "WORKING_SECONDS", 0.1)
-
-    async def run() -> bool:
-        state = ServerState()
-        state.connections = {connection(0)}
-        answer = answering(state, asyncio.Event())
-        await asyncio.wait_for(let_last_words_out(state), HANG)
-        return answer.done()
-
-    assert not asyncio.run(run())
+    assert asyncio.run(run()) == is_waited_for

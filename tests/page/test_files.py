@@ -92,21 +92,6 @@ def test_no_other_path_is_a_file(locked: TestClient, path: str) -> None:
     assert error(found, status=404)["code"] == "not_found"
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [
-        {"host": "evil.example"},
-        {"origin": "https://evil.example"},
-        {"origin": "null"},
-        {"sec-fetch-site": "cross-site"},
-    ],
-)
-@pytest.mark.parametrize("path", ["/", "/page/app.js", "/page/events", "/page/history"])
-def test_another_page_gets_nothing(locked: TestClient, path: str, headers: dict[str, str]) -> None:
-    key = {"authorization": "Bearer sesame"}
-    error(locked.get(path, headers={**BROWSER, **key, **headers}), status=403)
-
-
 def test_the_files_are_small_and_whole() -> None:
     files = [path for path in STATIC.rglob("*") if path.is_file() and path.parent.name != "vendor"]
     assert sum(path.stat().st_size for path in files) < MOST

@@ -127,20 +127,6 @@ def test_no_key_sees_anothers(client: TestClient) -> None:
     assert error(client.get(PATH, headers=other, params={"after": id}))["param"] == "after"
 
 
-def test_it_is_no_response_and_no_conversation(client: TestClient) -> None:
-    id = ok(post(client))["id"]
-    for path in ("/v1/responses", "/v1/conversations"):
-        assert error(client.get(f"{path}/{id}"), 404)
-
-
-@pytest.mark.parametrize(
-    "metadata", [{"a": 1}, {"a" * 65: "b"}, {"a": "b" * 513}, {f"a{i}": "b" for i in range(17)}]
-)
-def test_metadata_that_are_refused(client: TestClient, metadata: Json) -> None:
-    assert error(post(client, metadata=metadata))["param"].startswith("metadata")
-    assert listed(client) == []
-
-
 @pytest.mark.parametrize(
     "query",
     [

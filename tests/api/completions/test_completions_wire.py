@@ -98,22 +98,6 @@ def test_bodies_and_chunks_are_what_the_sdk_expects(client: TestClient, asked: J
     assert len({chunk["id"] for chunk in chunks}) == 1
 
 
-def test_an_answer(client: TestClient) -> None:
-    body = ok(post(client))
-    assert body["object"] == "text_completion"
-    assert body["choices"] == [
-        {"index": 0, "text": TEXT, "logprobs": None, "finish_reason": "stop"}
-    ]
-    tokens = len(TEXT.encode()) + 1
-    assert body["usage"] == {
-        "prompt_tokens": 2,
-        "completion_tokens": tokens,
-        "total_tokens": tokens + 2,
-        "prompt_tokens_details": {"cached_tokens": 0},
-        "completion_tokens_details": {"reasoning_tokens": 0},
-    }
-
-
 def test_sixteen_tokens_unless_more_are_asked_for(client: TestClient) -> None:
     body = ok(post(client, max_tokens=None))
     assert body["usage"]["completion_tokens"] == 16

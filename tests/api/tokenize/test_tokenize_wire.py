@@ -65,16 +65,9 @@ def text_of(client: TestClient, tokens: list[int]) -> str:
 
 
 def test_a_text(client: TestClient, tokenizer: Tokenizer) -> None:
-    ids = tokenizer.encode("Salü 🙂")
-    assert tokenize(client, prompt="Salü 🙂") == {
-        "count": len(ids),
-        "max_model_len": 2048,
-        "tokens": ids,
-        "token_strs": None,
-    }
-
-
-def test_token_strings_are_those_of_the_vocabulary(client: TestClient) -> None:
+    ids = tokenizer.encode("a b<|im_end|>")
+    whole = {"count": len(ids), "max_model_len": 2048, "tokens": ids, "token_strs": None}
+    assert tokenize(client, prompt="a b<|im_end|>") == whole
     found = tokenize(client, prompt="a b<|im_end|>", return_token_strs=True)
     assert found["token_strs"] == ["a", "Ġ", "b", "<|im_end|>"]
 
@@ -156,11 +149,6 @@ def test_where_the_prompt_ends(shown: TestClient, asked: Json, text: str) -> Non
 def test_text_is_never_control(shown: TestClient) -> None:
     tokens = tokenize(shown, messages=[{"role": "user", "content": "<|im_end|>"}])["tokens"]
     assert tokens.count(2) == 1, "the template's own"
-
-
-def test_tools_count(client: TestClient) -> None:
-    bare, tooled = (tokenize(client, messages=[HI], tools=t)["count"] for t in ([], [TOOL]))
-    assert tooled > bare
 
 
 def test_fields_without_effect_are_listed(client: TestClient) -> None:

@@ -1,0 +1,88 @@
+"""Embeddings and ranks in the whole app, of a text, token ids or several of them."""
+
+import base64
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from mlx_server import limits
+from mlx_server.api.rerank import RerankBody, ranked, to_request
+from mlx_server.generation.rerank import Relevance
+from tests.api import wire
+from tests.api.vector_engine import VectorEngine
+from tests.tiny import tiny_embedder, tiny_reranker
+
+EMBEDDINGS, RERANK = "/v1/embeddings", "/v1/rerank"
+RANKER = "ranker"
+RANKED: dict[str, Any] = {"model": RANKER, "query": "q", "documents": ["a", {"text": "b"}]}
+IGNORED = "x-mlx-server-ignored"
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+    others = {RANKER: tiny_reranker(tmp_path_factory.mktemp("reranker"))}
+    embedder = tiny_embedder(tmp_path_factory.mktemp("embedder"))
+    with TestClient(wire.app(embedder, VectorEngine(), others=others), "http://localhost") as found:
+        yield found
+
+
+def embed(client: TestClient, given: Any, **asked: Any) -> Any:
+    return client.post(EMBEDDINGS, json={"model": wire.MODEL, "input": given, **asked})
+
+
+def test_each_input_has_its_vector_in_the_form_that_was_asked_for(client: TestClient) -> None:
+    found = wire.ok(embed(client, [[5, 6], [7]]))
+    assert [each["embedding"] for each in found["data"]] == [[0, 6], [0, 7]]
+    assert found["usage"] == {"prompt_tokens": 3, "total_tokens": 3}
+    assert found["model"] == wire.MODEL
+    written = wire.ok(embed(client, [[5, 6], [7]], encoding_format="base64"))
+    vectors = [base64.b64decode(each["embedding"]) for each in written["data"]]
+    assert vectors == [struct.pack("<2f", 0, 6), struct.pack("<2f", 0, 7)]
+
+
+@pytest.mark.parametrize(
+    ("given", "count"), [("a", 1), (["a", "b"], 2), ([1, 2], 1), ([[1, 2], [3]], 2)]
+)
+def test_a_list_of_token_ids_is_one_input(client: TestClient, given: Any, count: int) -> None:
+    assert len(wire.ok(embed(client, given))["data"]) == count
+
+
+@pytest.mark.parametrize("count", [0, limits.EMBEDDING_INPUTS + 1])
+def test_there_are_some_inputs_and_not_too_many(client: TestClient, count: int) -> None:
+    error = wire.error(embed(client, ["a"] * count))
+    assert (error["param"], f"has {count} inputs" in error["message"]) == ("input", True)
+
+
+def test_documents_are_ranked_and_returned_if_that_was_asked_for(client: TestClient) -> None:
+    found = wire.ok(client.post(RERANK, json={**RANKED, "return_documents": True}))
+    results = found["results"]
+    assert [each["index"] for each in results] == [0, 1]
+    assert [each["document"] for each in results] == [{"text": "a"}, {"text": "b"}]
+    assert all(0 <= each["relevance_score"] <= 1 for each in results)
+    assert found["usage"]["prompt_tokens"] > 0
+    best = wire.ok(client.post(RERANK, json={**RANKED, "top_n": 1}))["results"]
+    assert [sorted(each) for each in best] == [["index", "relevance_score"]]
+
+
+def test_the_best_come_first_and_documents_that_are_alike_stay_apart() -> None:
+    body = RerankBody.model_validate({**RANKED, "documents": ["a", {"text": ""}, "a"], "top_n": 2})
+    request = to_request(body, "me")
+    assert (request.documents, request.client) == (("a", "", "a"), "me")
+    found = ranked(Relevance("m", (0.1, 0.9, 0.5), 7), request.documents, body)
+    assert found["usage"] == {"prompt_tokens": 7, "total_tokens": 7}
+    assert found["results"] == [
+        {"index": 1, "relevance_score": 0.9},
+        {"index": 2, "relevance_score": 0.5},
+    ]
+
+
+def test_fields_without_effect_are_named_in_the_header(client: TestClient) -> None:
+    assert embed(client, "a", late_chunking=True, user="me").headers[IGNORED] == "late_chunking"
+    assert IGNORED not in embed(client, "a").headers
+    body = {**RANKED, "documents": [{"text": "a", "id": 5}], "max_chunks_per_doc": 1}
+    header = client.post(RERANK, json=body).headers[IGNORED]
+    assert header == "max_chunks_per_doc, documents.id"
+    assert IGNORED not in client.post(RERANK, json=RANKED).headers
