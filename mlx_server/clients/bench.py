@@ -24,8 +24,8 @@ import h11
 import httpx
 from rich.console import Console
 
-from mlx_server.clients.chat import client_of, parsed_chunk, parsed_json, served_models
-from mlx_server.errors import BadRequest, GenerationFailed, ServerError, SettingsError
+from mlx_server.clients.chat import client_of, first_model, parsed_chunk, parsed_json
+from mlx_server.errors import GenerationFailed, ServerError, SettingsError
 from mlx_server.upstream.pieces import AnswerPiece, UpstreamUsage, read_piece
 from mlx_server.upstream.responses import END, SseReader
 
@@ -373,10 +373,7 @@ def target_of(url: str, key: str | None, model: str | None, api: Api) -> Target:
     Raises ServerError if no server answers or it lists no models.
     """
     with client_of(url, key) as client:
-        served = [model] if model else served_models(client)
-    if not served:
-        raise BadRequest("The server lists no models. Choose one with --model.")
-    return Target(url, served[0], key, api)
+        return Target(url, model or first_model(client), key, api)
 
 
 async def run(target: Target, load: Workload) -> Result:

@@ -230,7 +230,7 @@ def connected(
     if is_default:
         key = key or key_at_home()
     with client_of(DEFAULT_URL if url is None else url, key) as client:
-        yield client, model or _default_model(served_models(client))
+        yield client, model or first_model(client)
 
 
 def key_at_home() -> str:
@@ -250,10 +250,11 @@ def _to_serve(model: str | None) -> tuple[list[str], str]:
     return [model], model_id
 
 
-def _default_model(models: Sequence[str]) -> str:
-    if models:
-        return models[0]
-    raise BadRequest("The server lists no models. Choose one with `mlx-server chat MODEL`.")
+def first_model(client: httpx.Client) -> str:
+    """Raises ServerError if no server answers or it lists no models."""
+    for model in served_models(client):
+        return model
+    raise BadRequest("The server lists no models. Name one, or list one in its models.yaml.")
 
 
 def _is_listening(url: str) -> bool:

@@ -13,7 +13,7 @@ import httpx
 import msgspec
 import yaml
 
-from mlx_server.clients.chat import checked_url, client_of, model_facts, served_models
+from mlx_server.clients.chat import checked_url, client_of, first_model, model_facts
 from mlx_server.clients.client_files import ClientRecord, Connection, changes, filled, lines_of
 from mlx_server.errors import BadRequest, SettingsError
 
@@ -39,15 +39,9 @@ def connection_to(url: str, key: str, model: str | None, context: int | None) ->
     checked_url(base)
     if model is None or context is None:
         with client_of(base, key) as client:
-            model = model or _default_model(served_models(client))
+            model = model or first_model(client)
             context = context or _context_of(client, model)
     return Connection(base, key or NO_KEY, model, context)
-
-
-def _default_model(models: list[str]) -> str:
-    if not models:
-        raise SettingsError("That server has no models. List one in models.yaml.")
-    return models[0]
 
 
 def _context_of(client: httpx.Client, model: str) -> int:

@@ -5,7 +5,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -156,24 +156,19 @@ LARGE = 16 << 10
 """The characters above which text is parsed in a thread."""
 
 
+@dataclass
 class UpstreamAttempt:
-    def __init__(
-        self,
-        connection: UpstreamConnection,
-        request: UpstreamRequest,
-        stream: UpstreamStream,
-        reader: AnswerReader,
-        allowance: Allowance,
-    ) -> None:
-        self._connection = connection
-        self._request = request
-        self._stream = stream
-        self._reader = reader
-        self._allowance = allowance
-        self._is_first, self._is_over = True, False
-        """Whether the stream is that of the first request, and whether the answer has ended."""
-        self._second: Mapping[str, Any] | None = None
-        """The body of the second request, which is still to be sent."""
+    _connection: UpstreamConnection
+    _request: UpstreamRequest
+    _stream: UpstreamStream
+    _reader: AnswerReader
+    _allowance: Allowance
+    _is_first: bool = True
+    """Whether the stream is that of the first request."""
+    _is_over: bool = False
+    """Whether the answer has ended."""
+    _second: Mapping[str, Any] | None = None
+    """The body of the second request, which is still to be sent."""
 
     @classmethod
     async def begun(

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from mlx_server.errors import UpstreamFailed
-from mlx_server.events import TokenCounts, TokenLogprob
+from mlx_server.events import TokenLogprob
 from mlx_server.upstream.dialects import DETAILS, REASONING, reason_of_end
 
 
@@ -46,40 +46,10 @@ class UpstreamUsage:
     reasoning: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class SpokenCharacters:
-    """The size of an answer, by which tokens are estimated that the upstream did not count."""
-
-    all: int
-    reasoning: int
-    text: int
-    has_calls: bool
-
-
 def is_counted(usage: UpstreamUsage | None, characters: int) -> bool:
     """Whether the upstream's count of tokens is plausible: 0 is not for an answer with text."""
     completion = usage.completion if usage else None
     return completion is not None and (completion > 0 or not characters)
-
-
-def token_counts(
-    found: UpstreamUsage | None, spoken: SpokenCharacters, *, bills_prompt: bool
-) -> TokenCounts:
-    usage = found or UpstreamUsage()
-    completion = usage.completion
-    if completion is None or not is_counted(usage, spoken.all):
-        completion = -(-spoken.all // CHARACTERS_PER_TOKEN)
-    reasoning, both = usage.reasoning, spoken.reasoning + spoken.text
-    if reasoning is None:
-        reasoning = round(completion * spoken.reasoning / both) if both else 0
-    reasoning = min(reasoning, completion)
-    return TokenCounts(
-        completion_tokens=completion,
-        cached_tokens=usage.cached if bills_prompt else 0,
-        reasoning_tokens=reasoning,
-        text_tokens=0 if spoken.has_calls or not spoken.text else completion - reasoning,
-        further_prompt_tokens=(usage.prompt or 0) if bills_prompt else 0,
-    )
 
 
 def usage_of(value: Mapping[str, Any]) -> UpstreamUsage | None:

@@ -31,15 +31,14 @@ from mlx_server.tool_parsers.calls import ToolCallEmitter, new_id
 from mlx_server.upstream.calls import CollectedCalls, EchoedCalls, StructuredCallReader
 from mlx_server.upstream.dialects import ENDS
 from mlx_server.upstream.pieces import (
+    CHARACTERS_PER_TOKEN,
     AnswerPiece,
     GrowingText,
     LogprobQueue,
     ReasoningDetails,
-    SpokenCharacters,
     UpstreamUsage,
     is_counted,
     split,
-    token_counts,
 )
 from mlx_server.upstream.text_families import ThoughtTags, parser_of
 
@@ -361,9 +360,23 @@ class AnswerReader(OutputProcessor):
 
     @property
     def counts(self) -> TokenCounts:
-        spoken = SpokenCharacters(self.size, self._reasoned, self._said, has_calls=self._calls > 0)
-        bills = self._options.bills_prompt
-        return total((self._before, token_counts(self._usage, spoken, bills_prompt=bills)))
+        """The upstream's counts; those that it does not send are estimated by characters."""
+        usage, bills = self._usage or UpstreamUsage(), self._options.bills_prompt
+        completion = usage.completion
+        if completion is None or not is_counted(self._usage, self.size):
+            completion = -(-self.size // CHARACTERS_PER_TOKEN)
+        reasoning, both = usage.reasoning, self._reasoned + self._said
+        if reasoning is None:
+            reasoning = round(completion * self._reasoned / both) if both else 0
+        reasoning = min(reasoning, completion)
+        counts = TokenCounts(
+            completion_tokens=completion,
+            cached_tokens=usage.cached if bills else 0,
+            reasoning_tokens=reasoning,
+            text_tokens=0 if self._calls or not self._said else completion - reasoning,
+            further_prompt_tokens=(usage.prompt or 0) if bills else 0,
+        )
+        return total((self._before, counts))
 
     def _finished(self) -> Finished:
         # the upstream's reason is corrected where it contradicts the answer

@@ -241,7 +241,7 @@ def test_a_model_of_any_name_is_asked_for_by_it(play: Play, model: str, path: st
         ("/m", (200, []), "not OpenAI-compatible"),
         ("/m", (200, {"context_length": "4096"}), "context of m is.*--context-length"),
         ("/m", (200, {"context_length": True}), "--context-length"),
-        ("", (200, {"data": []}), "List one"),
+        ("", (200, {"data": []}), "list one"),
     ],
 )
 def test_an_answer_without_the_context_is_an_error_in_a_sentence(
