@@ -283,7 +283,7 @@ def _are_names(value: Any) -> bool:
 
 _ANY: tuple[Callable[[Any], bool], str] = (lambda value: True, "")
 _ROWS: tuple[tuple[Iterable[str], Callable[[Any], bool], str], ...] = (
-    (("type",), _are_types, "the name of a type, or a list of some"),
+    (("type",), _are_types, f"one of {', '.join(sorted(ALL))}, or a list of some"),
     ((*NAMED, *DEFINITIONS, "dependencies"), lambda v: isinstance(v, Mapping), "an object"),
     (
         ("properties",),

@@ -1,4 +1,4 @@
-"""Formats as rules: what they match, and what a client may not bring."""
+"""Formats as rules: what they match, and what a client may not bring, in Lark and GBNF too."""
 
 import pytest
 
@@ -37,6 +37,42 @@ CASES: list[tuple[Format, list[str], list[str]]] = [
     (JsonFormat({"pattern": r"^[\d[]\D[+--]$"}), ['"1a-"', '"[é,"'], ['"١a-"', '"11-"', '"1a[")']),
     (ChoiceFormat(("a", "ab", "a")), ["a", "ab"], ["", "b", "abb"]),
     (ChoiceFormat(('q"\n\\', "\x00\x7f", "<think>")), ['q"\n\\', "\x00\x7f", "<think>"], ["q"]),
+    # Lark
+    (GrammarFormat('start: A r0 | "x"\nr0: "!"\nA: /[a-z]\\/[}"]/ // } {\n'),
+     ['a/"!', "x"], ["a/"]),
+    (GrammarFormat('start: "a" "b"\n%ignore / +/\n'), ["ab", "a b"], ["a", "b"]),
+    (GrammarFormat("%llguidance {}\n%import common.INT\nstart: INT"), ["12"], ["a"]),
+    (GrammarFormat('start: w\nw[lazy]: /a+b/'), ["aab"], ["aa"]),
+    (GrammarFormat('start: %json {"type": "null"} "!"'), ["null!"], ["1!"]),
+    (
+        GrammarFormat('start: %json {"type": "object", "properties": {"a": {"type": "integer"}}}'),
+        ['{"a":1}', '{"b":"x"}'],
+        ['{"a":"x"}', r'{"\u0061":"x"}'],
+    ),
+    (
+        GrammarFormat('start: %json {"x-guidance": {"whitespace_pattern": "x"}, "items": '
+                '{"type": "array", "x-guidance": {"whitespace_pattern": "y"}}}'),
+        ["[]", "[[ 1]]"],
+        ["[x]", "[[y]]", "[[x1]]"],
+    ),
+    (GrammarFormat('start: "\\x41\\u0042" x{2}\nx: "<think>"'), ["AB<think><think>"], ["AB"]),
+    # GBNF
+    (
+        GrammarFormat('root ::= "a" ws list\nws ::= [ \\t]*\nlist ::= item ("," ws item)* # c\n'
+                'item ::= [a-z/\\]]+ | "\\"\\u0041\\x42\\"" | nested\nnested ::= "(" list\n  ")"'),
+        ["a x,y", 'a "AB"', "a (x,(y/]))"],
+        ["a", "a (x"],
+    ),
+    (GrammarFormat('root ::= [^"\\\\]{2,3} .'), ["abc", 'ab"'], ['a"c']),
+    (
+        GrammarFormat('root ::= "\\u00e9\\U0001F600\\[\\x22" [\\u00e0-\\u00ff&-~[]'),
+        ['é😀["ü', 'é😀["&', 'é😀["['],
+        ['é😀["À'],
+    ),
+    (GrammarFormat('root ::= "." . # "'), [".\n", ".a"], ["a."]),
+    (GrammarFormat('Opt-1 ::= | "c"\nroot ::= (\n "a"\n | "b"\n)+ Opt-1 [-z]'),
+     ["ab-", "acz"], ["-"]),
+    (GrammarFormat('\n\n  root ::= "a\nb"\n\n\n\n | c\n \n\t c ::= "d"'), ["a\nb", "d"], ["a b"]),
 ]  # fmt: skip
 
 
@@ -63,6 +99,36 @@ def test_a_format_matches_what_it_says(wanted: Format, good: list[str], bad: lis
         (ChoiceFormat(tuple(map(str, range(10_001)))), "more than 10000"),
         (ChoiceFormat(("a" * 300_000,)), "more than"),
         (ChoiceFormat(("\ud800",)), "surrogate"),
+        # Lark
+        (GrammarFormat('start: <|im_end|> "a"'), "special token"),
+        (GrammarFormat('start: "a" <[5]>'), "special token"),
+        (GrammarFormat("start: @other"), "@other"),
+        (GrammarFormat('start: "a" }\nr0: "b"\nx: %lark {\ny: "a"'), "closes nothing"),
+        (GrammarFormat('start: ("a"'), "never closed"),
+        (GrammarFormat('start: "a'), "not Lark"),
+        (GrammarFormat("start: /a"), "not Lark"),
+        (GrammarFormat('%llguidance {"no_forcing": false}\nstart: "a"'), "%llguidance"),
+        (GrammarFormat("%declare A\nstart: A"), "%declare"),
+        (GrammarFormat('%override INT: "a"\nstart: "a"'), "%override"),
+        (GrammarFormat("start: %json {"), "not followed by JSON"),
+        (GrammarFormat("start: %json {} %json " + "[" * 10_000), "not followed by JSON"),
+        (GrammarFormat('start: %json {"not": {}}'), "#/not "),
+        (GrammarFormat('start: %json {"$ref": "http://localhost/"}'), "outside"),
+        (GrammarFormat("start[max_tokens=3]: /a+/"), "max_tokens"),
+        (GrammarFormat('start[stop=""]: /a+/'), "stop"),
+        (GrammarFormat("start: /(a{1000}){1000}/"), "50000"),
+        (GrammarFormat("start: " + "(" * 49 + '"a"' + ")" * 49), "deeper"),
+        (GrammarFormat("\n".join(f'r{at}: "a"' for at in range(600))), "600 rules"),
+        (GrammarFormat('start: "a" // ' + "x" * 200_000), "characters"),
+        (GrammarFormat('A: /a/ & /b/ & /c/ & /d/ & /e/ & /f/ & /g/ & /h/ & /i/ & /j/'), "&"),
+        # GBNF
+        (GrammarFormat("root ::= nobody"), "nobody"),
+        (GrammarFormat('other ::= "a"'), "root"),
+        (GrammarFormat("root ::= <think>"), "special token"),
+        (GrammarFormat('root ::= "a"\nroot ::= "b"'), "twice"),
+        (GrammarFormat('root ::= "a'), "never closed"),
+        (GrammarFormat("root ::= [a-"), "never closed"),
+        (GrammarFormat('root ::= "\\UFFFFFFFF"'), "not a character"),
     ],
     ids=lambda value: str(value)[:40],
 )  # fmt: skip
@@ -136,3 +202,15 @@ def test_arguments_are_lenient_unless_strict() -> None:
     formats.arguments(parameters, Lark())
     with pytest.raises(InvalidGrammar, match="uniqueItems"):
         formats.arguments(parameters, Lark(), strict=True)
+
+
+def test_a_written_grammar_does_not_meet_our_rules() -> None:
+    lark = Lark()
+    mine = lark.rule('"mine"')
+    theirs = formats.format_rule(
+        GrammarFormat(f'start: {mine}\n{mine}: "theirs"\n%ignore / /'), lark
+    )
+    matcher = compiled(lark.source(f'{mine} "-" {theirs}').source)
+    assert matches(matcher, "mine-theirs")
+    assert not matches(matcher, "mine-mine")
+    assert not matches(matcher, "mine - theirs")

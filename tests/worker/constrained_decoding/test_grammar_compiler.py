@@ -26,7 +26,6 @@ from mlx_server.worker.constrained_decoding import grammar_compiler, logit_const
 from mlx_server.worker.constrained_decoding.grammar_compiler import SLOW_SECONDS
 from mlx_server.worker.constrained_decoding.vocabulary import Vocabulary
 from mlx_server.worker.engine import Engine
-from tests.grammars.matching import compiled
 from tests.worker.batch_runs import ids
 from tests.worker.constrained_decoding.grammars import (
     DIGITS,
@@ -62,13 +61,6 @@ def test_a_row_whose_next_step_would_cost_too_much_ends_alone(engine: Engine) ->
     assert not refusals(after)
     for row in {*range(8)} - {3}:
         assert ids(tokens_of(row, after)) == ids(tokens_of(row, before))
-
-
-def test_what_llguidance_says_of_an_error_has_no_state_of_its_parser() -> None:
-    matcher = compiled(DIGITS)
-    assert not matcher.consume_token(ord("a"))
-    assert matcher.is_error()
-    assert "<state>" not in matcher.get_error()
 
 
 REFUSED = {

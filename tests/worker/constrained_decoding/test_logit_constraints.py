@@ -225,22 +225,6 @@ def test_only_constrained_rows_are_masked_and_while_the_logits_are_computed(
     assert max((rows for _, _, rows in found), default=0) == constrained
 
 
-def test_what_a_constraint_of_ours_raises_ends_its_row_alone(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fails(self: LogitConstraint, words: Any) -> bool:
-        if self.left == 4:
-            raise MemoryError("no room")
-        return restrict(self, words)
-
-    restrict = LogitConstraint._restrict
-    monkeypatch.setattr(LogitConstraint, "_restrict", fails)
-    reports = run(engine, ask(0, grammar=WORDS, tokens=9), ask(1, tokens=9))
-    assert {*failures(reports)} == {0}
-    assert len(tokens_of(1, reports)) == 9
-
-
-@pytest.mark.slow
 def test_an_error_after_the_last_token_fails_no_row(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
