@@ -202,11 +202,11 @@ def wrong_dtype(tensors: Tensors) -> None:
     tensors[name] = RawTensor("I32", old.shape, old.data)
 
 
-def resized(tokens: int) -> Callable[[Tensors], None]:
-    """All arrays have so many tokens, also where there is a window or a state of no tokens."""
+def resized(tokens: int, layer: str = "") -> Callable[[Tensors], None]:
+    """The arrays have so many tokens, also where there is a window or a state of no tokens."""
 
     def resize(tensors: Tensors) -> None:
-        for name, old in list(tensors.items()):
+        for name, old in [each for each in tensors.items() if each[0].startswith(layer)]:
             shape = (*old.shape[:2], tokens, *old.shape[3:])
             tensors[name] = RawTensor(old.dtype, shape, memoryview(bytes(4 * int(np.prod(shape)))))
 
@@ -217,6 +217,8 @@ FORGED: dict[str, Callable[[Tensors], Any]] = {
     "another type": wrong_dtype,
     "fewer tokens": resized(1),
     "more tokens": resized(1000),
+    "fewer in one layer": resized(1, "0."),
+    "more in one layer": resized(1000, "0."),
     "flat": replaced("F32", (7,)),
     "another layer": lambda tensors: tensors.update({"99.keys": tensors.pop(next(iter(tensors)))}),
     "none": lambda tensors: tensors.clear(),

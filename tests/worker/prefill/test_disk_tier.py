@@ -44,7 +44,7 @@ def test_sessions_with_restarts_in_the_middle(path: Path, tmp_path: Path, start:
     history, prompt_tokens, seen, again = words(7, 200), 0, [0], 0
     for turn in range(6):
         last = len(history)
-        history += words(20 + turn, 60)
+        history += words(20 + turn, 80)
         prompt = [*history, 301, 302]
         places: dict[str, Any] = {"branches": [200, last, len(history)]}
         places["continued_from"] = len(history)

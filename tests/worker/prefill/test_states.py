@@ -4,9 +4,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import mlx.core as mx
 import pytest
 
 from mlx_server.engine.messages import ComputeAhead
+from mlx_server.worker.mlx_lm_internals import RotatingKVCache
+from mlx_server.worker.prefill.stored_prompt import arrays_of, layers_of
 from tests.worker.architectures import CONFIGS
 from tests.worker.kinds import Kind
 from tests.worker.lora_files import network
@@ -79,3 +82,15 @@ def test_answers_are_those_of_a_cold_engine(engines: Engines) -> None:
     check(restarted, [*last, *words(6, TURN)], len(last))
     assert restarted.total("hits") == 2
     restarted.stop()
+
+
+def test_a_window_that_was_overwritten_in_place_is_kept_in_order() -> None:
+    window = RotatingKVCache(8)
+    for token in range(20):
+        window.update_and_fetch(*[mx.full((1, 1, 1, 4), token)] * 2)
+    arrays = arrays_of({0: window})
+    restored = layers_of({0: RotatingKVCache(8)}, arrays, 20)[0]
+    assert restored.offset == 20
+    assert restored.keys[0, 0, :, 0].tolist() == [*range(12, 20)]
+    keys, _ = restored.update_and_fetch(*[mx.full((1, 1, 1, 4), 20)] * 2)
+    assert sorted(keys[0, 0, :, 0].tolist()) == [*range(13, 21)]
