@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 
 import tokenizers
 
@@ -72,23 +72,23 @@ class ModelFamily(ABC):
     def grammar(self, spec: OutputSpec) -> Grammar | None:
         """Returns the grammar of the whole answer; None if any text is valid."""
 
-    @abstractmethod
     def thinking_delimiters(self) -> Delimiters:
         """Returns the delimiters that open reasoning and those that close it."""
+        return (), ()
 
-    @abstractmethod
     def end_of_reasoning(self, spec: OutputSpec) -> str:
         """Returns the text that ends reasoning and leads to the requested output; empty if there is
         none."""
+        return ""
 
     @abstractmethod
     def reasons(self, checkpoint: Checkpoint) -> bool:
         """Whether an answer may continue reasoning that the client sends."""
 
-    @abstractmethod
     def open_end(self, checkpoint: Checkpoint, begun: Message) -> str:
         """Returns the delimiter that opened the section in which a continued message ends; "" if it
         ends in text without a delimiter."""
+        return ""
 
     @abstractmethod
     def outputs(self, answer: Message) -> Iterator[str]:
@@ -98,6 +98,11 @@ class ModelFamily(ABC):
     @abstractmethod
     def has_calls(self) -> bool:
         """Whether the family has a format for calls."""
+
+    def with_tags(self, context: ParseContext) -> ParseContext:
+        """Returns the context with the tags of reasoning that models.yaml names, if it does."""
+        tags = self.reasoning_tags
+        return context if tags is None else replace(context, reasoning_tags=tags)
 
     def grammar_after_reasoning(self, spec: OutputSpec, *, constrains: bool) -> Grammar | None:
         """Returns the grammar of the answer after reasoning that its budget has ended, if that

@@ -1,7 +1,7 @@
 """gpt-oss: Harmony, rendered and parsed with openai-harmony; on another server, Harmony as text."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import tokenizers
 
@@ -27,11 +27,7 @@ class HarmonyFamily(ModelFamily):
     has_calls = True
 
     def make_parser(self, context: ParseContext) -> Parser:
-        return HarmonyParser(encoding(), self._with_tags(context))
-
-    def _with_tags(self, context: ParseContext) -> ParseContext:
-        tags = self.reasoning_tags
-        return context if tags is None else replace(context, reasoning_tags=tags)
+        return HarmonyParser(encoding(), self.with_tags(context))
 
     def grammar(self, spec: OutputSpec) -> Grammar | None:
         return harmony_grammar.grammar(spec)
@@ -66,16 +62,18 @@ class HarmonyFamily(ModelFamily):
         return harmony_prompt.render(checkpoint, conversation)
 
 
-class HarmonyTextFamily(HarmonyFamily):
+class HarmonyTextFamily(ModelFamily):
     """Harmony with its control tokens spelled out or dropped.
 
     Only `family:` in models.yaml or `AS_TEXT` chooses this family, never a checkpoint.
     """
 
+    has_calls = True
+
     def make_parser(self, context: ParseContext) -> Parser:
         if context.formatted:
             return TextParser(context)
-        return HarmonyTextParser(encoding(), self._with_tags(context))
+        return HarmonyTextParser(encoding(), self.with_tags(context))
 
     def grammar(self, spec: OutputSpec) -> Grammar | None:
         """Returns the grammar of a required format, which is then the whole answer; None without a
@@ -85,25 +83,11 @@ class HarmonyTextFamily(HarmonyFamily):
         lark = Lark(spec.context.control)
         return lark.source(format_rule(spec.format, lark))
 
-    def thinking_delimiters(self) -> Delimiters:
-        return (), ()
+    def reasons(self, checkpoint: Checkpoint) -> bool:
+        return True
 
-    def end_of_reasoning(self, spec: OutputSpec) -> str:
-        return ""
-
-    def grammar_after_reasoning(self, spec: OutputSpec, *, constrains: bool) -> Grammar | None:
-        return None
-
-    def open_end(self, checkpoint: Checkpoint, begun: Message) -> str:
-        return ""
-
-    def replay_tokenizer(self) -> tokenizers.Tokenizer | None:
-        return None
-
-    def render(
-        self, checkpoint: Checkpoint, conversation: Conversation, most: int | None = None
-    ) -> RenderedPrompt:
-        return ModelFamily.render(self, checkpoint, conversation, most)
+    def outputs(self, answer: Message) -> Iterator[str]:
+        yield harmony_output(answer)
 
 
 def _check_contents(checkpoint: Checkpoint, conversation: Conversation, most: int) -> None:
@@ -124,4 +108,4 @@ GPT_OSS = HarmonyFamily(
     special_tokens=SPECIAL,
     answer_prefix=NEXT + FINAL,
 )
-HARMONY_TEXT = HarmonyTextFamily("harmony_text")
+HARMONY_TEXT = HarmonyTextFamily("harmony_text", shapes=GPT_OSS.shapes)

@@ -237,14 +237,16 @@ def learned_formats(samples: tuple[CallSample, ...]) -> Iterator[CallFormat]:
     whole = [sample for sample in samples if sample.is_whole]
     if whole:
         one, several = whole[0], whole[1] if len(whole) > 1 else None
-        makers = (_as_objects, _as_names_and_json, _as_python, _as_pairs)
-        yield from chain.from_iterable(maker(one, several) for maker in makers)
+        yield from _as_objects(one)
+        yield from _named_formats(several or one, _json_arguments, JSON)
+        yield from _named_formats(several or one, _python_arguments, PYTHON)
+        yield from _as_pairs(several or one)
 
 
 # Calls as JSON objects
 
 
-def _as_objects(one: CallSample, several: CallSample | None) -> Iterator[CallFormat]:
+def _as_objects(one: CallSample) -> Iterator[CallFormat]:
     name, arguments = one.calls[0]
     for at, found, end in _objects(one.written):
         names = [key for key in NAMES if found.get(key) == name]
@@ -346,14 +348,6 @@ def _delimiters(sample: CallSample, spans: list[_Span], closing: str = "") -> _C
     )
 
 
-def _as_names_and_json(one: CallSample, several: CallSample | None) -> Iterator[CallFormat]:
-    yield from _named_formats(several or one, _json_arguments, JSON)
-
-
-def _as_python(one: CallSample, several: CallSample | None) -> Iterator[CallFormat]:
-    yield from _named_formats(several or one, _python_arguments, PYTHON)
-
-
 def _named_formats(
     sample: CallSample, find: FindArguments, arguments: CallArguments
 ) -> Iterator[CallFormat]:
@@ -415,8 +409,7 @@ def _pair_arguments(text: str, name_end: int, arguments: dict[str, str]) -> tupl
     return (begins[0], ends[-1]) if begins else None
 
 
-def _as_pairs(one: CallSample, several: CallSample | None) -> Iterator[CallFormat]:
-    sample = several or one
+def _as_pairs(sample: CallSample) -> Iterator[CallFormat]:
     if not (spans := _spans(sample, _pair_arguments)):
         return
     text, first = sample.written, spans[0]
@@ -455,12 +448,13 @@ def _tagged_formats(
         function_end=function_end,
         parameter=key_opens.removesuffix(quote),
         parameter_end=value_closes,
+        block=opens,
         block_end=block_end,
         margin="\n" if inside.endswith("\n") else "",
         quote=quote,
     )
     if opens and block_end:
-        yield tagged(opens, tags)
+        yield tagged(tags)
     elif not (opens or block_end):
         yield without_block(tags, taught=True)
 

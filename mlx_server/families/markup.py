@@ -39,9 +39,7 @@ class MarkupFamily(ModelFamily):
         return self.answer_prefix[len(self.answer_prefix.rstrip()) :] if trims else ""
 
     def make_parser(self, context: ParseContext) -> Parser:
-        if self.reasoning_tags is not None:
-            context = replace(context, reasoning_tags=self.reasoning_tags)
-        return MarkupParser(self.layout_with(context.tools), context)
+        return MarkupParser(self.layout_with(context.tools), self.with_tags(context))
 
     def grammar(self, spec: OutputSpec) -> Grammar | None:
         return markup_grammar(self.layout_with(spec.context.tools), spec, self.stop_tokens)

@@ -216,7 +216,7 @@ class Trial:
         if (yield from source.accept(FENCE)):
             return (yield from self._fence(source))
         if (yield from source.comes(ASSIGNED)):
-            return (yield from self._assigned(source))
+            return (yield from self._python(source))
         found = yield from self._values(source)
         if self._inline:
             return found
@@ -238,25 +238,16 @@ class Trial:
         yield from source.space()
         is_json = yield from source.comes("{", "[{", "[ ", "[\n")
         if language == PYTHON_LANGUAGE and not is_json:
-            return (yield from self._python(source))
+            return (yield from self._python(source, FENCE))
         found = yield from self._values(source)
         yield from source.expect(FENCE)
         return found
 
-    def _python(self, source: Source) -> Steps[list[FoundCall]]:
-        """Reads the calls of a code fence, as Python."""
+    def _python(self, source: Source, *ends: str) -> Steps[list[FoundCall]]:
+        """Reads the calls up to the end of a fence or, without `ends`, of the message, as
+        Python."""
         pieces: list[str] = []
-        if not (yield from source.up_to(FENCE, into=pieces.append)):
-            raise Malformed("a fence without an end")
-        calls = python_calls("".join(pieces).strip(), tuple(self._tools.values()))
-        self._check(calls)
-        return calls
-
-    def _assigned(self, source: Source) -> Steps[list[FoundCall]]:
-        """Reads the call that is all of the message, as Python."""
-        pieces: list[str] = []
-        yield from source.up_to(into=pieces.append)
-        if source.cut:
+        if not (yield from source.up_to(*ends, into=pieces.append)) and (ends or source.cut):
             raise Malformed("the model may have had more to write")
         calls = python_calls("".join(pieces).strip(), tuple(self._tools.values()))
         self._check(calls)
@@ -269,17 +260,13 @@ class Trial:
         while (yield from source.comes("{", "[")):
             source.keep()
             yield from self._head(source)
-            text = source.kept()
-            found += self._fitting(text)
+            calls = read_calls(source.kept(), self._tools.keys(), repairs=self._allowed.mistakes)
+            self._check(calls)
+            found += calls
             yield from source.match(SEPARATORS, lambda piece: None)
         if not found:
             raise Malformed("no JSON")
         return found
-
-    def _fitting(self, text: str) -> list[FoundCall]:
-        calls = read_calls(text, self._tools.keys(), repairs=self._allowed.mistakes)
-        self._check(calls)
-        return calls
 
     def _check(self, calls: Sequence[FoundCall]) -> None:
         for call in calls:

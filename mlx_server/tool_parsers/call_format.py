@@ -2,9 +2,9 @@
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import Field, dataclass, fields, replace
+from dataclasses import dataclass
 from itertools import product
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from mlx_server.errors import BadRequest
 from mlx_server.events import Event, Repaired, RepairKind, ToolCallFinished, folded
@@ -211,17 +211,10 @@ def finished_calls(events: Sequence[Event]) -> list[dict[str, Any]]:
     ]
 
 
+T = TypeVar("T")
+
 BAR, JOINT = "｜", "▁"
 BARS, JOINTS = (BAR, "|"), (JOINT, "_", " ", r"\_")
-
-
-class DelimiterRecord(Protocol):
-    """A frozen dataclass."""
-
-    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
-
-
-Delimiters = TypeVar("Delimiters", bound=DelimiterRecord)
 
 
 def respelled_delimiter(delimiter: str) -> tuple[str, ...]:
@@ -230,31 +223,20 @@ def respelled_delimiter(delimiter: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(each for each in found if each != delimiter))
 
 
-def respelled(record: Delimiters) -> Iterator[Delimiters]:
-    """Yields the record with all of its texts in each other spelling."""
-    seen = [record]
+def respelled(record: T) -> Iterator[T]:
+    """Yields the dataclass with all of its texts in each other spelling."""
+    make, seen = type(record), [record]
     for bar, joint in product(BARS, JOINTS):
-        made = replace(record, **_respelled_fields(record, bar, joint))
-        if made not in seen:
-            seen.append(made)
-            yield made
+        texts = {name: _spelled(value, bar, joint) for name, value in vars(record).items()}
+        if (other := make(**texts)) not in seen:
+            seen.append(other)
+            yield other
 
 
-def _respelled_fields(record: DelimiterRecord, bar: str, joint: str) -> dict[str, Any]:
-    def spell(text: str) -> str:
-        return text.replace(BAR, bar).replace(JOINT, joint)
-
-    found = {field.name: getattr(record, field.name) for field in fields(record)}
-    texts = {name: spell(value) for name, value in found.items() if isinstance(value, str)}
-    lists = {
-        name: tuple(map(spell, value))
-        for name, value in found.items()
-        if isinstance(value, tuple) and all(isinstance(each, str) for each in value)
-    }
-    return texts | lists
-
-
-T = TypeVar("T")
+def _spelled(value: Any, bar: str, joint: str) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_spelled(each, bar, joint) for each in value)
+    return value.replace(BAR, bar).replace(JOINT, joint) if isinstance(value, str) else value
 
 
 def block_rule(block: BlockGrammar, lark: Lark, tools: Sequence[Tool], *, several: bool) -> str:
@@ -341,11 +323,8 @@ def _after(block: BlockGrammar, lark: Lark) -> list[str]:
 
 
 def _spaced(block: BlockGrammar, lark: Lark, parts: Sequence[str]) -> str:
-    return f" {_space(block, lark)} ".join(parts)
-
-
-def _space(block: BlockGrammar, lark: Lark) -> str:
-    return lark.terminal(f"/{block.space}/") if block.space else ""
+    space = lark.terminal(f"/{block.space}/") if block.space else ""
+    return f" {space} ".join(parts)
 
 
 MOST_UNKNOWN = 16

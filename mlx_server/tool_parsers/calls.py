@@ -170,9 +170,6 @@ class ToolCallWriter:
     def knows(self, tool: str) -> bool:
         return self._calls.knows(tool)
 
-    def same_as(self, other: "ToolCallWriter") -> bool:
-        return (self.name, self.arguments) == (other.name, other.arguments)
-
     @property
     def known(self) -> frozenset[str]:
         """The parameters that the tool's schema lists."""

@@ -8,38 +8,37 @@ from mlx_server.tool_parsers.named_calls import NamedCallFormat
 from mlx_server.tool_parsers.tags import TagSyntax, tagged, without_block
 
 _FUNCTION = TagSyntax("<function=", "</function>", "<parameter=", "</parameter>")
-_QWEN3_CODER = replace(_FUNCTION, block_end="</tool_call>", margin="\n")
+_QWEN3_CODER = replace(_FUNCTION, block="<tool_call>", block_end="</tool_call>", margin="\n")
 
-QWEN3_CODER = tagged("<tool_call>", _QWEN3_CODER)
-QWEN3_CODER_WITHOUT_BLOCK = without_block(_QWEN3_CODER)
+QWEN3_CODER, QWEN3_CODER_WITHOUT_BLOCK = tagged(_QWEN3_CODER), without_block(_QWEN3_CODER)
 
-_SEED_OSS = replace(_FUNCTION, block_end="</seed:tool_call>")
+_SEED_OSS = replace(_FUNCTION, block="<seed:tool_call>", block_end="</seed:tool_call>")
 
-SEED_OSS = tagged("<seed:tool_call>", _SEED_OSS)
-SEED_OSS_WITHOUT_BLOCK = without_block(_SEED_OSS)
+SEED_OSS, SEED_OSS_WITHOUT_BLOCK = tagged(_SEED_OSS), without_block(_SEED_OSS)
 
 
-def _invoked(closes: str, prefix: str = "") -> TagSyntax:
-    """`<invoke name="f"><parameter name="key">value</parameter></invoke>`, in a block."""
+def _invoked(block: str, sign: str = "", *, says_types: bool = False) -> TagSyntax:
+    """`<invoke name="f"><parameter name="key">value</parameter></invoke>`, in a block. sign: stands
+    before each name, that of the block as well if types are said."""
+    block = f"{sign}{block}" if says_types else block
     return TagSyntax(
-        function=f"<{prefix}invoke name=",
-        function_end=f"</{prefix}invoke>",
-        parameter=f"<{prefix}parameter name=",
-        parameter_end=f"</{prefix}parameter>",
-        block_end=closes,
+        function=f"<{sign}invoke name=",
+        function_end=f"</{sign}invoke>",
+        parameter=f"<{sign}parameter name=",
+        parameter_end=f"</{sign}parameter>",
+        block=f"<{block}>",
+        block_end=f"</{block}>",
         quote='"',
+        says_types=says_types,
     )
 
 
-_MINIMAX_M2 = _invoked("</minimax:tool_call>")
-MINIMAX_M2 = tagged("<minimax:tool_call>", _MINIMAX_M2)
-MINIMAX_M2_WITHOUT_BLOCK = without_block(_MINIMAX_M2)
-_DOTS = _invoked("</dots_function_call>")
-DOTS = tagged("<dots_function_call>", _DOTS)
-DOTS_WITHOUT_BLOCK = replace(without_block(_DOTS), blocks=())
-_MUSE = _invoked("</atem:function_calls>", "atem:")
-MUSE = tagged("<atem:function_calls>", _MUSE)
-MUSE_WITHOUT_BLOCK = replace(without_block(_MUSE), blocks=())
+_MINIMAX_M2 = _invoked("minimax:tool_call")
+MINIMAX_M2, MINIMAX_M2_WITHOUT_BLOCK = tagged(_MINIMAX_M2), without_block(_MINIMAX_M2)
+_DOTS = _invoked("dots_function_call")
+DOTS, DOTS_WITHOUT_BLOCK = tagged(_DOTS), replace(without_block(_DOTS), blocks=())
+_MUSE = _invoked("atem:function_calls", "atem:")
+MUSE, MUSE_WITHOUT_BLOCK = tagged(_MUSE), replace(without_block(_MUSE), blocks=())
 
 _STEP3 = TagSyntax(
     before=("<｜tool_call_begin｜>", "function", "<｜tool_sep｜>"),
@@ -48,23 +47,20 @@ _STEP3 = TagSyntax(
     after=("<｜tool_call_end｜>",),
     parameter="<steptml:parameter name=",
     parameter_end="</steptml:parameter>",
+    block="<｜tool_calls_begin｜>",
     block_end="<｜tool_calls_end｜>",
     quote='"',
 )
-STEP3 = replace(
-    tagged("<｜tool_calls_begin｜>", _STEP3),
-    inner=(_STEP3.before[0], _STEP3.before[2], *_STEP3.after),
-)
+STEP3 = replace(tagged(_STEP3), inner=(_STEP3.before[0], _STEP3.before[2], *_STEP3.after))
 STEP3_WITHOUT_BLOCK = tuple(
     replace(each, repairs=("unmarked",), blocks=())
     for each in (
-        tagged(_STEP3.before[0], replace(_STEP3, before=_STEP3.before[1:])),
+        tagged(replace(_STEP3, block=_STEP3.before[0], before=_STEP3.before[1:])),
         without_block(_STEP3),
     )
 )
 STEP3_RESPELLED = tuple(
-    replace(tagged(tags.block_end.replace("_end", "_begin"), tags), repairs=("format",), blocks=())
-    for tags in respelled(_STEP3)
+    replace(tagged(tags), repairs=("format",), blocks=()) for tags in respelled(_STEP3)
 )
 
 _MINICPM5_TAGS = TagSyntax(
@@ -92,38 +88,18 @@ DSML, GCML = "｜DSML｜", "｜GCML｜"
 """The text before the names in DeepSeek's tags, from V3.2 on, and in GigaChat's."""
 
 
-def _dsml_tags(block: str, sign: str = DSML, gap: str = "") -> TagSyntax:
-    """gap: the text between the sign and each name."""
-    delimiter = sign + gap
-    return TagSyntax(
-        function=f"<{delimiter}invoke name=",
-        function_end=f"</{delimiter}invoke>",
-        parameter=f"<{delimiter}parameter name=",
-        parameter_end=f"</{delimiter}parameter>",
-        block_end=f"</{delimiter}{block}>",
-        quote='"',
-        says_types=True,
-    )
-
-
-def _dsml(tags: TagSyntax, sign: str = DSML) -> CallFormat:
-    return replace(_in_block(tags), inner=(sign,))
-
-
-def _in_block(tags: TagSyntax) -> CallFormat:
-    return tagged(tags.block_end.replace("/", "", 1), tags)
-
-
-def _dsml_without_block(tags: TagSyntax) -> CallFormat:
-    return replace(without_block(tags), inner=(DSML,), blocks=())
-
-
-_V32, _V4, _V41 = (
-    _dsml_tags("function_calls"),
-    _dsml_tags("tool_calls"),
-    _dsml_tags("calls", gap=" "),
+_DSML = tuple(
+    _invoked(block, sign, says_types=True)
+    for block, sign in (("function_calls", DSML), ("tool_calls", DSML), ("calls", f"{DSML} "))
 )
-DSML_FORMATS = (*map(_dsml, (_V32, _V4, _V41)), *map(_dsml_without_block, (_V4, _V41)))
+_V32, _V4, _V41 = _DSML
+DSML_FORMATS = tuple(
+    replace(each, inner=(DSML,))
+    for each in (
+        *map(tagged, _DSML),
+        *(replace(without_block(tags), blocks=()) for tags in (_V4, _V41)),
+    )
+)
 """The formats of V3.2, V4 and V4.1, and V4's without the tags of the block, with which V3.2
 agrees."""
 
@@ -133,13 +109,13 @@ def _respelled_dsml(*known: TagSyntax) -> tuple[CallFormat, ...]:
         replace(call_format, repairs=("format", *call_format.repairs), blocks=())
         for each in known
         for tags in respelled(each)
-        for call_format in (_in_block(tags), without_block(tags))
+        for call_format in (tagged(tags), without_block(tags))
     )
 
 
-DSML_RESPELLED = _respelled_dsml(_V32, _V4, _V41)
-_GIGACHAT35 = _dsml_tags("tool_calls", GCML)
-GIGACHAT35 = _dsml(_GIGACHAT35, GCML)
+DSML_RESPELLED = _respelled_dsml(*_DSML)
+_GIGACHAT35 = _invoked("tool_calls", GCML, says_types=True)
+GIGACHAT35 = replace(tagged(_GIGACHAT35), inner=(GCML,))
 GIGACHAT35_WITHOUT_BLOCK = replace(without_block(_GIGACHAT35), inner=(GCML,), blocks=())
 GIGACHAT35_RESPELLED = _respelled_dsml(_GIGACHAT35)
 

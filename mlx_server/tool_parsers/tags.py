@@ -49,6 +49,8 @@ class TagSyntax:
     function_end: str
     parameter: str
     parameter_end: str
+    block: str = ""
+    """The delimiter that opens a block of functions, if they stand in one."""
     block_end: str = ""
     margin: str = ""
     """The text between a value and its tags that is not part of the value."""
@@ -99,7 +101,7 @@ def _spellings(tag: str) -> tuple[str, ...]:
     return (tag, f"{tag[:-1]} =", f"{tag[:-1]} ") if tag.endswith("=") else (tag,)
 
 
-def tagged(opens: str, tags: TagSyntax) -> CallFormat:
+def tagged(tags: TagSyntax) -> CallFormat:
     """Returns the format of functions in a block."""
     block = BlockGrammar(
         partial(_call_of, tags=tags),
@@ -108,7 +110,7 @@ def tagged(opens: str, tags: TagSyntax) -> CallFormat:
         unsupported=unsupported_as_text,
     )
     read = partial(_read_block, tags=tags)
-    return CallFormat(read, (opens,), (tags.block_end,), ends_answer=True, blocks=(block,))
+    return CallFormat(read, (tags.block,), (tags.block_end,), ends_answer=True, blocks=(block,))
 
 
 def without_block(tags: TagSyntax, *, taught: bool = False) -> CallFormat:

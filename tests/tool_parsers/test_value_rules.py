@@ -5,19 +5,47 @@ from typing import Any
 
 import pytest
 
+from mlx_server.families import family_named
 from mlx_server.grammars import grammar
 from mlx_server.grammars.arguments import ValueSchema
 from mlx_server.grammars.lark import Lark
 from mlx_server.grammars.view import View
 from mlx_server.messages import Tool
-from mlx_server.tool_parsers.call_format import UncallableTool
+from mlx_server.tool_parsers.call_format import CallFormat, UncallableTool, block_rule
 from mlx_server.tool_parsers.value_rules import FORMATS, json_rule
-from tests.tool_parsers.block_grammars import allowed, grammar_of, opening, pythonic, qwen
+from tests.families.goldens import tokenizer_of
 from tests.walks import accepts
 
 LONG = 41 * "9"
 WORD = {"$defs": {"word": {"enum": ["a", "b"]}}, "$ref": "#/$defs/word"}
 EITHER = {"anyOf": [{"type": "string", "maxLength": 2}, {"type": "integer"}, {"type": "null"}]}
+
+
+def grammar_of(family: str, notation: CallFormat, opens: str, tools: tuple[Tool, ...]) -> str:
+    lark = Lark(tokenizer_of(family).control_tokens)
+    (block,) = notation.blocks
+    return lark.source(f"{lark.text(opens)} {block_rule(block, lark, tools, several=True)}").source
+
+
+def opening(family: str) -> tuple[CallFormat, str]:
+    """The first format of a family that has a grammar, and its opening delimiter."""
+    formats = family_named(family).layout_with().call_formats
+    return next((each, opens) for each in formats if each.blocks for opens in each.opens)
+
+
+def allowed(family: str, parameters: dict[str, Any], *texts: str) -> list[bool]:
+    tool = Tool("f", "", {"type": "object", "properties": parameters, "required": [*parameters]})
+    notation, opens = opening(family)
+    grammar = grammar_of(family, notation, opens, (tool,))
+    return [accepts(family, grammar, opens + text) for text in texts]
+
+
+def pythonic(text: str) -> str:
+    return f'[f(x="{text}")]<|tool_call_end|>'
+
+
+def qwen(value: str) -> str:
+    return f"<function=f>\n<parameter=x>\n{value}\n</parameter>\n</function>\n</tool_call>"
 
 
 @pytest.mark.parametrize(
