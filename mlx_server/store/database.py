@@ -136,11 +136,11 @@ class Database:
         """Whether the file was deleted or replaced, after which all that is written to the open one
         would be lost."""
         try:
-            found = self._file.path.stat()
+            current = self._file.path.stat()
         except FileNotFoundError:
             return True
         assert self._opened is not None
-        return not os.path.samestat(found, self._opened)
+        return not os.path.samestat(current, self._opened)
 
     def _handle_failure(self, error: Exception) -> None:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the low byte is the primary code
@@ -215,7 +215,7 @@ def _size(value: object) -> int:
     return 0
 
 
-def sized(body: bytes) -> bytes:
+def checked_size(body: bytes) -> bytes:
     if len(body) > (most := limits.STORED_PIECE_BYTES):
         raise TooLarge(
             f"An item of {len(body)} bytes is too large to be stored; the limit is {most} bytes. "

@@ -83,7 +83,7 @@ class SharedFile:
         self.path = path
 
     def open(self) -> Connection:
-        return connect(self.path)
+        return open_database(self.path)
 
     def set_aside(self) -> None:
         pass
@@ -104,7 +104,7 @@ class OwnedFile(SharedFile):
         _make_folder(self.path.parent)
         if self._lock is None:
             self._lock = _lock(self.path.with_name(self.path.name + ".lock"))
-        db = connect(self.path)
+        db = open_database(self.path)
         try:
             if not self._interrupted_failed:  # later, running responses are this server's
                 _fail_interrupted(db)
@@ -131,7 +131,7 @@ class OwnedFile(SharedFile):
             self._lock = None
 
 
-def connect(path: Path) -> Connection:
+def open_database(path: Path) -> Connection:
     path = own_path(path)  # SQLite itself follows links to the file, and none to its "-wal"
     if not path.exists():
         path.touch(mode=0o600)

@@ -17,7 +17,7 @@ from typing import Self, get_args
 from mlx_server import limits
 from mlx_server.errors import BadRequest, NotFound, StoreUnavailable, TooLarge
 from mlx_server.store import usage
-from mlx_server.store.database import Database, reads, sized, writes
+from mlx_server.store.database import Database, checked_size, reads, writes
 from mlx_server.store.file import OwnedFile, SharedFile
 from mlx_server.store.records import (
     CONVERSATION_STATUSES,
@@ -129,7 +129,7 @@ class Store(Database):
             **{name: getattr(record, name) for name in COLUMNS},
             "owner": owner,
             "used_at": record.created_at,
-            "body": sized(record.body),
+            "body": checked_size(record.body),
         }
         seq = db.execute(ADD_RECORD, row).lastrowid
         assert seq is not None
@@ -166,7 +166,7 @@ class Store(Database):
         updated = db.execute(
             "UPDATE records SET status = ?, body = ? WHERE kind = 'response' AND id = ?"
             " AND owner = ? AND status IN ('queued', 'in_progress') RETURNING seq",
-            (response.status, sized(response.body), response.id, owner),
+            (response.status, checked_size(response.body), response.id, owner),
         ).fetchall()
         for (seq,) in updated:
             db.execute("DELETE FROM items WHERE record = ? AND output = 1", (seq,))
@@ -189,7 +189,7 @@ class Store(Database):
         used_at: float | None = None,
     ) -> None:
         """`used_at`: the time of this use, for records whose age is that of their last use."""
-        row = (sized(body), labels, used_at, _seq(db, kind, id, owner))
+        row = (checked_size(body), labels, used_at, _seq(db, kind, id, owner))
         db.execute(
             "UPDATE records SET body = ?, labels = ?, used_at = coalesce(?, used_at) WHERE seq = ?",
             row,
@@ -376,7 +376,7 @@ class Store(Database):
             counts["completion"],
             items,
             size,
-            usage.total(db),
+            usage.total_bytes(db),
             oldest,
             newest,
         )
@@ -394,7 +394,7 @@ def _seq(db: Connection, kind: Kind, id: str, owner: str) -> int:
 
 def _append(db: Connection, record: int, items: Iterable[ItemRecord], *, output: bool) -> None:
     for item in items:
-        row = (record, output, item.id, sized(item.body))
+        row = (record, output, item.id, checked_size(item.body))
         try:
             db.execute("INSERT INTO items (record, output, id, body) VALUES (?, ?, ?, ?)", row)
         except sqlite3.IntegrityError as error:
@@ -407,7 +407,7 @@ def _fill(db: Connection, seq: int, record: Record, owner: str, events: Sequence
     """Stores the output and the events of a response, and adds its items to its conversation if it
     has ended."""
     _append(db, seq, record.output, output=True)
-    rows = ((seq, number, sized(body)) for number, body in enumerate(events))
+    rows = ((seq, number, checked_size(body)) for number, body in enumerate(events))
     db.executemany("INSERT INTO events VALUES (?, ?, ?)", rows)
     if record.status not in CONVERSATION_STATUSES:
         return

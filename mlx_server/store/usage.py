@@ -68,7 +68,7 @@ SCHEMA = (
 )
 
 
-def total(db: Connection) -> int:
+def total_bytes(db: Connection) -> int:
     return int(db.execute("SELECT total(bytes) FROM usage").fetchone()[0])
 
 
@@ -78,7 +78,7 @@ def check_usage(db: Connection, owner: str, retention: Retention) -> None:
     row = db.execute("SELECT bytes FROM usage WHERE owner = ?", (owner,)).fetchone()
     if row and row[0] > (most := retention.bytes // 2):
         raise StoreFull(f"Your key would have {row[0]} bytes stored; the limit is {most}. {REMEDY}")
-    if (stored := total(db)) > retention.bytes:
+    if (stored := total_bytes(db)) > retention.bytes:
         raise StoreFull(
             f"The server would have {stored} bytes stored; the limit is {retention.bytes}. {REMEDY}"
         )

@@ -108,23 +108,6 @@ def test_many_small_things_are_read_back_no_more_than_they_are_read(
     assert found["param"] == "previous_response_id"
 
 
-def test_pages_are_bounded_by_bytes(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    limit(monkeypatch, "PAGE_BYTES", 5000)
-    items = [hosted(size, id=f"i{n}") for n, size in enumerate([2000, 2000, 9000, 10])]
-    made = ok(client.post(CONVERSATIONS, json={"items": items}))["id"]
-    id = ok(client.post(RESPONSES, json=asked() | {"input": [*items, *SAID]}))["id"]
-    for path in (f"{CONVERSATIONS}/{made}/items", f"{RESPONSES}/{id}/input_items"):
-        pages: list[list[str]] = []
-        after: Json = {}
-        while True:
-            page = ok(client.get(path, params={"order": "asc", "limit": 100, **after}))
-            pages.append([item["id"] for item in page["data"] if item["id"].startswith("i")])
-            if not page["has_more"]:
-                break
-            after = {"after": page["last_id"]}
-        assert pages == [["i0", "i1"], ["i2"], ["i3"]]
-
-
 def test_a_full_store_says_what_to_do(tiny_path: Path, tmp_path: Path) -> None:
     store = StoreSettings(data_dir=tmp_path, bytes=100_000)
     keys: Any = {"api_keys": (wire.key("one"), wire.key("two"))}

@@ -71,9 +71,9 @@ def checked_metadata(body: ChatBody) -> dict[str, str]:
     try:
         return _metadata.validate_python(body.metadata or {})
     except ValidationError as error:
-        found = validation_error(error, body.metadata)
-        param = f"metadata.{found.param}" if found.param else "metadata"
-        raise BadRequest(f"`{param}`: {found.message}", param=param) from None
+        refusal = validation_error(error, body.metadata)
+        param = f"metadata.{refusal.param}" if refusal.param else "metadata"
+        raise BadRequest(f"`{param}`: {refusal.message}", param=param) from None
 
 
 def with_metadata(completion: Wire, metadata: Mapping[str, str], created_at: float) -> Record:
@@ -92,22 +92,22 @@ def _message_record(id: str, message: MessageParam) -> ItemRecord:
     sent = message.model_dump(mode="json", by_alias=True, exclude_none=True)
     content = sent.pop("content", None)
     parts = content if isinstance(content, list) else None
-    found: dict[str, Any] = {
+    stored: dict[str, Any] = {
         "id": id,
         "content": content if parts is None else None,
         "content_parts": parts,
         "refusal": None,
         **sent,
     }
-    return ItemRecord(id, msgspec.json.encode(found))
+    return ItemRecord(id, msgspec.json.encode(stored))
 
 
 def filter_of(http: Request) -> CompletionFilter:
     """Which completions the query asks for."""
     metadata = {
-        found[1]: value
+        label[1]: value
         for name, value in http.query_params.multi_items()
-        if (found := LABEL.fullmatch(name))
+        if (label := LABEL.fullmatch(name))
     }
     if len(metadata) > (most := limits.METADATA):
         raise BadRequest(f"`metadata` can have {most} pairs at most.", param="metadata")
@@ -213,7 +213,7 @@ async def delete(http: Request, id: str) -> Response:
 
 
 @router.get(ONE + "/messages")
-async def messages(
+async def list_messages(
     http: Request, id: str, after: After = None, limit: Limit = 20, order: Sorted = "asc"
 ) -> Response:
     owner = http.state.owner

@@ -280,7 +280,7 @@ class Turns:
             case MediaBlock():
                 return [_medium(block, where)]
             case SearchResultBlock():
-                texts = (block.title or "", block.source or "", instructions(block.content))
+                texts = (block.title or "", block.source or "", system_text(block.content))
                 return ["\n".join(filter(None, texts))]
             case DocumentBlock():
                 named = filter(None, (block.title, block.context))
@@ -329,7 +329,7 @@ def turns_of(messages: Sequence[AnthropicMessageParam], signer: Signer) -> Turns
     return turns
 
 
-def instructions(system: Texts | None) -> str:
+def system_text(system: Texts | None) -> str:
     if isinstance(system, str):
         return system
     return "\n".join(block.text for block in system or () if block.text)
@@ -347,7 +347,7 @@ def to_request(body: PromptBody, signer: Signer) -> ParsedMessagesRequest:
     turns = turns_of(body.messages, signer)
     tools, tool_choice = select_tools(body, turns.named_tools)
     constrained = the_only_format(list(_formats(body)), otherwise="output_config.format")
-    system = instructions(body.system)
+    system = system_text(body.system)
     messages = (*([Message("system", system)] if system else ()), *turns.messages)
     conversation = Conversation(
         messages=messages,

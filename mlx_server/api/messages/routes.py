@@ -50,7 +50,7 @@ router = APIRouter()
 
 
 @router.post(MESSAGES_PATH, openapi_extra=documented(MESSAGES_PATH, MessagesBody))
-async def messages(http: Request) -> Response:
+async def create_message(http: Request) -> Response:
     body = await read(http, MessagesBody)
     pool: Pool = http.app.state.pool
     signer = signer_of(http)

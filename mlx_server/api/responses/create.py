@@ -14,7 +14,14 @@ from starlette.requests import HTTPConnection
 from mlx_server import limits
 from mlx_server.api.responses.answer import ResponseOutput
 from mlx_server.api.responses.input import ParsedResponsesRequest, input_items, to_request
-from mlx_server.api.responses.items import InputItem, ItemReference, Wire, new_id, read_items, wire
+from mlx_server.api.responses.items import (
+    InputItem,
+    ItemReference,
+    Wire,
+    new_item_id,
+    read_items,
+    wire,
+)
 from mlx_server.api.responses.protocol import ResponsesBody, new_response
 from mlx_server.api.responses.runs import (
     Background,
@@ -85,7 +92,7 @@ async def create(
     resolved = await read_all(connection, body, recalled)
     record = Record(
         "response",
-        new_id("response"),
+        new_item_id("response"),
         time.time(),
         b"",
         previous=None if previous in recalled else previous,
@@ -138,11 +145,11 @@ def events_of(connection: HTTPConnection, parsed: ParsedResponsesRequest) -> Eve
     connectors: Connectors = connection.app.state.connectors
     answer = partial(respond, tools=parsed.mcp, connectors=connectors, pool=pool)
     request = with_client(parsed.request, connection)
-    events = fitted(request, answer, truncates=parsed.truncates)
+    events = answered_within_context(request, answer, truncates=parsed.truncates)
     return metrics.answers.observed(events, request.client, request.prompts)
 
 
-async def fitted(
+async def answered_within_context(
     request: GenerateRequest, respond: Callable[[GenerateRequest], Events], *, truncates: bool
 ) -> Events:
     """Answers the conversation. With `truncation: auto`, one that is too long for the model loses
@@ -221,8 +228,8 @@ class ReadBack:
     async def referenced(self, items: Sequence[InputItem] | str | None) -> dict[str, Wire]:
         """The stored items that `items` refers to, by id. A client may refer to those of another
         server, which are ignored."""
-        given = [] if isinstance(items, str) else items or []
-        ids = [item.id for item in given if isinstance(item, ItemReference)]
+        listed = [] if isinstance(items, str) else items or []
+        ids = [item.id for item in listed if isinstance(item, ItemReference)]
         if len(ids) > (most := limits.ITEM_REFERENCES):
             raise BadRequest(
                 f"`input` has {len(ids)} item references; the limit is {most}. Send other items "

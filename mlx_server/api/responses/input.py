@@ -29,7 +29,7 @@ from mlx_server.api.responses.items import (
     Thoughts,
     ToolSearchCallItem,
     ToolSearchOutputItem,
-    json_text,
+    compact_json,
     read_items,
 )
 from mlx_server.api.responses.protocol import ResponsesBody
@@ -119,7 +119,7 @@ class ItemsToMessages:
             case CustomCallItem(input=text):
                 self._client_call(item, arguments_of_text(text or ""))
             case ToolSearchCallItem(call_id=str(id)):
-                self._call(ToolCall(id, TOOL_SEARCH, json_text(item.arguments or {})))
+                self._call(ToolCall(id, TOOL_SEARCH, compact_json(item.arguments or {})))
             case ToolSearchOutputItem(call_id=str(id)):
                 self._answer(id, [self._found(item)])
             case CallOutputItem(call_id=id):
@@ -266,10 +266,10 @@ def _error_text(error: object) -> str:
             texts = [part["text"] for part in parts if isinstance(part, dict) and "text" in part]
             if texts and all(isinstance(text, str) for text in texts):
                 return "\n".join(texts)
-    return json_text(error)
+    return compact_json(error)
 
 
-def messages_of(
+def messages_of_items(
     items: Iterable[tuple[InputItem, str]], table: ToolTable, opened: Open
 ) -> ItemsToMessages:
     """The messages and approvals of items, which come with their place in the request."""
@@ -290,7 +290,7 @@ class ToolSelection:
     mcp_choice: McpChoice | None = None
 
 
-def select_tools(
+def selected_tools(
     body: ResponsesBody, *, listed: Container[str], found: Iterable[ToolParam] = ()
 ) -> ToolSelection:
     """The tools that the model may call, and whether it has to call one.
@@ -462,8 +462,8 @@ def to_request(
     check_stream_options(body.stream, body.stream_options)
     everything = [*earlier, *items]
     places = [*("previous_response_id" for _ in earlier), *_places(body, items)]
-    chosen = select_tools(body, listed=_listed(everything), found=_tools_of(everything))
-    turns = messages_of(zip(everything, places, strict=True), chosen.table, opened)
+    chosen = selected_tools(body, listed=_listed(everything), found=_tools_of(everything))
+    turns = messages_of_items(zip(everything, places, strict=True), chosen.table, opened)
     labels = {server.label for server in chosen.servers}
     approvals = tuple(approval for approval in turns.approvals if approval.server in labels)
     if len(approvals) < len(turns.approvals):  # the server has gone since, and nothing can be run

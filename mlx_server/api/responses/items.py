@@ -45,7 +45,7 @@ PREFIXES = {
 }
 
 
-def new_id(kind: str) -> str:
+def new_item_id(kind: str) -> str:
     return f"{PREFIXES.get(kind, 'item')}_{uuid.uuid4().hex}"
 
 
@@ -275,7 +275,7 @@ DEFAULTS: Mapping[str, Wire] = {
 def wire(item: InputItem) -> Wire:
     """The item in this server's normal form, with an id."""
     fields = item.model_dump(by_alias=True, exclude_none=True)
-    fields["id"] = fields.get("id") or new_id(item.type)
+    fields["id"] = fields.get("id") or new_item_id(item.type)
     for name, default in DEFAULTS.get(item.type, {}).items():
         fields[name] = fields.get(name) or default
     match item:
@@ -283,8 +283,8 @@ def wire(item: InputItem) -> Wire:
             is_answer = role_of(role) == "assistant"
             kind = "output_text" if is_answer else "input_text"
             more: Wire = {"annotations": [], "logprobs": []} if is_answer else {}
-            kept = {name: fields[name] for name in MESSAGE_FIELDS if name in fields}
-            return {**kept, "status": "completed", "content": _parts(item.content, kind, more)}
+            message = {name: fields[name] for name in MESSAGE_FIELDS if name in fields}
+            return {**message, "status": "completed", "content": _parts(item.content, kind, more)}
         case FunctionCallItem() | CustomCallItem():
             return {**fields, "status": "completed"}
         case CallOutputItem(output=output):
@@ -302,17 +302,17 @@ MESSAGE_FIELDS = ("id", "type", "role", "phase")
 
 
 def _parts(content: Content | None, kind: str, more: Wire | None = None) -> list[Wire]:
-    given = [TextPart(type="text", text=content)] if isinstance(content, str) else content or []
+    parts = [TextPart(type="text", text=content)] if isinstance(content, str) else content or []
     texts = {"type": kind, **(more or {})}
     return [
         {**texts, "text": part.text or ""}
         if isinstance(part, TextPart)
         else part.model_dump(exclude_none=True)
-        for part in given
+        for part in parts
     ]
 
 
-def json_text(value: object) -> str:
+def compact_json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 

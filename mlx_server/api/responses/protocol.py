@@ -165,17 +165,17 @@ class ResponsesBody(SamplingBody, ThinkingBody):
     @property
     def logprobs(self) -> int | None:
         """How many alternatives to report for each token; None for no log probabilities."""
-        wanted = "message.output_text.logprobs" in (self.include or ()) or self.top_logprobs
-        return (self.top_logprobs or 0) if wanted else None
+        is_included = "message.output_text.logprobs" in (self.include or ())
+        return (self.top_logprobs or 0) if is_included or self.top_logprobs else None
 
     @property
     def conversation_id(self) -> str | None:
-        given = self.conversation
-        return given.id if isinstance(given, ConversationParam) else given
+        conversation = self.conversation
+        return conversation.id if isinstance(conversation, ConversationParam) else conversation
 
     def constrained(self) -> FormatChoice:
-        given = [*self._of_text(), *formats.of_structured_outputs(self.structured_outputs)]
-        return formats.the_only_format(given, otherwise="text.format")
+        choices = [*self._of_text(), *formats.of_structured_outputs(self.structured_outputs)]
+        return formats.the_only_format(choices, otherwise="text.format")
 
     def unused(self) -> Iterable[str]:
         yield from (f"include.{value}" for value in self.include or () if value in NOT_HERE)
@@ -239,10 +239,10 @@ def new_response(body: ResponsesBody, id: str, *, stored: bool) -> Wire:
 
 
 def _choice_wire(body: ResponsesBody) -> Any:
-    given = body.tool_choice
-    if given is None or isinstance(given, str):
-        return given or "auto"
-    return given.model_dump(exclude_none=True)
+    choice = body.tool_choice
+    if choice is None or isinstance(choice, str):
+        return choice or "auto"
+    return choice.model_dump(exclude_none=True)
 
 
 def _tool_wire(tool: ToolParam | NamespacedTool) -> Wire:

@@ -50,7 +50,7 @@ router = APIRouter()
 
 
 @router.post(PATH, openapi_extra=documented(PATH, ResponsesBody))
-async def responses(http: Request) -> Response:
+async def create_response(http: Request) -> Response:
     body = await read(http, ResponsesBody)
     created = await create(http, body)
     if created.background:
@@ -90,7 +90,7 @@ async def _in_background(
 
 
 @router.websocket(PATH)
-async def connect(websocket: WebSocket) -> None:
+async def serve_web_socket(websocket: WebSocket) -> None:
     await Socket(websocket, _runs(websocket)).serve()
 
 

@@ -392,8 +392,8 @@ class Runs:
 
     async def stop(self) -> None:
         self.stopping.set()
-        begun = [run for run in self._background.values() if run.task]
-        await asyncio.gather(*(run.cancel() for run in begun))
+        running = [each for each in self._background.values() if each.task]
+        await asyncio.gather(*(each.cancel() for each in running))
         if self._later:
             await asyncio.wait(self._later, timeout=STOP_SECONDS)
         for task in list(self._later):

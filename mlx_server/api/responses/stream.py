@@ -10,7 +10,7 @@ import msgspec
 
 from mlx_server.api.accumulator import arguments_object, logprob_json
 from mlx_server.api.freeform import FreeformInput
-from mlx_server.api.responses.items import Seal, Wire, new_id
+from mlx_server.api.responses.items import Seal, Wire, new_item_id
 from mlx_server.api.responses.tools import HostedTools, OfferedTool
 from mlx_server.events import (
     ApprovalRequested,
@@ -32,7 +32,7 @@ class OutputItem:
     kind = ""
 
     def __init__(self, output_index: int, id: str | None = None) -> None:
-        self.id = id or new_id(self.kind)
+        self.id = id or new_item_id(self.kind)
         self.status = "in_progress"
         self._output_index = output_index
 

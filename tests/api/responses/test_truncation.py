@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from mlx_server.api.responses.create import drop_oldest, fitted
+from mlx_server.api.responses.create import answered_within_context, drop_oldest
 from mlx_server.errors import ContextTooLong
 from mlx_server.events import Event, Finished, Started
 from mlx_server.messages import Conversation, Message
@@ -46,7 +46,9 @@ class Room:
 def answered(count: int, room: Room) -> list[Event]:
     async def everything() -> list[Event]:
         request = GenerateRequest("tiny", (Conversation(tuple(turns(count))),))
-        return [event async for event in fitted(request, room.respond, truncates=True)]
+        return [
+            event async for event in answered_within_context(request, room.respond, truncates=True)
+        ]
 
     return asyncio.run(everything())
 
