@@ -193,8 +193,9 @@ def _thinking(
     opens, closes = family.thinking_delimiters()
     if not closes:
         return None
-    before, after = _split_at_delimiter(end, closes)
-    lead, rest = tokenizer.encode(before), tokenizer.encode(after)
+    # the text before the first closing delimiter counts as reasoning
+    at = min((end.find(delimiter) for delimiter in closes if delimiter in end), default=0)
+    lead, rest = tokenizer.encode(end[:at]), tokenizer.encode(end[at:])
     if budget is not None and len(lead) >= budget:  # the budget has no room for a lead-out
         lead = []
     return Thinking(
@@ -204,9 +205,3 @@ def _thinking(
         closes=[tokenizer.marked(delimiter) for delimiter in closes],
         end=lead + rest,
     )
-
-
-def _split_at_delimiter(end: str, closes: tuple[str, ...]) -> tuple[str, str]:
-    """Split before the first closing delimiter, since the text before it counts as reasoning."""
-    at = min((end.find(delimiter) for delimiter in closes if delimiter in end), default=0)
-    return end[:at], end[at:]

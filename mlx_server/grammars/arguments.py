@@ -97,7 +97,10 @@ def is_made_of(arguments: Mapping[str, Any], schema: Keywords) -> bool:
 
 def _fits(value: Any, schema: Keywords, view: View, depth: int) -> bool:
     schema = resolved(schema, view)
-    if type_of(value) not in types_of(schema, view) or not _is_listed(value, schema):
+    options = schema.get("enum")
+    if isinstance(options, list) and value not in options:
+        return False
+    if type_of(value) not in types_of(schema, view) or schema.get("const", value) != value:
         return False
     match value:
         case dict() if depth:
@@ -108,13 +111,6 @@ def _fits(value: Any, schema: Keywords, view: View, depth: int) -> bool:
                 _fits(item, items, view, depth - 1) for item in value
             )
     return True
-
-
-def _is_listed(value: Any, schema: Keywords) -> bool:
-    options = schema.get("enum")
-    if isinstance(options, list) and value not in options:
-        return False
-    return "const" not in schema or bool(schema["const"] == value)
 
 
 def _fits_object(value: Mapping[str, Any], schema: Keywords, view: View, depth: int) -> bool:
@@ -400,8 +396,8 @@ class ValueSchema:
                 options = [self.of(option) for option in listed]
                 if "type" not in self.schema:
                     return options
-                own, others = self.schema["type"], _common_types(options)
-                if all(type == own for type in others):
+                own = self.schema["type"]
+                if all(option.schema.get("type", own) == own for option in options):
                     return [self.of({"type": own, **option.schema}) for option in options]
         return []
 
@@ -531,10 +527,6 @@ def _arguments(tool: Tool, schema: Keywords) -> list[MemberSchema] | None:
         )
         for key, value in values.items()
     ]
-
-
-def _common_types(values: list[ValueSchema]) -> list[Any]:
-    return [value.schema["type"] for value in values if "type" in value.schema]
 
 
 def unsupported_one_by_one(tool: Tool) -> list[UnsupportedKeyword]:

@@ -436,7 +436,9 @@ class GrammarCompletion:
         if room >= 0:
             _allow(mask, self._leading_to(ending, room + len(ending)))
             plain = classes.plain[: len(mask)]
-            is_free = self._text.begun is not None and _is_most(allowed & plain, plain)
+            # in a free text, nine tenths of the plain tokens are allowed
+            part, whole = (int(np.bitwise_count(m).sum()) for m in (allowed & plain, plain))
+            is_free = self._text.begun is not None and 10 * part >= 9 * whole
             is_too_short = is_free and not classes.text_of((*ending, 0)[0]).startswith(b'"')
             if room >= RESERVE * is_too_short:
                 if is_free:
@@ -486,11 +488,6 @@ class GrammarCompletion:
             return float("inf")
         self._endings[token] = found
         return len(found) - len(ending)
-
-
-def _is_most(some: Mask, whole: Mask) -> bool:
-    """Whether nine tenths of the tokens are among some of them."""
-    return 10 * int(np.bitwise_count(some).sum()) >= 9 * int(np.bitwise_count(whole).sum())
 
 
 def _allow(mask: Mask, tokens: Iterable[int]) -> None:

@@ -148,9 +148,12 @@ def end_reasoning_early(
     kept: list[int] = []
     for at, token in enumerate(forced_tokens):
         if limited.used_up:
-            rest = forced_tokens[_after_reasoning(forced_tokens, at, unlimited) :]
-            kept += limited.end
-            return kept + _without_repeated(limited.end, rest or forced_tokens[-1:])
+            after = _after_reasoning(forced_tokens, at, unlimited)
+            rest = forced_tokens[after:] or forced_tokens[-1:]
+            end = limited.end
+            # what the replayed tokens repeat of the forced end is left out: both lead to the answer
+            alike = (n for n in range(len(end), 0, -1) if [*end[-n:]] == [*rest[:n]])
+            return [*kept, *end, *rest[next(alike, 0) :]]
         kept.append(token)
         limited.advance(token)
         unlimited.advance(token)
@@ -162,12 +165,6 @@ def _after_reasoning(forced_tokens: Sequence[int], at: int, unlimited: ThinkingB
         unlimited.advance(forced_tokens[at])
         at += 1
     return at
-
-
-def _without_repeated(end: Sequence[int], forced_tokens: Sequence[int]) -> list[int]:
-    """Removes what the replayed tokens repeat of the forced end: both lead to the answer."""
-    alike = (n for n in range(len(end), 0, -1) if [*end[-n:]] == [*forced_tokens[:n]])
-    return [*forced_tokens[next(alike, 0) :]]
 
 
 SHOWN = 8
