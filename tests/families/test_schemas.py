@@ -1,9 +1,11 @@
 """Calls that are not written as JSON: what a strict tool's schema says holds, or is refused."""
 
+from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
+import yaml
 
 from mlx_server.errors import InvalidGrammar
 from mlx_server.grammars.formats import usable_tools
@@ -14,128 +16,22 @@ from tests.parsers.markup.ways import WITH_CALLS, calls_of
 
 CHECKED = jsonschema.FormatChecker(["uuid", "ipv4", "ipv6"])
 
-DEFINITIONS = {
-    "any": {},
-    "over 40": {"type": "integer", "minimum": 40},
-    "long": {"type": "string", "minLength": 2},
-    "further": {"$ref": "#/$defs/long", "maxLength": 3},
-    "whole": {"$ref": "#/$defs/any", "type": "integer"},
-}
-COUNTS = {
-    "type": "object",
-    "patternProperties": {"^[a-z]{1,3}$": {"type": "integer"}},
-    "additionalProperties": False,
-    "minProperties": 1,
-    "maxProperties": 1,
-}
-"""Only one: a walk might say a name twice, or tags of the notation in it."""
-
-VALUES: dict[str, dict[str, Any]] = {
-    "format": {"type": "string", "format": "uuid"},
-    "format beside a number": {"type": ["string", "integer"], "format": "ipv4"},
-    "pattern": {"type": "string", "pattern": "^[a-c]{2}$"},
-    "pattern anywhere": {"type": "string", "pattern": "[)a]"},
-    "pattern of nothing": {"type": "string", "pattern": ""},
-    "pattern with anchors inside": {"type": "string", "pattern": "(^a$|^b$)"},
-    "lengths": {"type": "string", "minLength": 3, "maxLength": 4},
-    "length beside null": {"type": ["string", "null"], "maxLength": 2},
-    "const": {"const": "k"},
-    "enum": {"enum": ["x y", "z"]},
-    "enum of types": {"enum": [1, 2, "1"]},
-    "enum and type": {"type": ["string", "integer"], "enum": [1, 2, "x", None]},
-    "enum and length": {"enum": ["a", "bb"], "minLength": 2},
-    "enum and minimum": {"enum": [1, 5, "x"], "minimum": 3},
-    "enum and reference": {"$ref": "#/$defs/any", "enum": ["abc", 5]},
-    "multipleOf": {"type": "integer", "multipleOf": 7},
-    "limits": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
-    "boolean": {"type": "boolean"},
-    "allOf of text": {"allOf": [{"type": "string"}, {"minLength": 3}]},
-    "allOf of numbers": {"allOf": [{"type": "integer"}, {"minimum": 300}]},
-    "allOf of both": {"allOf": [{"type": ["string", "integer"]}, {"format": "ipv4", "minimum": 5}]},
-    "anyOf": {"anyOf": [{"type": "integer", "minimum": 5}, {"type": "string", "pattern": "^q$"}]},
-    "anyOf and type": {"type": "string", "anyOf": [{"type": ["integer", "string"]}, {"const": 1}]},
-    "oneOf": {"oneOf": [{"type": "integer"}, {"type": "null"}]},
-    "reference": {"$ref": "#/$defs/over 40"},
-    "reference and length": {"$ref": "#/$defs/long", "maxLength": 2},
-    "reference to such": {"$ref": "#/$defs/further"},
-    "reference and type": {"$ref": "#/$defs/any", "type": "string"},
-    "reference and another type": {"$ref": "#/$defs/whole"},
-    "list": {"type": "array", "items": {"minimum": 5, "type": "integer"}, "minItems": 2},
-    "list of text": {"type": "array", "items": {"type": "string", "format": "ipv4"}, "minItems": 1},
-    "tuple": {
-        "type": "array",
-        "prefixItems": [{"type": "integer"}, {"type": "string", "maxLength": 3}],
-        "items": False,
-        "minItems": 2,
-    },
-    "object": {
-        "type": "object",
-        "properties": {"u": {"type": "integer"}, "s": {"type": "string", "format": "ipv4"}},
-        "required": ["u", "s"],
-        "additionalProperties": False,
-    },
-    "object of counts": COUNTS,
-    "object of counts or text": {"anyOf": [COUNTS, {"type": "string", "maxLength": 4}]},
-    "object of counts or nothing": {**COUNTS, "type": ["object", "null"]},
-    "required among others": {
-        "type": "object",
-        "properties": {"u": {"type": "integer"}},
-        "required": ["u", "w"],
-        "additionalProperties": {"type": "integer"},
-        "maxProperties": 2,
-    },
-}
-
+TABLE = yaml.safe_load(Path(__file__).with_name("schemas.yaml").read_text("utf-8"))
 AB: dict[str, Any] = {
     "type": "object",
     "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
     "additionalProperties": False,
 }
-
-
-def just(**properties: dict[str, Any]) -> dict[str, Any]:
-    return {"properties": properties, "required": [*properties], "additionalProperties": False}
-
-
-ARGUMENTS: dict[str, dict[str, Any]] = {
-    "one at least": {**AB, "minProperties": 1},
-    "two at least": {**AB, "minProperties": 2},
-    "one at most": {**AB, "maxProperties": 1},
-    "one at least of any": {"type": "object", "minProperties": 1},
-    "either": {**AB, "anyOf": [{"required": ["a"]}, {"required": ["b"]}]},
-    "other members": {
-        "type": "object",
-        "anyOf": [
-            just(k={"const": "a"}, v={"type": "integer"}),
-            just(k={"const": "b"}, v={"type": "string"}),
-            {"type": "null"},
-        ],
-    },
-    "only one of them": {"type": "object", "oneOf": [just(a={"const": 1}), just(b={"const": 2})]},
-    "additionalProperties": {"additionalProperties": {"type": "integer"}, "required": ["a"]},
-    "patternProperties": {"patternProperties": {"^a": {"type": "integer"}}, "required": ["ab"]},
-    "properties and patternProperties": {
-        "properties": {"ab": {"type": "string"}},
-        "patternProperties": {"^a": {"minLength": 3}},
-        "required": ["ab"],
-    },
-    "reference": {"$ref": "#/$defs/r", "$defs": {"r": just(a={"type": "integer", "minimum": 7})}},
-    "allOf": {
-        "allOf": [
-            {"properties": {"a": {"type": "string"}}, "required": ["a"]},
-            {"properties": {"a": {"minLength": 2}}},
-        ]
-    },
-    "forbidden": {"properties": {"a": {"type": "integer"}, "b": False}, "required": ["a"]},
-}
-
 SCHEMAS = {
-    **{
-        name: {"type": "object", **just(v=schema), "$defs": DEFINITIONS}
-        for name, schema in VALUES.items()
-    },
-    **{f"arguments: {name}": schema for name, schema in ARGUMENTS.items()},
-}
+    name: {
+        "type": "object",
+        "properties": {"v": schema},
+        "required": ["v"],
+        "additionalProperties": False,
+        "$defs": TABLE["definitions"],
+    }
+    for name, schema in TABLE["values"].items()
+} | {f"arguments: {name}": schema for name, schema in TABLE["arguments"].items()}
 
 REFUSED = {
     "pattern with anchors inside": "#/properties/v/pattern",
