@@ -325,7 +325,7 @@ class Engine:
             self.prompts.memory.turn_off()
         batch = self.models.add(model, network)
         batch.warm = self._loads.is_warming
-        self.prompts.loaded(model, path, network)
+        self.prompts.disk.loaded(model, path, network)
         nbytes = self._share.nbytes(network)
         return [messages.ModelLoaded(model, batch.vocabulary, nbytes, batch.why_alone)]
 

@@ -132,6 +132,13 @@ def _largest(model: nn.Module) -> KvCost:
     return KvCost(2 * min(widest.shape) * widest.itemsize * len(make_prompt_cache(model)))
 
 
+def recommended_bytes() -> int | None:
+    """Returns Metal's recommended working set; None without Metal."""
+    if not mx.metal.is_available():
+        return None
+    return int(mx.device_info()["max_recommended_working_set_size"])
+
+
 MOST_FREED, FREED_SHARE = 32 << 20, 0.01
 """Bounds on the freed buffers that MLX keeps on a CPU, where they do not count against its memory
 limit: MLX's own default in bytes, and a share of the limit."""

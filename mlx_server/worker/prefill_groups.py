@@ -119,11 +119,7 @@ def _until_snapshot(row: Row, known: int) -> int:
     return next((place - known for place in row.snapshot_places if place > known), MOST)
 
 
-def begin_alike(candidate: WaitingPrompt, taken: list[WaitingPrompt]) -> bool:
-    return any(_share_new_tokens(candidate, waiting) for waiting in taken)
-
-
-def _share_new_tokens(a: WaitingPrompt, b: WaitingPrompt) -> bool:
+def share_new_tokens(a: WaitingPrompt, b: WaitingPrompt) -> bool:
     end = max(a.known, b.known) + SHARED
     beginning = a.prompt[:end]
     return len(beginning) == end and beginning == b.prompt[:end]
@@ -147,7 +143,7 @@ def take_piece(
         is_small = longest * (len(prompts) + 1) <= tokens * LAST_PIECE
         lengths = [len(waiting.prompt) for waiting in (*prompts, following)]
         is_small = is_small and padding(lengths) <= PREFILL_PADDING
-        return is_small and not begin_alike(following, prompts)
+        return is_small and not any(share_new_tokens(following, waiting) for waiting in prompts)
 
     while not first.decode and len(prompts) < room and (following := queue.next(fits)):
         assert isinstance(following, WaitingPrompt)

@@ -74,12 +74,11 @@ def _run(
 
 def _ready(others: list[int]) -> Ready:
     """others: the recommended working sets of the group's other machines, where there is Metal."""
-    import mlx.core as mx
+    from mlx_server.worker.memory import recommended_bytes
 
-    if not mx.metal.is_available():
-        return Ready(os.getpid(), metal=False, recommended_bytes=None)
-    recommended = int(mx.device_info()["max_recommended_working_set_size"])
-    return Ready(os.getpid(), metal=True, recommended_bytes=min([recommended, *others]))
+    own = recommended_bytes()
+    least = None if own is None else min([own, *others])
+    return Ready(os.getpid(), metal=own is not None, recommended_bytes=least)
 
 
 def _read_after_imports(connection: socket.socket) -> bytes:

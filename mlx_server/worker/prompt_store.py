@@ -1,9 +1,6 @@
 """The prompt store: cached prompts in memory and in files, and what rows keep there."""
 
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-
-import mlx.nn as nn
 
 from mlx_server.engine.messages import Generate
 from mlx_server.prompt_files import PromptFolder
@@ -31,9 +28,6 @@ class PromptStore:
         if max_bytes < self.memory.nbytes and not busy:
             self.disk.flush()
         self.memory.limit(max_bytes)
-
-    def loaded(self, model: str, path: Path, network: nn.Module) -> None:
-        self.disk.loaded(model, path, network)
 
     def unloaded(self, model: str, *, busy: bool) -> None:
         if not busy:

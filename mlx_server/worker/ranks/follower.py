@@ -108,8 +108,9 @@ def _run(arguments: RankArguments, recorded: Recorded, reports: _Reports, leader
     """Returns why the rank has ended."""
     with left_out():
         from mlx_server.worker.engine import engine_of, run_steps
+        from mlx_server.worker.memory import recommended_bytes
         from mlx_server.worker.share import joined_share
-    reports.send(RankReady(_recommended_bytes()))
+    reports.send(RankReady(recommended_bytes()))
     recorded.get()
     share = joined_share(arguments.group, arguments.rank)
     leader.link = Link()
@@ -118,14 +119,6 @@ def _run(arguments: RankArguments, recorded: Recorded, reports: _Reports, leader
     gc.freeze()
     run_steps(engine, HeartbeatMonitor(), inputs, reports.compare)
     return "can't go on: see its log"
-
-
-def _recommended_bytes() -> int | None:
-    import mlx.core as mx
-
-    if not mx.metal.is_available():
-        return None
-    return int(mx.device_info()["max_recommended_working_set_size"])
 
 
 def main() -> None:
