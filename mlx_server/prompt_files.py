@@ -315,6 +315,8 @@ class PromptFolder:
         """The lengths of the states after each block, by their group and the block's link. There
         may be thousands of states after one, and a lookup must not ask each of them."""
         self.nbytes = 0
+        self.written = 0
+        """The bytes that all writes took on disk."""
         self._latest = 0
         """The time of the latest use of any file: later uses are later, also if the clock has been
         set back."""
@@ -441,16 +443,14 @@ class PromptFolder:
             if length <= len(names.ids) and (state := names.state(length)) in self._files:
                 yield state
 
-    def write(self, file: PromptFile, pieces: Sequence[memoryview]) -> int:
-        """Writes a file unless it is there, and removes others if they exceed the limit. Returns
-        its bytes on disk. Raises OSError."""
+    def write(self, file: PromptFile, pieces: Sequence[memoryview]) -> None:
+        """Writes a file unless it is there, and removes others if they exceed the limit. Raises
+        OSError."""
         if time.monotonic() - self._scanned > SCAN_SECONDS:
             self.scan()  # other programs may have removed files
-        if file in self:
-            return 0
         nbytes = sum(piece.nbytes for piece in pieces)
-        if nbytes + UNIT > self.most_bytes:
-            return 0
+        if file in self or nbytes + UNIT > self.most_bytes:
+            return
         self.make_room(nbytes + UNIT)
         if shutil.disk_usage(self.path).free < nbytes + RESERVE_BYTES:
             raise OSError(f"less than {RESERVE_BYTES >> 30} GiB would be left free")
@@ -470,8 +470,8 @@ class PromptFolder:
             raise
         with self._lock:
             self._add(file, status, used)
+            self.written += status.st_blocks * 512
         self.make_room(0)
-        return status.st_blocks * 512
 
     def make_room(self, nbytes: int) -> None:
         """Removes the least recently used files until `nbytes` more are within the limits."""

@@ -6,7 +6,6 @@ is computed.
 """
 
 import logging
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -141,19 +140,11 @@ class PromptSaver:
         self._leaving: list[LeavingPrompt] = []
         self._prompt: CachedPrompt | None = None
         self._work: Iterator[None] = iter(())
-        self._lock = threading.Lock()
-        self._written_bytes = 0
         self._misfits: set[str] = set()
         """The models with caches of an unexpected shape."""
         self._paused_until = 0.0
         self._is_refused = False
         """Whether the last file could not be written, which has been logged."""
-
-    def take_written_bytes(self) -> int:
-        """Returns the bytes written since the last call."""
-        with self._lock:
-            count, self._written_bytes = self._written_bytes, 0
-            return count
 
     @property
     def is_full(self) -> bool:
@@ -255,7 +246,7 @@ class PromptSaver:
         self._writes.append(Write(model.id, future, nbytes))
         future.add_done_callback(lambda done: self._wake())
 
-    def _guarded(self, work: Callable[[], None]) -> None:
+    def _guarded(self, work: Callable[[], object]) -> None:
         if time.monotonic() < self._paused_until:
             return
         try:
@@ -329,7 +320,7 @@ class PromptSaver:
         tensors = {name: _raw_tensor(array, raw[name]) for name, array in arrays.items()}
         ids = prompt.tokens[begin : file.length]
         pieces = encoded(file, ids, model.id, tensors)
-        write = partial(self._guarded, partial(self._write_file, file, pieces))
+        write = partial(self._guarded, partial(self._folder.write, file, pieces))
         self._submit(model, write, sum(piece.nbytes for piece in pieces))
 
     def _log_misfit(self, model: str) -> None:
@@ -340,11 +331,6 @@ class PromptSaver:
                 "is logged only once.",
                 model,
             )
-
-    def _write_file(self, file: PromptFile, pieces: Sequence[memoryview]) -> None:
-        nbytes = self._folder.write(file, pieces)
-        with self._lock:
-            self._written_bytes += nbytes
 
 
 def _raw_tensor(array: mx.array, raw: mx.array) -> RawTensor:
@@ -521,7 +507,8 @@ class DiskTier:
         self._ran = self._saved = time.monotonic()
         """The time at which a row last ran, and at which a piece was last written or
         was looked for between rows."""
-        self._reported = -1
+        self._reported, self._reported_written = -1, 0
+        """The bytes on disk and the bytes written, as of the latest report."""
 
     def loaded(self, id: str, path: Path, network: nn.Module) -> None:
         if self._folder and (model := disk_model(id, path, network)):
@@ -600,10 +587,11 @@ class DiskTier:
         if self._folder is None:
             return []
         use, self._restorer.use = self._restorer.use, DiskCacheUse()
-        use.written_bytes, use.nbytes = self.saver.take_written_bytes(), self._folder.nbytes
+        written, use.nbytes = self._folder.written, self._folder.nbytes
+        use.written_bytes = written - self._reported_written
         if use == DiskCacheUse(nbytes=self._reported):
             return []
-        self._reported = use.nbytes
+        self._reported, self._reported_written = use.nbytes, written
         return [use]
 
     def stop(self) -> None:

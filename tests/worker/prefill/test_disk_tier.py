@@ -215,10 +215,10 @@ def test_bytes_that_wait_for_the_disk_are_limited(
     monkeypatch.setattr(limits, "PROMPT_WRITE_BYTES", 1)
     goes_on, write, begun = Event(), PromptFolder.write, list[PromptFile]()
 
-    def slow(self: PromptFolder, file: PromptFile, pieces: Sequence[memoryview]) -> int:
+    def slow(self: PromptFolder, file: PromptFile, pieces: Sequence[memoryview]) -> None:
         begun.append(file)
         goes_on.wait(30)
-        return write(self, file, pieces)
+        write(self, file, pieces)
 
     def waited(futures: Sequence[Future[None]], seconds: float) -> None:
         goes_on.set()
