@@ -31,11 +31,11 @@ def arguments_object(text: str) -> dict[str, Any]:
     """Empty for a call that was cut off. Halves of surrogate pairs, which a model may write as
     escapes, are no text that could be sent, and are replaced."""
     try:
-        found = json.loads(text or "{}")
-        found = json.loads(json.dumps(found, ensure_ascii=False).encode(errors="replace"))
+        arguments = json.loads(text or "{}")
+        arguments = json.loads(json.dumps(arguments, ensure_ascii=False).encode(errors="replace"))
     except (ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return arguments if isinstance(arguments, dict) else {}
 
 
 class Timing:
@@ -302,10 +302,10 @@ def prompt_logprobs_body(answer: Answer) -> dict[str, Any]:
     among the alternatives is null."""
     if answer.prompt_logprobs is None:
         return {}
-    found = [
+    scores = [
         _ranked(token) if token.logprob is not None else None for token in answer.prompt_logprobs
     ]
-    return {"prompt_logprobs": found}
+    return {"prompt_logprobs": scores}
 
 
 def _ranked(token: TokenLogprob) -> dict[str, Any]:

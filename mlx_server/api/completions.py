@@ -92,10 +92,10 @@ class CompletionOutput(CompletionsOutput):
     def __init__(
         self, model: str, prompts: int, n: int, reporting: Reporting = DEFAULT_REPORTING
     ) -> None:
-        kept = reporting.has_body
-        super().__init__(
-            Accumulator(model, prompts, n, keeps_logprobs=kept, write_logprobs=_scored), reporting
+        accumulator = Accumulator(
+            model, prompts, n, keeps_logprobs=reporting.has_body, write_logprobs=_scored
         )
+        super().__init__(accumulator, reporting)
         self._offsets = [0] * (prompts * n)
         """The offset in characters of the next token, for each answer."""
         self._is_begun = [False] * (prompts * n)

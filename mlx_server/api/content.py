@@ -206,7 +206,7 @@ def part_text(part: Mapping[str, Any], depth: int = 0) -> str:
         match part.get(name):
             case str(text) if text:
                 return text
-            case Mapping() as found if within := part_text(found, depth + 1):
+            case Mapping() as inner if within := part_text(inner, depth + 1):
                 return within
             case [*items]:
                 return "".join(

@@ -80,13 +80,13 @@ def checked(inputs: tuple[Input, ...]) -> tuple[Input, ...]:
 
 
 def listed(
-    found: Embeddings, model: str, write: Callable[[bytes], str | msgspec.Raw]
+    embeddings: Embeddings, model: str, write: Callable[[bytes], str | msgspec.Raw]
 ) -> dict[str, Any]:
     data = (
         {"object": "embedding", "index": index, "embedding": write(vector)}
-        for index, vector in enumerate(found.vectors)
+        for index, vector in enumerate(embeddings.vectors)
     )
-    usage = {"prompt_tokens": found.tokens, "total_tokens": found.tokens}
+    usage = {"prompt_tokens": embeddings.tokens, "total_tokens": embeddings.tokens}
     return {"object": "list", "data": data, "model": model, "usage": usage}
 
 
@@ -110,10 +110,10 @@ router = APIRouter()
 @router.post(PATH, openapi_extra=documented(PATH, EmbeddingsBody))
 async def embeddings(http: Request) -> Response:
     body = await read(http, EmbeddingsBody)
-    found = await embedded(http, to_request(body, http.state.client))
+    embeddings = await embedded(http, to_request(body, http.state.client))
     write = written_as_base64 if body.encoding_format == "base64" else numbers
     ignored = ignored_header(await in_thread(body.ignored))
-    return vectors_response(found, listed(found, body.model, write), ignored)
+    return vectors_response(embeddings, listed(embeddings, body.model, write), ignored)
 
 
 SMALL_BYTES = 64 << 10
@@ -121,11 +121,11 @@ SMALL_BYTES = 64 << 10
 
 
 def vectors_response(
-    found: Embeddings | None, body: Mapping[str, Any], headers: Mapping[str, str]
+    embeddings: Embeddings | None, body: Mapping[str, Any], headers: Mapping[str, str]
 ) -> Response:
     """The vectors as JSON take several times their memory, so that many are written as they are
     sent. body: has their iterator."""
-    is_small = sum(map(len, found.vectors if found else ())) <= SMALL_BYTES
+    is_small = sum(map(len, embeddings.vectors if embeddings else ())) <= SMALL_BYTES
     pieces = json_pieces(body)
     return in_pieces(list(pieces) if is_small else pieces, headers)
 

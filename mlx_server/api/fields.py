@@ -527,17 +527,17 @@ class ThinkingBody(WireModel):
 
     def switches(self) -> dict[str, bool]:
         """Whether the client wants thinking, by the names under which it says so."""
-        found: dict[str, bool] = {}
+        switches: dict[str, bool] = {}
         if self.thinking:
-            found["thinking.type"] = self.thinking.type != "disabled"
-            if not found["thinking.type"] and self.thinking.budget_tokens is not None:
+            switches["thinking.type"] = self.thinking.type != "disabled"
+            if not switches["thinking.type"] and self.thinking.budget_tokens is not None:
                 raise BadRequest(
                     "`thinking.budget_tokens` needs `thinking.type: enabled`.",
                     param="thinking.budget_tokens",
                 )
         if self.enable_thinking is not None:
-            found["enable_thinking"] = self.enable_thinking
-        return found
+            switches["enable_thinking"] = self.enable_thinking
+        return switches
 
 
 def check_choice(choice: ToolChoice, tools: Sequence[Tool]) -> None:

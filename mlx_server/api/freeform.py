@@ -109,9 +109,9 @@ class FreeformInput:
         return "" if arguments.startswith(_BEGIN) else self._add(_only_text_in(arguments))
 
     def _decode(self) -> str:
-        found = _WHOLE_TEXT.match(self._waiting)
-        assert found, "it matches the empty text"
-        end = found.end()
+        whole = _WHOLE_TEXT.match(self._waiting)
+        assert whole, "it matches the empty text"
+        end = whole.end()
         if half := _HALF_PAIR.search(self._waiting, 0, end):
             end = half.start()
         taken, self._waiting = self._waiting[:end], self._waiting[end:]
@@ -127,8 +127,8 @@ class FreeformInput:
 
 def _only_text_in(arguments: str) -> str:
     try:
-        found: Any = json.loads(arguments)
+        parsed: Any = json.loads(arguments)
     except ValueError:
         return arguments
-    values = list(found.values()) if isinstance(found, dict) else []
+    values = list(parsed.values()) if isinstance(parsed, dict) else []
     return values[0] if len(values) == 1 and isinstance(values[0], str) else arguments

@@ -38,9 +38,9 @@ ABILITY_PARAMS: Mapping[str, tuple[str, ...]] = {
 """Parameters of chat completions that need an ability of the model."""
 
 
-def described(found: Capabilities | None) -> dict[str, Any]:
+def described(capabilities: Capabilities | None) -> dict[str, Any]:
     """Each is null while the model's files are not on this machine."""
-    known = asdict(found) if found else {}
+    known = asdict(capabilities) if capabilities else {}
     context = known.get("context_length")
     return {
         "family": known.get("family"),
@@ -49,20 +49,20 @@ def described(found: Capabilities | None) -> dict[str, Any]:
         # vLLM's
         "max_model_len": context,
         # LM Studio's
-        "type": TYPES[found.task] if found else "llm",
+        "type": TYPES[capabilities.task] if capabilities else "llm",
         "arch": known.get("architecture"),
         "compatibility_type": "mlx",
         "quantization": known.get("quantization"),
         "size_bytes": known.get("size_bytes"),
         "max_context_length": context,
         # OpenRouter's
-        "architecture": {**_modalities(found), "tokenizer": known.get("architecture")},
-        "supported_parameters": list(_parameters(found)) if found else None,
+        "architecture": {**_modalities(capabilities), "tokenizer": known.get("architecture")},
+        "supported_parameters": list(_parameters(capabilities)) if capabilities else None,
     }
 
 
-def _modalities(found: Capabilities | None) -> dict[str, Any]:
-    output = OUTPUTS[found.task] if found else "text"
+def _modalities(capabilities: Capabilities | None) -> dict[str, Any]:
+    output = OUTPUTS[capabilities.task] if capabilities else "text"
     return {
         "modality": f"text->{output}",
         "input_modalities": ["text"],
@@ -70,13 +70,13 @@ def _modalities(found: Capabilities | None) -> dict[str, Any]:
     }
 
 
-def _parameters(found: Capabilities) -> Iterator[str]:
-    unread = {"instruction"} if found.is_encoder else set()
-    yield from (name for name in TASK_PARAMS[found.task] if name not in unread)
-    if found.task != "generate":
+def _parameters(capabilities: Capabilities) -> Iterator[str]:
+    unread = {"instruction"} if capabilities.is_encoder else set()
+    yield from (name for name in TASK_PARAMS[capabilities.task] if name not in unread)
+    if capabilities.task != "generate":
         return
     for ability, names in ABILITY_PARAMS.items():
-        if getattr(found, ability):
+        if getattr(capabilities, ability):
             yield from names
 
 
@@ -99,23 +99,30 @@ async def models(http: Request) -> Response:
         paging = [name for name in PAGING if name in http.query_params]
         return json_response(model_list(infos), ignored_header(paging))
     ids = pool.models.ids
-    found = [model for id in ids for model in await _with_adapters(http, pool, id)]
-    return json_response({"object": "list", "data": found})
+    listed = [model for id in ids for model in await _with_adapters(http, pool, id)]
+    return json_response({"object": "list", "data": listed})
 
 
 @router.get("/v1/models/{name:path}")
 async def model(name: str, http: Request) -> Response:
     pool: Pool = http.app.state.pool
+    id, adapter = await served(pool, name)
+    listed = await _model(http, pool, id)
+    listed = _adapter_model(pool, listed, adapter) if adapter else listed
+    if is_anthropic(http.scope):
+        return json_response(model_info(listed, pool.models[id].context_length))
+    return json_response(listed)
+
+
+async def served(pool: Pool, name: str) -> tuple[str, str | None]:
+    """The id of the model with this name, and its adapter. Raises ModelNotFound or
+    AdapterNotFound."""
     base, adapter = pool.models.split(name)
     id = pool.models.spec(base).id
     if adapter and adapter not in (names := await pool.adapter_names(id)):
         sentence = f"{id} has no adapter {adapter[:100]!r}. {served_names(adapter, names)}"
         raise AdapterNotFound(sentence, param="model")
-    found = await _model(http, pool, id)
-    found = _adapter_model(pool, found, adapter) if adapter else found
-    if is_anthropic(http.scope):
-        return json_response(model_info(found, pool.models[id].context_length))
-    return json_response(found)
+    return id, adapter
 
 
 async def _with_adapters(http: Request, pool: Pool, id: str) -> list[dict[str, Any]]:

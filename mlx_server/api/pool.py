@@ -25,17 +25,17 @@ async def pool(http: Request) -> Response:
     return json_response({"object": "pool", **shown(http.app.state.pool)})
 
 
-def shown(found: Pool) -> dict[str, Any]:
+def shown(pool: Pool) -> dict[str, Any]:
     return {
-        "memory": found.memory(),
-        "engine": _engine(found),
-        "models": [_model(view) for view in found.views()],
+        "memory": pool.memory(),
+        "engine": _engine(pool),
+        "models": [_model(view) for view in pool.views()],
     }
 
 
-def _engine(found: Pool) -> dict[str, Any] | None:
+def _engine(pool: Pool) -> dict[str, Any] | None:
     """The engine's current long operation, such as compiling a grammar, and its seconds so far."""
-    doing = found.supervisor.doing
+    doing = pool.supervisor.doing
     if doing is None:
         return None
     seconds = doing.seconds(asyncio.get_running_loop().time())

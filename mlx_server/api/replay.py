@@ -267,8 +267,8 @@ def conditions(prompt: Prompt) -> Entry:
 def in_words(answer: Answer) -> Entry:
     """The answer as a transcript has it for any family. Raises ValueError for a broken call."""
     calls = [{"name": c.name, "arguments": json.loads(c.arguments or "{}")} for c in answer.calls]
-    found: Entry = {"reasoning": answer.thoughts, "text": answer.text, "calls": calls}
-    return {name: value for name, value in found.items() if value} or {"text": ""}
+    entry: Entry = {"reasoning": answer.thoughts, "text": answer.text, "calls": calls}
+    return {name: value for name, value in entry.items() if value} or {"text": ""}
 
 
 def without_keys(entry: Entry, known: Collection[str] = ()) -> Entry:

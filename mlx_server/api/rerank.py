@@ -58,10 +58,10 @@ def to_request(body: RerankBody, client: str) -> RerankRequest:
     )
 
 
-def ranked(found: Relevance, documents: Sequence[str], body: RerankBody) -> dict[str, Any]:
-    best = sorted(range(len(documents)), key=lambda index: -found.scores[index])[: body.top_n]
+def ranked(relevance: Relevance, documents: Sequence[str], body: RerankBody) -> dict[str, Any]:
+    best = sorted(range(len(documents)), key=lambda index: -relevance.scores[index])[: body.top_n]
     results: list[dict[str, Any]] = [
-        {"index": index, "relevance_score": found.scores[index]} for index in best
+        {"index": index, "relevance_score": relevance.scores[index]} for index in best
     ]
     if body.return_documents:
         for result in results:
@@ -69,7 +69,7 @@ def ranked(found: Relevance, documents: Sequence[str], body: RerankBody) -> dict
     return {
         "id": f"rerank-{uuid.uuid4().hex}",
         "model": body.model,
-        "usage": {"prompt_tokens": found.tokens, "total_tokens": found.tokens},
+        "usage": {"prompt_tokens": relevance.tokens, "total_tokens": relevance.tokens},
         "results": results,
     }
 
@@ -83,9 +83,9 @@ router = APIRouter()
 async def ranks(http: Request) -> Response:
     body = await read(http, RerankBody)
     request = to_request(body, http.state.client)
-    found = await scored(http, request)
-    made = await in_thread(ranked, found, request.documents, body)
-    return json_response(made, ignored_header(await in_thread(body.ignored)))
+    relevance = await scored(http, request)
+    answer = await in_thread(ranked, relevance, request.documents, body)
+    return json_response(answer, ignored_header(await in_thread(body.ignored)))
 
 
 async def scored(http: Request, request: RerankRequest) -> Relevance:

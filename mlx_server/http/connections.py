@@ -112,8 +112,8 @@ def upgrade_of(headers: h11._headers.Headers | list[tuple[bytes, bytes]]) -> byt
         if name == b"connection"
         for option in value.split(b",")
     ]
-    wanted = [value.strip().lower() for name, value in headers if name == b"upgrade"]
-    return b", ".join(wanted) if wanted and b"upgrade" in options else None
+    protocols = [value.strip().lower() for name, value in headers if name == b"upgrade"]
+    return b", ".join(protocols) if protocols and b"upgrade" in options else None
 
 
 def _has_body(headers: dict[bytes, bytes], after: bytes) -> bool:
@@ -323,7 +323,7 @@ def _is_handshake(event: h11.Request) -> bool:
     head = b"\r\n".join([b"%s %s HTTP/1.1" % (event.method, event.target), *lines, b"", b""])
     trial = ServerProtocol()
     trial.receive_data(head)
-    requests = [found for found in trial.events_received() if isinstance(found, Request)]
+    requests = [each for each in trial.events_received() if isinstance(each, Request)]
     return bool(requests) and trial.accept(requests[0]).status_code == 101
 
 

@@ -139,7 +139,7 @@ def _first_problem(problems: Sequence[tuple[Loc, Problem]]) -> tuple[Loc, Proble
     first, _ = problems[0]
     # Each member of a union reports a problem: the deepest one is of the member that was meant.
     same_value = [problem for problem in problems if problem[0][: len(first)] == first]
-    return max(same_value, key=lambda found: len(found[0]))
+    return max(same_value, key=lambda problem: len(problem[0]))
 
 
 def _bad_request(param: str, problem: Problem) -> BadRequest:
@@ -282,8 +282,8 @@ def is_anthropic(scope: Scope) -> bool:
 
 def anthropic_error(error: ServerError, scope: Scope, status: int | None = None) -> dict[str, Any]:
     """The body for one error; `status` overrides the error's own."""
-    found = status or error.status
-    kind = ANTHROPIC_TYPES.get(found, "invalid_request_error" if found < 500 else "api_error")
+    status = status or error.status
+    kind = ANTHROPIC_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
     message = error.body()["error"]["message"]
     if isinstance(error, ContextTooLong) and TOO_LONG not in message:
         message = f"{TOO_LONG}: {message}"  # as for an upstream, which says so in words of its own

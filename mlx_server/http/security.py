@@ -445,8 +445,8 @@ def _is_preflight(scope: Scope, headers: Headers) -> bool:
 
 
 def _preflight(headers: Headers) -> Response:
-    wanted = headers.get("access-control-request-headers", "").split(",")
-    allowed = [name.strip() for name in wanted if TOKEN.fullmatch(name.strip())]
+    names = headers.get("access-control-request-headers", "").split(",")
+    allowed = [name.strip() for name in names if TOKEN.fullmatch(name.strip())]
     answer = {
         "access-control-allow-methods": METHODS,
         "access-control-allow-headers": ", ".join(allowed),
@@ -502,7 +502,7 @@ def secret_key(folder: Path | None) -> bytes:
     try:
         _create(path)
         with open_regular(own_path(path), is_own=True) as file:
-            found = file.read(KEY_BYTES + 1)
+            key = file.read(KEY_BYTES + 1)
     except OSError as error:
         log.warning(
             "%s in the data directory can't be used, so this server signs with a new key: %s",
@@ -510,13 +510,13 @@ def secret_key(folder: Path | None) -> bytes:
             error.strerror,
         )
         return secrets.token_bytes(KEY_BYTES)
-    if len(found) != KEY_BYTES:
+    if len(key) != KEY_BYTES:
         log.warning(
             "%s in the data directory is damaged: delete it, and the server makes a new one",
             KEY_FILE,
         )
         return secrets.token_bytes(KEY_BYTES)
-    return found
+    return key
 
 
 def _create(path: Path) -> None:

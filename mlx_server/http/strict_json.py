@@ -61,8 +61,8 @@ def parse_request(body: bytes) -> dict[str, Any]:
     effect."""
     whole = _without_lone_surrogates(body)
     is_replaced = whole is not body
-    found = _an_object(_parsed(whole, limits.JSON_DEPTH, is_replaced=is_replaced))
-    return {**found, LONE_SURROGATES: True} if is_replaced else found
+    body_object = _an_object(_parsed(whole, limits.JSON_DEPTH, is_replaced=is_replaced))
+    return {**body_object, LONE_SURROGATES: True} if is_replaced else body_object
 
 
 def _an_object(value: Any) -> dict[str, Any]:
@@ -149,12 +149,12 @@ def _with_replaced(pairs: Pairs) -> dict[str, Any]:
 
 
 def _object(pairs: Pairs) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    members = dict(pairs)
+    if len(members) < len(pairs):
         counts = Counter(key for key, _ in pairs)
         twice = next(key for key, count in counts.items() if count > 1)
         raise _invalid(f"the key {quoted(twice)} occurs twice in one object")
-    return found
+    return members
 
 
 def _constant(literal: str) -> NoReturn:
@@ -177,11 +177,11 @@ def _int(literal: str) -> int:
 def _find_literal(masked: bytes, literal: bytes) -> int:
     """The offset of the literal outside of strings. `json` found it, so it exists."""
     start = 0
-    found = masked.index(literal)
-    while masked.count(b'"', start, found) % 2:
-        start = masked.index(b'"', found) + 1  # after the string that contains it
-        found = masked.index(literal, start)
-    return found
+    at = masked.index(literal)
+    while masked.count(b'"', start, at) % 2:
+        start = masked.index(b'"', at) + 1  # after the string that contains it
+        at = masked.index(literal, start)
+    return at
 
 
 def _place(body: bytes, offset: int) -> str:

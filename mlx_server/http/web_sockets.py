@@ -360,11 +360,11 @@ class StrictWebSockets(SlowClientGuard, WebSocketsSansIOProtocol):
         if self._reserving is None:
             size = self.config.ws_max_size
             self._reserving = self.budget.reserve(size)
-            self._reserving.add_done_callback(lambda found: self._reserved_now(found, size))
+            self._reserving.add_done_callback(lambda reserving: self._reserved_now(reserving, size))
 
-    def _reserved_now(self, found: asyncio.Future[None], size: int) -> None:
+    def _reserved_now(self, reserving: asyncio.Future[None], size: int) -> None:
         self._reserving = None
-        if found.cancelled():
+        if reserving.cancelled():
             return
         if self.disconnected:
             self._give_back(size)

@@ -80,8 +80,8 @@ def configure(level: str, style: str) -> None:
         warnings.simplefilter("ignore")
     logging.raiseExceptions = False  # errors of logging itself would print paths and arguments
     sys.excepthook = lambda _, error, __: _ended_by(error)
-    threading.excepthook = lambda found: _ended_by(found.exc_value)
-    sys.unraisablehook = lambda found: _unraisable(found.exc_value)
+    threading.excepthook = lambda unhandled: _ended_by(unhandled.exc_value)
+    sys.unraisablehook = lambda unhandled: _unraisable(unhandled.exc_value)
 
 
 @contextmanager
@@ -144,7 +144,7 @@ def discreet_message(record: logging.LogRecord) -> str:
     """The message without control characters and parent folders of paths; URLs are kept."""
     message = record.getMessage()
     discreet = message if record.name == ACCESS else FOLDERS.sub("", message)
-    return UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], discreet)
+    return UNPRINTABLE.sub(lambda character: ascii(character[0])[1:-1], discreet)
 
 
 def _traceback_of(record: logging.LogRecord) -> Iterator[str]:

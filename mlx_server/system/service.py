@@ -187,13 +187,13 @@ def install(arguments: Sequence[str], run: Run = run) -> System:
     return service
 
 
-def _stop(found: System, run: Run) -> None:
+def _stop(service: System, run: Run) -> None:
     """`launchctl bootout` returns while the server still drains, and a label that is in use can't
     be loaded again."""
-    for command in found.stop:
+    for command in service.stop:
         run(command)  # fails if the service does not run
     for _ in range(STOP_LOOKS):
-        if run(found.status).returncode:
+        if run(service.status).returncode:
             return
         time.sleep(LOOK_SECONDS)
 

@@ -301,16 +301,16 @@ class ChatBody(ConstrainedBody, ThinkingBody, ContinuationBody):
         return "reasoning.effort" if by_object else "reasoning_effort"
 
     def switches(self) -> dict[str, bool]:
-        found = super().switches()
+        switches = super().switches()
         if self.reasoning and self.reasoning.enabled is not None:
-            found["reasoning.enabled"] = self.reasoning.enabled
-        return found
+            switches["reasoning.enabled"] = self.reasoning.enabled
+        return switches
 
     def budgets(self) -> dict[str, int]:
-        found = super().budgets()
+        budgets = super().budgets()
         if self.reasoning and self.reasoning.max_tokens is not None:
-            found["reasoning.max_tokens"] = self.reasoning.max_tokens
-        return found
+            budgets["reasoning.max_tokens"] = self.reasoning.max_tokens
+        return budgets
 
     @property
     def freeform_names(self) -> frozenset[str]:
@@ -376,7 +376,7 @@ def _call(call: ToolCallParam) -> ToolCall:
 
 def _with_details(calls: Iterable[ToolCall], message: MessageParam) -> Iterator[ToolCall]:
     """The calls, of which the first has the details of the reasoning before it."""
-    details = {"reasoning_details": found} if (found := message.reasoning_details) else {}
+    details = {"reasoning_details": given} if (given := message.reasoning_details) else {}
     for call in calls:
         extra = {**(call.extra_content or {}), **details}
         yield replace(call, extra_content=extra) if details else call

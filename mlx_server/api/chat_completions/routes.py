@@ -184,8 +184,8 @@ async def render(http: Request) -> Response:
 async def stored(
     http: Request, after: After = None, limit: Limit = 20, order: Sorted = "asc"
 ) -> Response:
-    wanted, owner = filter_of(http), http.state.owner
-    page = await _store(http).completions(owner, wanted, after, limit, order)
+    filter, owner = filter_of(http), http.state.owner
+    page = await _store(http).completions(owner, filter, after, limit, order)
     return json_response(page_body(page))
 
 

@@ -118,19 +118,19 @@ def loaded(model: str, shape: Shape, reason: str) -> Wire:
     return {**chunk(model, shape(Piece())), "done": True, "done_reason": reason}
 
 
-def embed_answer(model: str, found: Embeddings | None, began: float) -> Wire:
-    """found: None if the request had no input. began: by `time.perf_counter`."""
+def embed_answer(model: str, embeddings: Embeddings | None, began: float) -> Wire:
+    """embeddings: None if the request had no input. began: by `time.perf_counter`."""
     return {
         "model": model,
-        "embeddings": map(numbers, found.vectors if found else ()),
+        "embeddings": map(numbers, embeddings.vectors if embeddings else ()),
         "total_duration": int((time.perf_counter() - began) * 1e9),
         "load_duration": 0,
-        "prompt_eval_count": found.tokens if found else 0,
+        "prompt_eval_count": embeddings.tokens if embeddings else 0,
     }
 
 
-def older_embed_answer(found: Embeddings | None) -> Wire:
-    return {"embedding": numbers(found.vectors[0]) if found else []}
+def older_embed_answer(embeddings: Embeddings | None) -> Wire:
+    return {"embedding": numbers(embeddings.vectors[0]) if embeddings else []}
 
 
 def rfc3339(seconds: float) -> str:

@@ -56,8 +56,8 @@ KeepAlive = int | float | str
 def seconds_of(given: KeepAlive) -> float:
     """Infinite for a negative duration, which means that the model stays until memory is needed."""
     # a whole number may be too large for a float
-    found = _parsed(given) if isinstance(given, str) else max(-1, min(given, 2 * MOST_SECONDS))
-    return math.inf if found < 0 or found > MOST_SECONDS else found
+    seconds = _parsed(given) if isinstance(given, str) else max(-1, min(given, 2 * MOST_SECONDS))
+    return math.inf if seconds < 0 or seconds > MOST_SECONDS else seconds
 
 
 def _parsed(text: str) -> float:

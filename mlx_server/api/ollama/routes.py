@@ -13,6 +13,7 @@ from mlx_server.api.embeddings import checked as checked_inputs
 from mlx_server.api.embeddings import embedded, vectors_response
 from mlx_server.api.fields import ignored_header
 from mlx_server.api.handlers import documented, json_response, read, respond, while_connected
+from mlx_server.api.models import served
 from mlx_server.api.ollama.answer import (
     OllamaOutput,
     Shape,
@@ -34,7 +35,7 @@ from mlx_server.api.ollama.input import (
     generate_request,
     seconds_of,
 )
-from mlx_server.errors import AdapterNotFound, BadRequest, ContextTooLong, Forbidden, served_names
+from mlx_server.errors import BadRequest, ContextTooLong, Forbidden
 from mlx_server.generation.embeddings import Embeddings, EmbedRequest
 from mlx_server.http.errors import ollama_input_too_long, ollama_prompt_too_long
 from mlx_server.pool.models import ModelView
@@ -109,7 +110,7 @@ async def _load(http: Request, body: AnswerBody, shape: Shape) -> Response:
     _check_runtime_models(http)
     ignored, seconds = await in_thread(body.ignored), body.keep_seconds
     name = own_name(pool, body.model)
-    id = await checked(pool, name)
+    id, _ = await served(pool, name)
     if not body.unloads:
         await while_connected(http, pool.load(id, http.state.client))
     elif _is_pinned(pool, name):
@@ -152,10 +153,10 @@ async def ps(http: Request) -> Response:
 @router.post(SHOW, openapi_extra=documented(SHOW, ShowBody))
 async def show(http: Request) -> Response:
     body = await read(http, ShowBody)
-    if not (wanted := body.model or body.name):
+    if not (name := body.model or body.name):
         raise BadRequest("`model` is missing: it names the model to describe.", param="model")
     pool: Pool = http.app.state.pool
-    id = await checked(pool, own_name(pool, wanted))
+    id, _ = await served(pool, own_name(pool, name))
     description = await described(pool, id, http.app.state.started)
     return json_response(description, ignored_header(body.ignored()))
 
@@ -179,17 +180,17 @@ async def embed(http: Request) -> Response:
     body = await read(http, EmbedBody)
     began = time.perf_counter()
     inputs = (body.input,) if isinstance(body.input, str) else tuple(body.input or ())
-    found = await _embedded(http, body, inputs, body.truncate is not False, body.dimensions)
-    made = embed_answer(body.model, found, began)
-    return vectors_response(found, made, _unused(http, body))
+    result = await _embedded(http, body, inputs, body.truncate is not False, body.dimensions)
+    answer = embed_answer(body.model, result, began)
+    return vectors_response(result, answer, _unused(http, body))
 
 
 @router.post(EMBEDDINGS, openapi_extra=documented(EMBEDDINGS, OlderEmbedBody))
 async def embeddings(http: Request) -> Response:
     body = await read(http, OlderEmbedBody)
     inputs = (body.prompt,) if body.prompt else ()
-    found = await _embedded(http, body, inputs, truncate=True)
-    return json_response(older_embed_answer(found), _unused(http, body))
+    result = await _embedded(http, body, inputs, truncate=True)
+    return json_response(older_embed_answer(result), _unused(http, body))
 
 
 async def _embedded(
@@ -204,20 +205,21 @@ async def _embedded(
     seconds = None if body.keep_alive is None else seconds_of(body.keep_alive)
     name = own_name(pool, body.model)
     client = http.state.client
-    found = None
+    result = None
     if inputs:
         texts = checked_inputs(inputs)
         request = EmbedRequest(name, texts, dimensions, truncate=truncate, client=client)
         try:
-            found = await embedded(http, request)
+            result = await embedded(http, request)
         except ContextTooLong as error:
             raise ollama_input_too_long(error) from None
     else:
         _check_runtime_models(http)
-        await while_connected(http, pool.load(await checked(pool, name), client))
+        id, _ = await served(pool, name)
+        await while_connected(http, pool.load(id, client))
     if seconds is not None and http.app.state.runtime_models:
         pool.keep(pool.models.spec(name).id, seconds)
-    return found
+    return result
 
 
 def _unused(http: Request, body: EmbedBody | OlderEmbedBody) -> dict[str, str]:
@@ -255,16 +257,6 @@ def own_name(pool: Pool, name: str) -> str:
     return name.removesuffix(LATEST) if is_tagged else name
 
 
-async def checked(pool: Pool, name: str) -> str:
-    """The id of the model with this name. Raises ModelNotFound or AdapterNotFound."""
-    base, adapter = pool.models.split(name)
-    id = pool.models.spec(base).id
-    if adapter and adapter not in (names := await pool.adapter_names(id)):
-        sentence = f"{id} has no adapter {adapter[:100]!r}. {served_names(adapter, names)}"
-        raise AdapterNotFound(sentence, param="model")
-    return id
-
-
 async def listed(pool: Pool, started: float) -> list[Wire]:
     """Every model, and each with its adapters as `model:adapter`."""
     return [
@@ -288,18 +280,18 @@ async def running(pool: Pool) -> list[Wire]:
 
 
 async def described(pool: Pool, id: str, started: float) -> Wire:
-    found = await pool.capabilities(id)
-    family = found.family if found else ""
-    length = found.context_length if found else None
+    capabilities = await pool.capabilities(id)
+    family = capabilities.family if capabilities else ""
+    length = capabilities.context_length if capabilities else None
     context = {f"{family}.context_length": length} if length else {}
     return {
         "modelfile": "",
         "parameters": "",
         "template": "",
         "modified_at": rfc3339(started),
-        "details": _details(found),
+        "details": _details(capabilities),
         "model_info": {"general.architecture": family, "general.basename": id, **context},
-        "capabilities": _abilities(found),
+        "capabilities": _abilities(capabilities),
     }
 
 
@@ -320,21 +312,21 @@ async def _model(pool: Pool, view: ModelView, name: str) -> Wire:
     }
 
 
-def _details(found: Capabilities | None) -> Wire:
+def _details(capabilities: Capabilities | None) -> Wire:
     """Each is empty while the model's files are not on this machine."""
-    family = found.family if found else ""
+    family = capabilities.family if capabilities else ""
     return {
         "parent_model": "",
         "format": "mlx",
         "family": family,
         "families": [family] if family else [],
         "parameter_size": "",
-        "quantization_level": (found and found.quantization) or "",
+        "quantization_level": (capabilities and capabilities.quantization) or "",
     }
 
 
-def _abilities(found: Capabilities | None) -> list[str]:
-    if found and found.task != "generate":
-        return ["embedding"] if found.task == "embed" else []
-    abilities = [name for field, name in ABILITIES.items() if found and getattr(found, field)]
-    return ["completion", *abilities]
+def _abilities(capabilities: Capabilities | None) -> list[str]:
+    if capabilities and capabilities.task != "generate":
+        return ["embedding"] if capabilities.task == "embed" else []
+    fields = ABILITIES.items() if capabilities else ()
+    return ["completion", *(name for field, name in fields if getattr(capabilities, field))]
