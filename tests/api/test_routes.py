@@ -210,48 +210,6 @@ def test_methods_that_a_route_does_not_take(client: TestClient, path: str) -> No
         assert response.headers["allow"] in {"GET", "POST"}
 
 
-@pytest.mark.parametrize(
-    "path", ["/v1/chat/completions", "/v1/completions", "/generate", "/v1/responses"]
-)
-@pytest.mark.parametrize(
-    "headers",
-    [
-        {"content-type": "text/plain"},
-        {"content-type": "application/json; charset=utf-16"},
-        {"content-type": "application/json, text/plain"},
-        {"content-type": ""},
-        {"content-type": "application/json", "content-encoding": "gzip"},
-        {"sec-fetch-site": "same-origin"},
-    ],
-)
-def test_bodies_that_are_not_plain_json(
-    client: TestClient, path: str, headers: dict[str, str]
-) -> None:
-    response = client.post(path, content=b'{"model": "tiny"}', headers=headers)
-    assert error(response, status=415)["code"] == "unsupported_media_type"
-
-
-@pytest.mark.parametrize(
-    "path", ["/v1/chat/completions", "/v1/completions", "/generate", "/v1/responses"]
-)
-def test_bodies_that_are_too_large(client: TestClient, path: str) -> None:
-    def pieces() -> Iterator[bytes]:  # without a Content-Length
-        for _ in range(3):
-            yield b" " * LIMIT
-
-    for content in (b" " * (LIMIT + 1), pieces()):
-        headers = {"content-type": "application/json"}
-        response = client.post(path, content=content, headers=headers)
-        assert error(response, status=413)["code"] == "request_too_large"
-
-
-def test_every_answer_has_a_request_id(client: TestClient) -> None:
-    for path in ("/health", "/v1/models", "/nothing"):
-        assert client.get(path).headers["x-request-id"].startswith("req_")
-        sent = client.get(path, headers={"x-request-id": "mine"})
-        assert sent.headers["x-request-id"] == "mine"
-
-
 def test_the_log_has_a_line_a_request_and_no_word_of_it(
     client: TestClient, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mlx_server.http.admission import Admission, source_of
+from mlx_server.http.admission import Admission
 
 
 class Line:
@@ -86,18 +86,3 @@ def test_what_has_left_is_not_counted(admission: Admission) -> None:
     line.leave()
     line.leave()
     assert len(admission) == 0
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "same"),
-    [
-        ("10.0.0.1", "10.0.0.2", False),
-        ("2001:db8::1", "2001:db8::2:3:4:5", True),
-        ("2001:db8::1", "2001:db8:0:1::1", False),
-        ("fe80::1%en0", "fe80::2%en0", True),
-        ("::ffff:10.0.0.1", "::ffff:10.0.0.2", False),
-        ("", "10.0.0.1", False),
-    ],
-)
-def test_what_is_one_address(one: str, other: str, same: bool) -> None:
-    assert (source_of(one) == source_of(other)) == same
