@@ -1,4 +1,4 @@
-"""Bodies as clients send them, whose makers serve other models, and chunks as they read them."""
+"""Answers as clients of other servers read them: the name of a thought, and what to ask again."""
 
 import json
 from collections.abc import Iterator
@@ -18,7 +18,6 @@ ENTRIES: list[dict[str, Any]] = [
     {"last": "Some text.", "output": f"<think>\n{THOUGHT}\n</think>\n\nIt is so."},
     {"match": "regex:.", "output": f"<think>\n{THOUGHT}\n</think>\n\nIt is so."},
 ]
-IGNORED = "x-mlx-server-ignored"
 
 Json = dict[str, Any]
 
@@ -26,7 +25,6 @@ ALIASES = {"reasoning": "reasoning_content", "reasoning_text": "reasoning_conten
 """Names that clients in Rust take for one field: two of them in one object are an error there."""
 
 HI = [{"role": "user", "content": "Well?"}]
-MARK = {"cache_control": {"type": "ephemeral"}}
 READ: Json = {
     "type": "function",
     "function": {
@@ -39,104 +37,6 @@ READ: Json = {
             "additionalProperties": False,
         },
     },
-}
-CALLED: Json = {
-    "id": "call_1",
-    "type": "function",
-    "function": {"name": "read", "arguments": '{"path": "a.txt"}'},
-}
-ROUND: list[Json] = [
-    {"role": "assistant", "content": None, "tool_calls": [CALLED]},
-    {"role": "tool", "tool_call_id": "call_1", "content": "Some text."},
-]
-STREAMED: Json = {"stream": True, "stream_options": {"include_usage": True}}
-
-BODIES: dict[str, tuple[Json, str | None]] = {
-    "LM Studio's examples": (
-        {"messages": HI, "temperature": 0.7, "max_tokens": -1, "stream": False},
-        None,
-    ),
-    "clients of vLLM": (
-        {"messages": HI, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0},
-        None,
-    ),
-    "Roo Code": (
-        {
-            "temperature": 0,
-            "messages": [
-                {"role": "system", "content": [{"type": "text", "text": "You code.", **MARK}]},
-                {"role": "user", "content": [{"type": "text", "text": "Well?", **MARK}]},
-            ],
-            "tools": [{**READ, "function": {**READ["function"], "strict": True}}],
-            "tool_choice": "auto",
-            "parallel_tool_calls": False,
-            **STREAMED,
-        },
-        "messages.content.cache_control",
-    ),
-    "Zed": (
-        {
-            "messages": [
-                {"role": "system", "content": "You code."},
-                {"role": "user", "content": [{"type": "text", "text": "Look."}]},
-                {"role": "assistant", "tool_calls": [CALLED], "reasoning_content": THOUGHT},
-                {
-                    "role": "tool",
-                    "content": [{"type": "text", "text": "Some text."}],
-                    "tool_call_id": "call_1",
-                },
-            ],
-            "max_completion_tokens": 50,
-            "temperature": 1.0,
-            "parallel_tool_calls": False,
-            "tools": [READ],
-            "prompt_cache_key": "thread-1",
-            **STREAMED,
-        },
-        None,
-    ),
-    "goose": (
-        {
-            "messages": [
-                {"role": "system", "content": "You code."},
-                *HI,
-                {**ROUND[0], "reasoning_content": THOUGHT},
-                ROUND[1],
-            ],
-            "tools": [READ],
-            "max_tokens": 50,
-            **STREAMED,
-        },
-        None,
-    ),
-    "the AI SDK": (
-        {
-            "max_tokens": 50,
-            "messages": [
-                *HI,
-                {"role": "assistant", "content": "", "reasoning_content": THOUGHT, **ROUND[0]},
-                ROUND[1],
-            ],
-            "tools": [READ],
-            "thinking": {"type": "enabled", "clear_thinking": False},
-            **STREAMED,
-        },
-        "thinking.clear_thinking, thinking.type",
-    ),
-    "clients of OpenRouter": (
-        {
-            "messages": [
-                *HI,
-                {**ROUND[0], "reasoning": THOUGHT, "reasoning_details": [{"text": THOUGHT}]},
-                ROUND[1],
-            ],
-            "tools": [READ],
-            "reasoning": {"max_tokens": 10, "exclude": False},
-            "include_reasoning": True,
-            "provider": {"sort": "throughput"},
-        },
-        "provider, extra_content",
-    ),
 }
 
 
@@ -177,14 +77,6 @@ def fields(pairs: list[tuple[str, Any]]) -> Json:
     names = [ALIASES.get(name, name) for name, _ in pairs]
     assert len(set(names)) == len(names), names
     return dict(pairs)
-
-
-@pytest.mark.parametrize("name", BODIES)
-def test_it_is_answered(http: httpx.Client, name: str) -> None:
-    body, ignored = BODIES[name]
-    response = post(http, **body)
-    listed = response.headers.get(IGNORED)
-    assert set((listed or "").split(", ")) == set((ignored or "").split(", "))
 
 
 def test_a_thought_has_one_name(http: httpx.Client) -> None:
