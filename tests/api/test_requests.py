@@ -1,6 +1,7 @@
 """What valid bodies ask for: the request that each route makes of one, the prompt that the engine
 gets, and the header that names what has no effect. One line of requests.jsonl is one body, one of
-histories.jsonl a history as agents send it again with every turn."""
+histories.jsonl a history as agents send it again with every turn; those of fields.jsonl use all
+fields of their routes."""
 
 import json
 from collections.abc import AsyncGenerator, Iterator, Mapping
@@ -36,7 +37,7 @@ BODIES: Mapping[str, Json] = {
 }
 ROWS: list[Json] = [
     json.loads(line)
-    for name in ("requests.jsonl", "histories.jsonl")
+    for name in ("requests.jsonl", "histories.jsonl", "fields.jsonl")
     for line in Path(__file__).with_name(name).read_text("utf-8").splitlines()
 ]
 """`set` is added to the body of the route `to`. Of the request and its conversation the row has
