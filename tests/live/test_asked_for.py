@@ -1,4 +1,4 @@
-"""What an answer shows besides its text: raw output, counts of tokens, names in the log."""
+"""What an answer shows besides its text: its raw output, and the tokens of outputs of tools."""
 
 import json
 import re
@@ -9,12 +9,12 @@ from typing import Any
 
 import httpx
 import pytest
-from openai import OpenAI
 
 from tests.contract import pairs
-from tests.live.server import TINY, LiveServer, serving
+from tests.live.server import LiveServer, serving
 
-LOUD, QUIET, CALLER = "loud", "quiet", "caller"
+LOUD, CALLER = "loud", "caller"
+FAMILIES = ("smollm3", "gpt_oss", *pairs.WITHOUT_CALLS[:1])
 HOSTILE = str(Path(__file__).parents[1] / "mcp" / "hostile.py")
 CALL = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
 THOUGHT, ANSWER = "<think>\nHm.\n</think>\n\n", "It is so."
@@ -24,9 +24,9 @@ TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": 
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory, tiny_path: Path) -> Iterator[LiveServer]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     folder = tmp_path_factory.mktemp("asked")
-    for name in pairs.KINDS:
+    for name in FAMILIES:
         (folder / f"{name}.jsonl").write_text(json.dumps({"output": pairs.script(name)}))
     entries = [
         {"match": "Look!", "output": f"{THOUGHT}{CALL}"},
@@ -36,27 +36,14 @@ def server(tmp_path_factory: pytest.TempPathFactory, tiny_path: Path) -> Iterato
     (folder / "caller.jsonl").write_text("\n".join(map(json.dumps, entries)))
     caller = {"source": "replay:caller.jsonl", "family": "qwen3"}
     models = {
-        **{name: {"source": f"replay:{name}.jsonl", "family": name} for name in pairs.KINDS},
+        **{name: {"source": f"replay:{name}.jsonl", "family": name} for name in FAMILIES},
         CALLER: {**caller, "context_length": 5000},
         LOUD: dict(caller),
-        QUIET: dict(caller),
-        TINY: {
-            "source": str(tiny_path),
-            "adapters": {"none": {"path": "./none", "description": "Says nothing."}},
-        },
-        "absent": {"source": "nobody/has-this"},
     }
-    habits = ("quiet", "dies")
-    connectors = {habit: {"command": sys.executable, "args": [HOSTILE, habit]} for habit in habits}
+    connectors = {"quiet": {"command": sys.executable, "args": [HOSTILE, "quiet"]}}
     with serving(folder, {"models": models, "connectors": connectors}) as server:
         yield server
         assert "Traceback" not in server.log
-
-
-@pytest.fixture(scope="module")
-def client(server: LiveServer) -> Iterator[OpenAI]:
-    with server.openai() as client:
-        yield client
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +68,7 @@ def raw_of(found: Any) -> list[str]:
     return [each["text"] for each in found.get("mlx_server", {}).get("raw", [])]
 
 
-@pytest.mark.parametrize("model", ["smollm3", "gpt_oss", *pairs.WITHOUT_CALLS[:1]])
+@pytest.mark.parametrize("model", FAMILIES)
 def test_the_raw_output_of_any_family_on_request(http: httpx.Client, model: str) -> None:
     asking = body(model, include_raw=True)
     (whole,) = raw_of(http.post("/v1/chat/completions", json=asking).json())

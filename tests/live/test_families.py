@@ -1,16 +1,15 @@
-"""Every family, as a replay model, through the whole server and OpenAI's and Anthropic's clients.
+"""Families, as replay models, through the whole server and OpenAI's client.
 
-The golden outputs are played; what must come out is what they read as, next to each other; and in a
-family of each kind, one streamed alone, and over Anthropic's endpoint. A sample of each family's
-cases goes over one endpoint each, streamed or not, in turns: that every case reads alike however it
-is cut is tested without a server.
+Golden outputs are played next to each other, streamed or not, in turns; what must come out is what
+they read as. The families differ in more than their delimiters: tests/families reads the outputs of
+all, however they are cut.
 """
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import cycle, islice, starmap
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +23,8 @@ from tests.live.server import LiveServer, serving
 
 GOLDEN = Path(__file__).parents[1] / "families" / "golden"
 TOOLS = yaml.load((GOLDEN / "tools.yaml").read_text("utf-8"), yaml.CSafeLoader)
-NAMES = PAIRED
-"""The first family of those that differ in more than their delimiters: tests/families reads the
-outputs of all."""
 MOST = 4
 TOGETHER = 8
-CHAT, MESSAGES = "chat completions", "messages"
 
 Case = dict[str, Any]
 
@@ -53,7 +48,7 @@ def entry(case: Case) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     folder = tmp_path_factory.mktemp("families")
-    for name in NAMES:
+    for name in PAIRED:
         entries = [json.dumps(entry(case)) for case in cases(name)]
         (folder / f"{name}.jsonl").write_text("\n".join(entries), "utf-8")
     models = {
@@ -62,7 +57,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
             "family": name,
             "force_answer": False,
         }
-        for name in NAMES
+        for name in PAIRED
     }
     with serving(folder, {"models": models}) as server:
         yield server
@@ -124,15 +119,13 @@ def asked(family: str, case: Case) -> dict[str, Any]:
     return {"model": family, "messages": messages, "tools": TOOLS, "max_tokens": 4000}
 
 
-def check(case: Case, read: Read, said: Callable[[str], str] = str) -> None:
-    """No grammar holds recorded calls, so a stream shows none that is not whole. said: what of a
-    text is compared."""
+def check(case: Case, read: Read) -> None:
+    """No grammar holds recorded calls, so a stream shows none that is not whole."""
     reads = case["reads"]
     calls = reads.get("calls", [])
     if not reads.get("text") and read.text == read.reasoning.strip():
         read.text = ""  # an answer that is all reasoning is reported as the text too
-    texts = ((read.text, reads.get("text", "")), (read.reasoning, reads.get("reasoning", "")))
-    assert all(said(text) == said(wanted) for text, wanted in texts)
+    assert (read.text, read.reasoning) == (reads.get("text", ""), reads.get("reasoning", ""))
     assert len(read.calls) == len(calls)
     assert len(read.ids) == len(read.calls)
     made = [(name, json.loads(arguments)) for name, arguments in read.calls if _whole(arguments)]
@@ -152,18 +145,6 @@ def _whole(arguments: str) -> bool:
     return True
 
 
-FORMS = [(CHAT, True), (MESSAGES, False), (CHAT, False), (MESSAGES, True)]
-
-
-def in_form(family: str, endpoint: str) -> Iterator[tuple[Case, bool]]:
-    """The cases of an endpoint, each with whether it is streamed."""
-    first = NAMES.index(family)  # so that the first cases, which all have alike, take all forms
-    first += first // 8  # and of every eighth family too
-    for case, form in zip(cases(family), islice(cycle(FORMS), first % 4, None), strict=False):
-        if form[0] == endpoint:
-            yield case, form[1]
-
-
 @pytest.mark.parametrize("family", PAIRED)
 def test_streamed_or_not_and_next_to_each_other(server: LiveServer, family: str) -> None:
     async def all_of_them() -> None:
@@ -178,7 +159,8 @@ def test_streamed_or_not_and_next_to_each_other(server: LiveServer, family: str)
                     read = streamed([chunk async for chunk in answer]) if stream else whole(answer)
                 check(case, read)
 
-            await asyncio.gather(*starmap(one, in_form(family, CHAT)))
+            turns = islice(cycle([True, False]), PAIRED.index(family) % 2, None)
+            await asyncio.gather(*map(one, cases(family), turns))
 
     asyncio.run(all_of_them())
 

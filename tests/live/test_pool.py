@@ -1,4 +1,4 @@
-"""Two models in room for one, a stream next to a load, and engines that die: from outside."""
+"""Two models in room for one, from outside."""
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor

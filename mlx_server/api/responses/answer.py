@@ -120,8 +120,8 @@ class ResponseOutput:
 
     def _numbered(self, events: Iterable[Wire]) -> Iterator[Wire]:
         for event in events:
-            yield {"type": event["type"], "sequence_number": self._number, **event}
-            self._number += 1
+            number, self._number = self._number, self._number + 1
+            yield {"type": event["type"], "sequence_number": number, **event}
 
     def _status_event(self, what: str) -> Wire:
         return {"type": f"response.{what}", "response": self.response}
