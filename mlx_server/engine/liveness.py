@@ -7,10 +7,11 @@ and freeing memory use processor time, and reading pages from disk counts as pag
 that does any of these is not still.
 """
 
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -61,6 +62,15 @@ class Vitals:
     """Seconds of processor time."""
     runnable: bool
     """Whether a thread is runnable but not scheduled, or waits for the disk."""
+    threads: Mapping[str, float] = field(default_factory=dict)
+    """Each thread's seconds of processor time, on Linux."""
+
+    def work_since(self, before: "Vitals") -> float:
+        """On Linux that of the busiest thread: all threads that wait for the GIL poll it, and
+        together may use a tenth of a processor in a deadlock."""
+        if not self.threads:
+            return self.work - before.work
+        return max(used - before.threads.get(id, 0.0) for id, used in self.threads.items())
 
 
 def is_stuck_in_step(heartbeat: Heartbeat, is_runnable: Callable[[], bool]) -> bool:
@@ -106,7 +116,7 @@ class Liveness:
         seconds = min(elapsed, 2 * LOOK_SECONDS)
         self.silent += seconds
         before, self._before = self._before, now
-        moved = before is not None and now.work - before.work > STILL_SHARE * seconds
+        moved = before is not None and now.work_since(before) > STILL_SHARE * seconds
         # One sample may be chance: a thread that waits for the GIL polls it 2000 times a second.
         starved = before is not None and before.runnable and now.runnable
         # A runnable thread gets some processor time within this limit.
@@ -145,20 +155,24 @@ def vitals(pid: int) -> Vitals | None:
             stopped = process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
             times = process.cpu_times()
             pageins = getattr(process.memory_info(), "pageins", 0)  # on a Mac
-        runnable = sys.platform == "linux" and _is_runnable(pid)
+        threads, runnable = _threads(pid) if sys.platform == "linux" else ({}, False)
     except (psutil.Error, OSError):
         return None
     processor = times.user + times.system
-    return Vitals("stopped" if stopped else "running", processor + pageins, processor, runnable)
+    state: State = "stopped" if stopped else "running"
+    return Vitals(state, processor + pageins, processor, runnable, threads)
 
 
-def _is_runnable(pid: int) -> bool:
-    """Whether any thread is runnable or waits for the disk; psutil knows the first thread only."""
+def _threads(pid: int) -> tuple[dict[str, float], bool]:
+    """Returns each thread's seconds of processor time, and whether any is runnable or waits for the
+    disk; psutil knows the first thread only."""
+    used, states = dict[str, float](), set[str]()
     for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
         with suppress(OSError):  # a thread that has ended
-            if stat.read_text().rpartition(")")[2].split()[0] in RUNNABLE:
-                return True
-    return False
+            state, *fields = stat.read_text().rpartition(")")[2].split()
+            used[stat.parent.name] = (int(fields[10]) + int(fields[11])) / os.sysconf("SC_CLK_TCK")
+            states.add(state)
+    return used, bool(states & RUNNABLE)
 
 
 LONG_SECONDS = 2.0

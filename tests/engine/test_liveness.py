@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import product
 
 import pytest
 
@@ -19,6 +20,7 @@ from mlx_server.engine.liveness import (
     STALLED_SECONDS,
     EngineActivity,
     Liveness,
+    State,
     Vitals,
     is_stuck_in_step,
     vitals,
@@ -40,17 +42,19 @@ def given_up(
     stopped: bool = False,
     seconds: float = LATEST,
     step: float = LOOK_SECONDS,
+    threads: int = 0,
 ) -> tuple[float, str] | None:
-    """After how many silent seconds, and why. share: of a processor that it uses meanwhile."""
+    """After how many silent seconds, and why. share: of a processor that it uses meanwhile.
+    threads: how many use it, if that is known."""
     liveness = Liveness()
     if heard:
         liveness.record(heard)
     at = 0.0
     while at < seconds:
         at += step
-        seen = Vitals(
-            "stopped" if stopped else "running", (share + pages) * at, share * at, runnable
-        )
+        each = {str(thread): share * at / threads for thread in range(threads)}
+        state: State = "stopped" if stopped else "running"
+        seen = Vitals(state, (share + pages) * at, share * at, runnable, each)
         if why := liveness.look(step, seen):
             return at, why
     return None
@@ -66,8 +70,8 @@ def test_a_stopped_process_is_noticed_at_once_whatever_it_was_doing() -> None:
 
 def test_a_deadlock_uses_no_processor_and_is_noticed_at_once() -> None:
     waiting_for_the_gil = 0.03
-    for heard in (WARM, COLD):
-        found = given_up(heard, share=waiting_for_the_gil)
+    for heard, threads in product((WARM, COLD), (0, 4)):
+        found = given_up(heard, share=waiting_for_the_gil * max(1, threads), threads=threads)
         assert found
         assert found[1] == "stopped answering"
         assert found[0] < SILENT_SECONDS + 2 * LOOK_SECONDS
@@ -97,6 +101,7 @@ def test_a_loop_for_ever_that_keeps_the_gil_is_noticed_by_its_processor_time() -
     "healthy",
     [
         {"share": 0.1},  # at load 10 on two cores
+        {"share": 0.1, "threads": 1},
         {"runnable": True},  # no time at all
         {"pages": 500.0},  # pages come back from the disk
     ],
