@@ -25,6 +25,7 @@ from mlx_server.models.checkpoint import Checkpoint, read_checkpoint
 from mlx_server.models.embedder import Embedder, width_of
 from mlx_server.models.files import (
     Stamp,
+    check_model,
     stamp_of_files,
     stamp_of_model,
     weights_bytes,
@@ -230,6 +231,7 @@ def capabilities_on_disk(spec: ModelSpec) -> Capabilities | None:
             return _capabilities(spec, *_replay_checkpoint(spec)[1:], size_bytes=0)
         if (path := on_disk(spec.source, spec.revision)) is None:
             return None
+        check_model(path)
         checkpoint = read_checkpoint(path, spec.chat_template, tokenizer_json(path))
         family = family_of(checkpoint, spec.family)
         return _capabilities(spec, checkpoint, family, weights_on_disk(path))

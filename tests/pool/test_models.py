@@ -16,6 +16,7 @@ from mlx_server.config.settings import ModelSettings, model_spec, validated
 from mlx_server.engine.messages import KvCost, ModelLoading
 from mlx_server.errors import ModelNotFound, ModelUnusable, ServerError, SettingsError
 from mlx_server.models.checkpoint import read_checkpoint
+from mlx_server.models.files import MOST_BYTES
 from mlx_server.pool import models as entries
 from mlx_server.pool import prepare as preparing
 from mlx_server.pool.models import (
@@ -120,6 +121,18 @@ def checkpoint(folder: Path) -> Path:
 
 def architecture(entry: PoolEntry) -> str | None:
     return entry.capabilities.architecture if entry.capabilities else None
+
+
+def test_the_list_of_models_reads_what_is_of_a_model_and_no_more(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path / "m")
+    config, spec = folder / "config.json", ModelSpec("m", str(folder))
+    assert capabilities_on_disk(spec)
+    config.rename(tmp_path / "config.json")
+    config.symlink_to("../config.json")
+    assert capabilities_on_disk(spec) is None
+    config.unlink()
+    config.write_text((tmp_path / "config.json").read_text() + " " * MOST_BYTES[config.name])
+    assert capabilities_on_disk(spec) is None
 
 
 def test_files_of_no_use_are_read_again_once_they_have_changed(
