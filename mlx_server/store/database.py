@@ -80,7 +80,11 @@ class Database:
         if self._closed:
             return
         self._closed = True
-        closing = asyncio.get_running_loop().run_in_executor(self._thread, self._close_file)
+        try:
+            closing = asyncio.get_running_loop().run_in_executor(self._thread, self._close_file)
+        except RuntimeError:  # the interpreter is ending, which waits for all executors' threads
+            self._close_file()
+            return
         await asyncio.shield(closing)
         self._thread.shutdown(wait=False)
 

@@ -1,10 +1,14 @@
 """What a step of the engine costs next to hostile rows, whatever else the machine does: processor
-time, side by side with plain rows. A slow grammar's rows sit steps out, see
-tests/worker/constrained_decoding/test_mask_threads.py; for the event loop see test_loop.py and
-test_large_answers.py.
+time, side by side with plain rows, and the steps that a stream gets while a slow grammar's rows sit
+them out. For the event loop see test_loop.py and test_large_answers.py.
 """
 
+import json
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Event
 from typing import Any
 
 import mlx.core as mx
@@ -12,10 +16,13 @@ import numpy as np
 import pytest
 
 from mlx_server.engine.messages import Generate
+from mlx_server.http.security import CLIENT_HEADER
 from mlx_server.requests import SamplingParams
 from mlx_server.worker.row import Row
 from mlx_server.worker.sampling import Sampler
 from tests.hostile.test_loop import TRIES
+from tests.live.server import LiveServer, serving
+from tests.tiny import ENDOFTEXT, IM_END
 
 pytestmark = pytest.mark.alone
 
@@ -69,3 +76,67 @@ def test_a_step_next_to_hostile_rows_costs_few_plain_ones(name: str) -> None:
         if ratios[-1] < MOST_TIMES:
             break
     assert min(ratios) < MOST_TIMES, ratios
+
+
+AMBIGUOUS = 'start: s\ns: "a" | s s | s s s\n'
+"""Each further letter takes its masks longer: milliseconds after ten, and then seconds."""
+STREAMED = 60
+STEPS = 3
+"""The neighbour's tokens for each of a slow row, at least: next to rows that are waited for it is
+one."""
+
+
+@pytest.fixture(scope="module")
+def server(tiny_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    config = {"models": {"tiny": {"source": str(tiny_path), "preload": True}}}
+    with serving(tmp_path_factory.mktemp("neighbour"), config) as server:
+        yield server
+
+
+def streamed(server: LiveServer, client: str, **asked: Any) -> Iterator[tuple[int, str]]:
+    """The number of the answer and the text of each delta."""
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "stream": True}
+    with (
+        server.http() as http,
+        http.stream(
+            "POST",
+            "/v1/chat/completions",
+            json={**body, **asked},
+            headers={CLIENT_HEADER: client},
+            timeout=120,
+        ) as response,
+    ):
+        for line in response.iter_lines():
+            for choice in json.loads(line[6:])["choices"] if line.startswith("data: {") else ():
+                if text := choice["delta"].get("content"):
+                    yield choice["index"], text
+
+
+def test_a_stream_goes_on_while_slow_rows_sit_steps_out(server: LiveServer) -> None:
+    written, slow, over = [0] * 15, Event(), Event()
+
+    def attack() -> None:
+        endless = {"logit_bias": {str(IM_END): -100, str(ENDOFTEXT): -100}, "max_tokens": 400}
+        asked = {"n": 15, "structured_outputs": {"grammar": AMBIGUOUS}, **endless}
+        for answer, text in streamed(server, "attacker", **asked):
+            written[answer] += len(text)
+            if min(written) >= 16:
+                slow.set()
+            if over.is_set():
+                return
+
+    with ThreadPoolExecutor(1) as thread:
+        attacking = thread.submit(attack)
+        try:
+            assert slow.wait(60)
+            plain = {"guided_regex": f"b{{{STREAMED}}}", "max_tokens": STREAMED, "temperature": 0}
+            text, before = "", -1
+            for _, piece in streamed(server, "neighbour", **plain):
+                before = sum(written) if before < 0 else before
+                text += piece
+            taken = (sum(written) - before) / len(written)
+        finally:
+            over.set()
+        attacking.result(60)
+    assert text == "b" * STREAMED
+    assert taken * STEPS <= STREAMED, written

@@ -94,3 +94,27 @@ def test_kills(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         acknowledged += len(earlier)
     assert acknowledged > KILLS
     assert not list(tmp_path.rglob("*.damaged-*"))
+
+
+OUTLIVES = """
+import asyncio, sys, threading
+from pathlib import Path
+from mlx_server.store import Store
+
+async def main():
+    store = await Store.open(Path(sys.argv[1]))
+    opened.set()
+    while any(thread.name.startswith("store") for thread in threading.enumerate()):
+        await asyncio.sleep(0.01)
+    await store.close()
+
+opened = threading.Event()
+threading.Thread(target=asyncio.run, args=(main(),)).start()
+opened.wait()
+"""
+
+
+def test_a_loop_that_outlives_the_main_thread_closes_quietly(path: Path) -> None:
+    """By then the interpreter has shut all executors down."""
+    ended = subprocess.run([sys.executable, "-c", OUTLIVES, path], capture_output=True, timeout=60)
+    assert (ended.returncode, ended.stderr.decode()) == (0, "")
