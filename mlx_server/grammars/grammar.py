@@ -240,6 +240,8 @@ def _unsupported_of(visited: Visited, view: View) -> Iterator[UnsupportedKeyword
             yield UnsupportedKeyword(path, key, f"has {why}, which a grammar can't express")
         elif key == "patternProperties":
             yield from _unsupported_patterns(path, schema)
+        elif key in _OUTWARDS and _nearer_bound(schema, key) is not None:
+            continue
         elif key in NUMERIC and not _is_exact(key, schema[key]):
             yield UnsupportedKeyword(
                 path, key, f"is {schema[key]}, which is too large or too small to be compared"
@@ -259,9 +261,24 @@ _REPORTED = _UNSUPPORTED.union(
 
 
 def _is_exact(key: str, value: float) -> bool:
-    # an integer next to an exclusive bound is compared too
-    largest = EXACT - key.startswith("exclusive")
-    return not value or _SMALLEST[key] <= abs(value) <= largest
+    return not value or _SMALLEST[key] <= abs(value) <= _largest(key)
+
+
+def _largest(key: str) -> int:
+    """An integer next to an exclusive bound is compared too."""
+    return EXACT - key.startswith("exclusive")
+
+
+def _nearer_bound(schema: Mapping[str, Any], key: str) -> int | None:
+    """Returns the bound that stands for one of integers far from zero, such as int64's: integers
+    beyond 2^53 are excluded, since few readers of JSON have them. None for any other bound."""
+    outwards = _OUTWARDS.get(key, 0)
+    if "number" in named(schema) or outwards * schema[key] <= _largest(key):
+        return None
+    return outwards * _largest(key)
+
+
+_OUTWARDS = {"minimum": -1, "exclusiveMinimum": -1, "maximum": 1, "exclusiveMaximum": 1}
 
 
 def _has_large_integer(value: Any) -> bool:
@@ -498,7 +515,7 @@ def simplify(view: View, unsupported: Iterable[UnsupportedKeyword]) -> None:
 Keywords = frozenset[str] | set[str]
 _NOTHING = frozenset[str]()
 _COUNTS = frozenset(COUNTS)
-_SIMPLIFIED = DROPPABLE.union(_COUNTS, ("pattern", "$ref", "propertyNames"))
+_SIMPLIFIED = DROPPABLE.union(_COUNTS, _OUTWARDS, ("pattern", "$ref", "propertyNames"))
 """The keywords of which some uses are written in another way, or left out."""
 
 
@@ -510,6 +527,8 @@ def _simplify(schema: dict[str, Any], dropped: Keywords) -> Keywords:
         schema.pop(key, None)
     for key in _COUNTS.intersection(schema):
         schema[key] = int(schema[key])
+    for key in _OUTWARDS.keys() & schema:
+        schema[key] = _nearer_bound(schema, key) or schema[key]
     if "pattern" in schema:
         schema["pattern"] = patterns.as_rust(schema["pattern"])
     return removed
