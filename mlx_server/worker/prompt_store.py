@@ -150,11 +150,13 @@ class RowPrompts:
         extracted: called only then, since it is costly and fails for an empty cache.
         """
         if self.wants(row, tokens):
+            # without a template's word, the same prompt may come again
+            continued_from = row.request.continued_from or len(row.request.prompt) - 1
             self._memory.store(
                 row.prompt_key,
                 tokens,
                 extracted(),
-                continued_from=row.request.continued_from,
+                continued_from=continued_from,
                 shared=row.request.shared,
                 disk_length=len(tokens) if row.request.on_disk else 0,
                 **how,

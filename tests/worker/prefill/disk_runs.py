@@ -64,7 +64,6 @@ class Process(Bench):
         self.handle(LimitCache(1 << 30))
 
     def begin(self, prompt: Sequence[int], tokens: int = 8, **fields: Any) -> int:
-        fields = {"continued_from": len(prompt) - 1, **fields}  # the last token opens the answer
         return super().begin(prompt, tokens, **fields)
 
     def answer(self, prompt: Sequence[int], tokens: int = 8, **fields: Any) -> list[int]:
