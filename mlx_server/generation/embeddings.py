@@ -161,12 +161,6 @@ def _check_embedder(id: str, embedder: Embedder, request: EmbedRequest) -> None:
             f"`dimensions` is {asked}, but the embeddings of {id} have {width}.",
             param="dimensions",
         )
-    if asked not in (None, width) and not embedder.is_matryoshka:
-        raise BadRequest(
-            f"The files of {id} do not say that its embeddings can be shortened. Leave "
-            "`dimensions` out, or let the owner set `matryoshka: true` in models.yaml.",
-            param="dimensions",
-        )
     if request.prompt_name is not None and request.prompt_name not in embedder.prompts:
         named = ", ".join(list(embedder.prompts)[:20]) or "none"
         raise BadRequest(

@@ -44,8 +44,6 @@ class Embedder:
     """The name of the prompt of inputs that name none."""
     max_tokens: int | None = None
     """The longest input that it was trained for; None: its context."""
-    is_matryoshka: bool = False
-    """Whether the beginning of a vector is a smaller embedding."""
     ends_with_end_token: bool = False
     """Whether the end-of-sequence token follows each input even if tokenizer.json does not say so.
     """
@@ -75,7 +73,6 @@ def read_embedder(path: Path, config: Mapping[str, Any], *, adds_end: bool) -> E
         prompts=_only_texts(named if isinstance(named, dict) else {}),
         default_prompt=default if isinstance(default, str) else None,
         max_tokens=longest if type(longest) is int and longest > 0 else None,
-        is_matryoshka=bool(config.get("is_matryoshka") or config.get("matryoshka_dimensions")),
         ends_with_end_token=adds_end,
         unsupported=", ".join(filter(None, (*_others(modules), unknown, _attention(config)))),
     )

@@ -95,8 +95,6 @@ class ModelOptions:
     pinned: bool = False
     task: Task | None = None
     """The model's task; None: the one that its files show."""
-    matryoshka: bool = False
-    """Whether clients may shorten its embeddings, even if its files do not say so."""
     ttl: float | None = None
     """The seconds without a request after which the model is unloaded; None: it stays."""
     adapters: Mapping[str, AdapterSource] = field(default_factory=dict)
@@ -158,8 +156,7 @@ class PreparedModel:
     def embedder(self) -> Embedder:
         """How the model makes embeddings: by default from the hidden state of the last token,
         normalised, as vLLM does."""
-        embedder = self.checkpoint.embedder or Embedder(width_of(self.checkpoint.config))
-        return replace(embedder, is_matryoshka=embedder.is_matryoshka or self.spec.matryoshka)
+        return self.checkpoint.embedder or Embedder(width_of(self.checkpoint.config))
 
 
 def _context_length(spec: ModelSpec, checkpoint: Checkpoint) -> int:

@@ -100,7 +100,7 @@ def target(folder: Path, tiny: Path) -> Iterator[Target]:
     models = {
         TINY: {"source": str(tiny), **_brief()},
         SAID: {"source": "replay:said.jsonl", "family": "qwen3", **_brief()},
-        EMBEDS: {"source": str(tiny), "task": "embed", "matryoshka": True, **_brief()},
+        EMBEDS: {"source": str(tiny), "task": "embed", **_brief()},
         RANKS: {"source": str(reranker), **_brief()},
     }
     server_settings = {

@@ -19,7 +19,7 @@ from mlx_server.models.tokenizer import Tokenizer
 from tests.live.server import LiveServer, serving
 from tests.tiny import tiny_embedder, tiny_llama
 
-EMBEDS, MEAN, CHATS, CUT, CONVERTED, BERT = "embeds", "mean", "chats", "cut", "converted", "bert"
+EMBEDS, MEAN, CHATS, CONVERTED, BERT = "embeds", "mean", "chats", "converted", "bert"
 TEXTS = ["Salü 🙂", "x", "A longer text, of more tokens than the others have. " * 4, "y"]
 PATH = "/v1/embeddings"
 
@@ -42,7 +42,6 @@ def server(folder: Path) -> Iterator[LiveServer]:
         EMBEDS: {"source": EMBEDS},
         MEAN: {"source": MEAN},
         CHATS: {"source": CHATS},
-        CUT: {"source": EMBEDS, "matryoshka": True},
         CONVERTED: {"source": CHATS, "task": "embed"},
         BERT: {"source": BERT},
     }
@@ -134,11 +133,11 @@ def test_a_prompt_of_the_files(client: OpenAI) -> None:
 
 
 def test_fewer_dimensions(client: OpenAI, network: Any, tokenizer: Tokenizer) -> None:
-    (found,) = client.embeddings.create(model=CUT, input="Salü", dimensions=16).data
+    (found,) = client.embeddings.create(model=EMBEDS, input="Salü", dimensions=16).data
     wanted = exact(network, tokenizer.encode("Salü"), width=16)
     np.testing.assert_allclose(found.embedding, wanted, atol=2e-5)
-    with pytest.raises(BadRequestError, match="matryoshka"):
-        client.embeddings.create(model=EMBEDS, input="x", dimensions=16)
+    with pytest.raises(BadRequestError, match="have 64"):
+        client.embeddings.create(model=EMBEDS, input="x", dimensions=65)
     whole = client.embeddings.create(model=EMBEDS, input="x", dimensions=64).data[0]
     assert len(whole.embedding) == 64
 
@@ -171,7 +170,7 @@ def test_ollamas_client(server: LiveServer, http: httpx.Client) -> None:
         np.testing.assert_allclose(older, wanted[0]["embedding"], atol=2e-5)
         assert client.embed(EMBEDS, []).embeddings == []
         assert client.show(EMBEDS).capabilities == ["embedding"]
-        assert len(client.embed(CUT, "x", dimensions=16, keep_alive="5m").embeddings[0]) == 16
+        assert len(client.embed(EMBEDS, "x", dimensions=16, keep_alive="5m").embeddings[0]) == 16
     body = {"model": EMBEDS, "input": "x", "options": {"seed": 1}}
     response = http.post("/api/embed", json=body)
     assert response.headers["x-mlx-server-ignored"] == "options.seed"

@@ -23,13 +23,12 @@ def of(kinds: list[str]) -> list[dict[str, str]]:
 
 def test_what_the_files_say(tmp_path: Path) -> None:
     tiny_embedder(tmp_path, sentence_bert_config={"max_seq_length": 512})
-    assert read(tmp_path, is_matryoshka=True, adds_end=True) == Embedder(
+    assert read(tmp_path, adds_end=True) == Embedder(
         width=64,
         pooling="last",
         normalizes=True,
         prompts={"query": "Query: ", "document": ""},
         max_tokens=512,
-        is_matryoshka=True,
         ends_with_end_token=True,
     )
 
