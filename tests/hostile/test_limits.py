@@ -259,7 +259,7 @@ def remembered(count: int) -> bool:
 def in_the_background(count: int) -> None:
     runs = Runs(cast(Any, None), 1)
     for at in range(count):
-        run = SimpleNamespace(record=SimpleNamespace(owner="", id=str(at)), log=None)
+        run = SimpleNamespace(owner="", id=str(at), log=None)
         runs.claim(cast(Any, SimpleNamespace(run=run)))
 
 
