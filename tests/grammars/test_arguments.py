@@ -58,7 +58,6 @@ def test_a_value_has_one_type(value: Any, name: str) -> None:
         ({"allOf": [{"type": "string"}, {"type": "null"}]}, ALL),
         ({"anyOf": [{"$ref": "#"}, {"type": "null"}]}, ALL),
     ],
-    ids=str,
 )
 def test_types_follow_references_and_combinations(schema: Any, types: set[str]) -> None:
     assert types_of(schema, View(schema)) == types
