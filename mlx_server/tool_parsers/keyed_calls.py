@@ -53,6 +53,8 @@ class PairArguments:
     ) -> Steps[ToolCallWriter]:
         following = (self.key_opens, *ends)
         if not ((yield from source.after_space(*following)) or (yield from source.stopped())):
+            yield from source.space()
+            yield from source.accept(*following)  # which takes one that was cut off
             raise Malformed("expected a key")
         call = start()
         yield from source.space()

@@ -22,8 +22,8 @@ from mlx_server.worker.constrained_decoding.grammar_compiler import fill_bitmask
 from mlx_server.worker.constrained_decoding.vocabulary import Vocabulary
 from tests.families.goldens import goldens_of
 
-STEPS = 2_000
-"""No walk may need more."""
+STEPS = 6_000
+"""No walk may need more tokens, each of which may be a byte."""
 
 WANDERS = 80
 """Tokens, and then it looks for an end."""

@@ -180,39 +180,36 @@ def test_clients_take_turns_at_the_memory(a: ModelSpec) -> None:
     run(test)
 
 
-def test_idle_adapters_give_way_after_the_prompt_cache_and_pinned_ones_do_not(
-    a: ModelSpec, b: ModelSpec
-) -> None:
-    async def used(pool: Pool, name: str, pinned: bool) -> None:
+def test_idle_adapters_give_way_after_the_prompt_cache(a: ModelSpec, b: ModelSpec) -> None:
+    async def used(pool: Pool, name: str) -> None:
         spec = AdapterSpec(name, Path(name), name, 8, 20, "lora", None, "mlx")
-        async with pool.lease(await pool.prepared("a"), asks(0), LeasedAdapter(spec, pinned)):
+        async with pool.lease(await pool.prepared("a"), asks(0), LeasedAdapter(spec)):
             pass
 
     async def test() -> None:
         async with running(a, b) as (pool, machine):
-            await used(pool, "pinned", pinned=True)
-            await used(pool, "idle", pinned=False)
+            await used(pool, "older")
+            await used(pool, "newer")
             assert pool.memory()["used"] == WEIGHTS + 20 + 20
-            assert view(pool).nbytes == WEIGHTS + 20
+            assert view(pool).nbytes == WEIGHTS
             machine.cached = 50
             stepped = StepOutput("a", [], 0, active_bytes=190, cache_bytes=50)
             machine.report(stepped)
             await held(pool, "b")
             assert machine.log[-2:] == ["shrink to 40", "load b"]
             assert [name for name, *_ in pool.engines[0].scheduler.adapters.loaded_for("a")] == [
-                "pinned",
-                "idle",
+                "older",
+                "newer",
             ]
             async with Holding(pool, "b", kv_bytes=50) as holding:
                 await turns()
-                assert machine.log[-1] == "unload a idle"
+                assert machine.log[-1] == "unload a older"
                 holding.begin()
                 assert machine.log[-1] == "shrink to 10"
                 assert [
                     name for name, *_ in pool.engines[0].scheduler.adapters.loaded_for("a")
-                ] == ["pinned"]
-            await used(pool, "pinned", pinned=True)
-            assert pool.memory()["prompt_cache"] == 10, "counted by its new limit"
+                ] == ["newer"]
+                assert pool.memory()["prompt_cache"] == 30, "an idle adapter gives way to it too"
 
     run(test)
 

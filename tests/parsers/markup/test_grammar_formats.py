@@ -177,10 +177,13 @@ def test_difficult_names_are_written_or_refused_by_name(way: Way, name: str) -> 
     offered = [Tool(name, "", {"type": "object", "properties": KEYS, "required": ['a"b']})]
     wanted = OutputSpec(way.reading(offered), "required")
     try:
-        matcher = way.matcher(wanted)
+        grammar = way.family.grammar(wanted)
     except UncallableTool:
         return
-    said = way.walk(matcher, seed=1)
+    if grammar is None:  # functionary's names end with their line
+        assert "\n" in name
+        return
+    said = way.walk(way.matcher(wanted), seed=1)
     events = way.read(wanted.context, said)
     assert calls_of(events), way.spelled(said)
     assert not text_of(events), way.spelled(said)
