@@ -173,8 +173,8 @@ class StrictWebSockets(SlowClientGuard, WebSocketsSansIOProtocol):
     """
 
     receive_seconds: ClassVar[float] = float(limits.RECEIVE_SECONDS)
-    """How long one message may take to arrive, without the time in which reading is paused."""
-    """The handshake has as long."""
+    """How long one message may take to arrive, without the time in which reading is paused. The
+    handshake has as long."""
     budget: ClassVar[ByteBudget] = ByteBudget(limits.FRAME_BYTES)
     admission: ClassVar[Admission]
 

@@ -17,7 +17,8 @@ from mlx_server.api.responses import runs
 from mlx_server.api.responses import web_socket as lines
 from mlx_server.api.responses.runs import EventLog
 from mlx_server.errors import StoreUnavailable
-from mlx_server.http.web_sockets import ByteBudget, StrictWebSockets
+from mlx_server.http.admission import Admission
+from mlx_server.http.web_sockets import ByteBudget, web_sockets
 from mlx_server.store import Store
 from tests.api import wire
 from tests.api.wire import Json, ScriptedEngine, error, ok
@@ -129,8 +130,9 @@ async def until(condition: Callable[[], object]) -> None:
 
 @asynccontextmanager
 async def listening(app: Any, **options: Any) -> AsyncIterator[uvicorn.Server]:
+    protocol = web_sockets(30, 16 << 20, Admission(9, 9))
     config = uvicorn.Config(
-        app, port=0, ws=StrictWebSockets, ws_per_message_deflate=False, log_config=None, **options
+        app, port=0, ws=protocol, ws_per_message_deflate=False, log_config=None, **options
     )
     server = uvicorn.Server(config)
     serving = asyncio.create_task(server.serve())
