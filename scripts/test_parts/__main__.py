@@ -146,18 +146,18 @@ def is_covered(measured: Path) -> bool:
 
 def main(arguments: list[str]) -> int:
     began = time.monotonic()
-    wants_all = "--all" in arguments
-    arguments = [each for each in arguments if each != "--all"]
+    wants_all, measures = "--all" in arguments, "--coverage" in arguments
+    arguments = [each for each in arguments if each not in ("--all", "--coverage")]
     names_tests = any(Path(each.partition("::")[0]).exists() for each in arguments)
     interrupted = threading.Event()
     # the child processes get the signal too, and end by themselves
     signal.signal(signal.SIGINT, lambda *_: interrupted.set())
     with tempfile.TemporaryDirectory() as name:
-        run = Run(Path(name), arguments, takes_slow=wants_all or names_tests, measures=wants_all)
+        run = Run(Path(name), arguments, takes_slow=wants_all or names_tests, measures=measures)
         checks = Checks(run.folder)
         code = run_all(run, before_alone=checks.wait)
         checked = checks.wait()
-        if wants_all and not interrupted.is_set():
+        if measures and not interrupted.is_set():
             checked = checked or not is_covered(run.coverage)
     if interrupted.is_set():
         return INTERRUPTED

@@ -61,8 +61,10 @@ def test_every_family_has_golden_outputs(family: ModelFamily) -> None:
 @pytest.mark.slow
 @every_case
 def test_every_case_reads_the_same_however_it_is_cut(family: ModelFamily, case: Golden) -> None:
-    wanted = shown(case.reads, case.reads)
-    for way, events in Player(family, case).ways():
+    wanted, player = shown(case.reads, case.reads), Player(family, case)
+    # tokens of reasoning are counted by their place
+    assert not case.reads.reasoning or "reasoning" in player.places()
+    for way, events in player.ways():
         try:
             found = shown(folded(events), case.reads)
         except AssertionError as error:
@@ -148,13 +150,6 @@ def test_text_among_the_arguments_comes_as_it_is_written(family: ModelFamily) ->
 def test_that_is_looked_at_in_nearly_all_families() -> None:
     looked_at = {f.name for f, case in CASES if pieces_of_long_texts(f, case)}
     assert len(looked_at) >= 25
-
-
-@pytest.mark.slow
-@every_case
-def test_its_place_is_reasoning_where_reasoning_comes(family: ModelFamily, case: Golden) -> None:
-    """Reasoning tokens are counted by it."""
-    assert "reasoning" in Player(family, case).places() or not case.reads.reasoning
 
 
 class Within(EngineClient):

@@ -134,7 +134,7 @@ ADAPTERS = [adapter_of(name) for name in "abc"]
 
 @given(st.binary(min_size=40, max_size=120))
 @settings(
-    max_examples=300,
+    max_examples=150,
     database=None,
     suppress_health_check=[HealthCheck.too_slow],
 )

@@ -29,7 +29,7 @@ from tests.pool.policy_books import WAIT
 from tests.pool.policy_machine import PolicyMachine
 
 MANY = settings(
-    max_examples=350,
+    max_examples=150,
     stateful_step_count=25,
     database=None,
     suppress_health_check=[HealthCheck.too_slow],

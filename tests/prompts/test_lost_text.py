@@ -215,7 +215,7 @@ def missing(prompted: Checkpoint, family: ModelFamily, asked: Conversation) -> l
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [family.name for family in FAMILIES])
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(asked=conversations())
 def test_no_text_is_missing_from_any_familys_prompt(name: str, asked: Conversation) -> None:
     prompted = checkpoint_of(name)
@@ -229,7 +229,7 @@ def unknown(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("body", [*PARTS.values(), *MIXED.values()], ids=[*PARTS, *MIXED])
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(asked=conversations())
 def test_no_text_is_missing_where_parts_are_read(
     unknown: Checkpoint, body: str, asked: Conversation

@@ -154,7 +154,7 @@ REPLAYED = "smollm2"
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [REPLAYED, *TEMPLATED])
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(messages=MIXTURE)
 def test_no_mixture_of_messages_is_refused(name: str, messages: list[Message]) -> None:
     asked = Conversation(tuple(messages), (Tool("f"),))
