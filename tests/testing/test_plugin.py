@@ -151,7 +151,7 @@ def test_the_server_starts_before_the_first_test_that_needs_it(
         (server,) = servers()
         lines = [" ".join(each.cmdline()) for each in server.children()]
         python = [line for line in lines if line.startswith(sys.executable)]
-        started = {re.search(r"(worker|schemas|templates)[./]", line)[1] for line in python}
+        started = {re.search(r"(worker|grammars|sandbox)[./]", line)[1] for line in python}
         assert len(python) == len(started) <= 3, lines
 
     @pytest.mark.skipif("sys.platform")
