@@ -13,7 +13,7 @@ from mlx_server import limits
 from mlx_server.api.fields import Items, WireModel, ignored_header
 from mlx_server.api.handlers import documented, json_response, read
 from mlx_server.api.histories import MENDED
-from mlx_server.api.responses.create import ReadBack, page_body
+from mlx_server.api.responses.create import StoredItems, page_body
 from mlx_server.api.responses.items import InputItem
 from mlx_server.api.responses.protocol import Metadata
 from mlx_server.api.responses.routes import After, Limit, Sorted, without_effect
@@ -47,7 +47,7 @@ router = APIRouter()
 @router.post(PATH, openapi_extra=documented(PATH, ConversationBody))
 async def create_conversation(http: Request) -> Response:
     body = await read(http, ConversationBody)
-    items = await ReadBack(http).records(body.items or [])
+    items = await StoredItems(http).records(body.items or [])
     id, metadata = f"conv_{uuid.uuid4().hex}", _encoded(body.metadata)
     conversation = Record("conversation", id, int(time.time()), metadata)
     await _store(http).add(conversation, http.state.owner, items)
@@ -78,7 +78,7 @@ async def delete_conversation(http: Request, id: str) -> Response:
 @router.post(ITEMS, openapi_extra=documented(ITEMS, ItemsBody))
 async def add_items(http: Request, id: str) -> Response:
     body = await read(http, ItemsBody)
-    items = await ReadBack(http).records(body.items)
+    items = await StoredItems(http).records(body.items)
     await _store(http).add_items(id, http.state.owner, items, time.time())
     ignored = [*await _ignored(body, items), *without_effect(http)]
     return json_response(page_body(Page(items, has_more=False)), ignored_header(ignored))

@@ -45,7 +45,7 @@ def turns_to_check(client: str) -> asyncio.Semaphore:
 EMPTY = "content: the upstream's answer is empty"
 
 NUDGE = Message("user", "Your answer was empty. Give your answer now.")
-"""What an upstream is told after an empty answer."""
+"""The message that asks an upstream again after an empty answer."""
 
 
 class Attempts(Protocol):

@@ -63,7 +63,7 @@ def is_public(address: str) -> bool:
 
 
 def names_private_host(url: str) -> bool:
-    """Whether the URL itself says that its host is private, so that whoever wrote it knows."""
+    """Whether the URL itself shows that its host is private, so that its author knows."""
     host = urlsplit(url).hostname or ""
     if host.endswith((".local", ".internal", ".lan", ".localhost")):
         return True

@@ -116,7 +116,7 @@ async def create(
 async def read_all(
     connection: HTTPConnection, body: ResponsesBody, recalled: Recalled = NOTHING
 ) -> ResolvedRequest:
-    stored = ReadBack(connection)
+    stored = StoredItems(connection)
     earlier = await stored.earlier(body, recalled)
     references = await stored.referenced(body.input)
     is_recalled = body.previous_response_id in recalled
@@ -191,7 +191,7 @@ def drop_oldest(conversation: Conversation, turns: int) -> Conversation:
     )
 
 
-class ReadBack:
+class StoredItems:
     """Reads stored items back for a request: they count like bytes of its body."""
 
     def __init__(self, connection: HTTPConnection) -> None:
