@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 from types import MappingProxyType
 from typing import Any
 
+import anyio.lowlevel
 import uvicorn
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from starlette.middleware import Middleware
@@ -99,6 +100,7 @@ def create_app(
             await pool.start()
             on.push_async_callback(pool.stop)
             compiled.warm()
+            await anyio.lowlevel.checkpoint()  # anyio's backend is imported before it is needed
             on.push_async_callback(runs.stop)
             yield
 

@@ -137,6 +137,8 @@ class Engine:
                 self._most_padding[model] = most_padding
                 self._loads.begin(model, Path(path), kv_bits)
                 self._constraints.expect(model, Path(tokenizer or path), stop_tokens)
+                if not self.models.is_busy:  # it is read beside the weights
+                    self._constraints.read_ahead()
             case messages.UnloadModel(model):
                 return self._unload(model)
             case messages.MeasureCache():
@@ -318,6 +320,8 @@ class Engine:
         reports, network = self._loads.step(model)
         if network is None:
             return [*reports]
+        if not self.models.is_busy:  # the first request shares the GIL with no reader
+            self._constraints.read(model)
         path = self._loads.path(model)
         self._loads.end(model)
         if not self._share.can_keep_prompts(network):

@@ -7,12 +7,12 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from mlx_server.engine.messages import CancelRows, ModelLoaded, StepOutput
+from mlx_server.engine.messages import CancelRows, LoadModel, ModelLoaded, StepOutput
 from mlx_server.worker import loaded_models
 from mlx_server.worker.batch import Batch, StepResult
 from mlx_server.worker.engine import Engine
 from mlx_server.worker.weights import arrays
-from tests.worker.engine_runs import Clock, ask, load, of
+from tests.worker.engine_runs import Clock, ask, load, of, until
 
 Turns = Callable[[int], list[str]]
 
@@ -171,3 +171,13 @@ def test_a_system_that_refuses_is_reported_and_the_model_loads(
 ) -> None:
     loaded(monkeypatch, tiny_path, nbytes / 0.6, refuses=True)
     assert "the weights can't be wired: the system is too old" in caplog.text
+
+
+def test_a_model_is_loaded_when_its_vocabulary_is_read(
+    engine: Engine, tiny_path: Path, demo_path: Path
+) -> None:
+    """Whoever reads it holds the GIL, so that the first request would wait for it."""
+    engine.handle(LoadModel("second", str(tiny_path), [2], tokenizer=str(demo_path)))
+    until(engine, lambda reports: bool(of(ModelLoaded, reports)))
+    engine.handle(ask(0, model="second", grammar='start: "x"', stop_tokens=[2]))
+    assert engine.doing == "compiling a grammar"

@@ -4,7 +4,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from pathlib import Path
 
 import msgspec
@@ -480,6 +480,10 @@ class LogitConstraints:
         """
         if self._unread_vocabularies and all(known.done() for known in self._vocabularies.values()):
             self._vocabulary(next(iter(self._unread_vocabularies)))
+
+    def read(self, model: str) -> None:
+        """Waits until the vocabulary is read. If it is unusable, rows with constraints are told."""
+        wait((self._vocabulary(model),))
 
     def forget(self, model: str) -> None:
         self._unread_vocabularies.pop(model, None)
