@@ -98,7 +98,7 @@ class ClientRecord:
         return [file.place for file in self.files]
 
 
-IDENTITIES = ("id", "model_id", "name")
+IDENTITIES = ("id", "model_id", "name", "model")
 """Fields that identify an entry of a list: an entry with the same value is updated, not added."""
 
 

@@ -27,6 +27,8 @@ CLIENTS: Mapping[str, ClientRecord] = MappingProxyType(
 NO_KEY = "none"
 """The key in the settings for a server that needs none, since most clients refuse an empty key."""
 
+NO_FILE = "none"
+
 
 def connection_to(url: str, key: str, model: str | None, context: int | None) -> Connection:
     """The connection for a client's settings. A model or context length that is not given is
@@ -59,7 +61,9 @@ def _context_of(client: httpx.Client, model: str) -> int:
 
 def listing() -> str:
     width = max(map(len, CLIENTS))
-    lines = (f"{name:{width}}  {', '.join(each.places)}\n" for name, each in CLIENTS.items())
+    lines = (
+        f"{name:{width}}  {', '.join(each.places) or NO_FILE}\n" for name, each in CLIENTS.items()
+    )
     return "".join(lines)
 
 
@@ -76,14 +80,15 @@ def _parts(client: ClientRecord, connection: Connection) -> Iterator[str]:
         yield "\n".join([either, *(f"export {k}={shlex.quote(v)}" for k, v in environment.items())])
     yield f"# then\n{shlex.join(filled(client.command, connection))}"
     if client.note:
-        yield f"# {client.note}"
+        yield f"# {filled(client.note, connection)}"
 
 
 def markdown() -> str:
     """The table of clients, which clients/README.md contains."""
     rows = [
         f"| {each.title} | `mlx-server connect {name}` | "
-        f"{', '.join(f'`{place}`' for place in each.places)} | {each.tested or 'not driven'} |\n"
+        f"{', '.join(f'`{place}`' for place in each.places) or NO_FILE} | "
+        f"{each.tested or 'not driven'} |\n"
         for name, each in CLIENTS.items()
     ]
     return "".join(["| Client | Command | Files | Tested version |\n|---|---|---|---|\n", *rows])

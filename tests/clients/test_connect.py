@@ -84,6 +84,7 @@ def test_its_files_have_all_that_it_has_to_know(name: str) -> None:
     written(client)
     found = [value for file in client.files for value in values(held(file))]
     found += filled(client.environment, HERE).values()
+    found += filled(client.note, HERE).split()
     texts = [value for value in found if isinstance(value, str)]
     assert any(value.startswith(HERE.url) for value in texts)
     assert any(HERE.model in value for value in texts)
@@ -143,7 +144,7 @@ def test_a_client_starts_once_its_files_are_written_if_it_needs_them(name: str) 
     client = CLIENTS[name]
     if client.starts_without_files:
         command, environment = command_of(name, client, HERE)
-        assert environment["ANTHROPIC_BASE_URL"] == HERE.url
+        assert environment == filled(client.environment, HERE)
     else:
         with pytest.raises(SettingsError, match="Add --write"):
             command_of(name, client, HERE)
