@@ -23,6 +23,7 @@ from mlx_server.api import (
     completions,
     conversations,
     embeddings,
+    infill,
     models,
     native,
     replay,
@@ -172,7 +173,7 @@ def _keyed_routes(server: ServerSettings, pool: Pool) -> APIRouter:
     )
     for router in (chat_completions, completions, responses, conversations, messages, native):
         keyed.include_router(router.router)
-    for router in (models, metrics, pool_api, ollama, tokenize, embeddings, rerank):
+    for router in (models, metrics, pool_api, ollama, tokenize, embeddings, rerank, infill):
         keyed.include_router(router.router)
     keyed.include_router(pool_api.keyed)
     if server.page:

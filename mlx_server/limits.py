@@ -78,6 +78,7 @@ JSON_DIGITS                    = _limit(400,           "items",      "request", 
 NAME_CHARACTERS                = _limit(64,            "characters", "request",    "the name of a schema", "400")
 ANSWERS                        = _limit(16,            "items",      "request",    "answers that one request asks for with `n`", "400")
 PROMPTS                        = _limit(128,           "items",      "request",    "prompts of one request to `/v1/completions`", "400")
+INFILL_FILES                   = _limit(256,           "items",      "request",    "`input_extra` of one request to `/infill`", "400")
 TOKENIZED                      = _limit(1 << 20,       "tokens",     "request",    "tokens of one request to `/tokenize` or `/detokenize`", "400")
 EMBEDDING_INPUTS               = _limit(2048,         "items",      "request",    "inputs of one request for embeddings, or documents of one for ranks", "400")
 EMBEDDED_TOKENS                = _limit(1 << 20,       "tokens",     "request",    "tokens of the inputs of one request for embeddings or ranks", "400")

@@ -9,8 +9,26 @@ from mlx_server.messages import Conversation
 HOPS_HEADER = "x-mlx-server-hops"
 """Tells the next server how many have passed a request on, so that a loop of servers ends."""
 
-Prompt = Conversation | str | tuple[int, ...]
-"""The family renders a conversation, text is tokenised as it is, token ids are used unchanged."""
+
+@dataclass(frozen=True, slots=True)
+class ContextFile:
+    name: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Infill:
+    """Asks for the text between a prefix and a suffix (fill in the middle)."""
+
+    prefix: str
+    suffix: str
+    files: tuple[ContextFile, ...] = ()
+    """Further files that the model should know, the most important one last."""
+
+
+Prompt = Conversation | Infill | str | tuple[int, ...]
+"""The family renders a conversation, the vocabulary shows the form of an infill prompt, text is
+tokenised as it is, token ids are used unchanged."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -155,6 +155,10 @@ def names_paris(snippet: Snippet) -> None:
     assert "Paris" in json.loads(curl(snippet))["choices"][0]["message"]["content"]
 
 
+def fills_in(snippet: Snippet) -> None:
+    assert json.loads(curl(snippet))["choices"][0]["text"] == "return a + b"
+
+
 def generates(snippet: Snippet) -> None:
     """The next block is its answer, but for the id of the call and the counts of tokens."""
     answer, shown = json.loads(curl(snippet)), json.loads(snippet.shown)

@@ -29,6 +29,7 @@ from tests.snippets import (
     conversation,
     elsewhere,
     family,
+    fills_in,
     fixture,
     generates,
     hostfile,
@@ -76,6 +77,7 @@ HOW: dict[str, dict[str, Ways]] = {
         "In your app's tests": (app_tests, runs_app_tests),
     },
     "mlx_server/api/README.md": {
+        "Fill in the middle": (fills_in,),
         "Responses": (python_printing("Paris", "Rome"),),
         "Messages": (python, is_shown),
         "Ollama": (python_printing("Paris"),),

@@ -1,7 +1,7 @@
 """`POST /v1/completions` on the wire, as OpenAI documents it."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, ClassVar
+from collections.abc import Iterator, Sequence
+from typing import Annotated
 
 import msgspec
 from fastapi import APIRouter, Request, Response
@@ -16,14 +16,14 @@ from mlx_server.api.accumulator import (
     Wire,
     prompt_logprobs_body,
 )
-from mlx_server.api.fields import WHOLE, GenerationBody, Items
+from mlx_server.api.fields import EMPTY_IS_UNSET, WHOLE, Items
 from mlx_server.api.formats import ConstrainedBody
 from mlx_server.api.handlers import documented, read, respond
 from mlx_server.errors import BadRequest
 from mlx_server.events import Event, Finished, PromptProgress, TextDelta, TokenLogprob
 from mlx_server.http.errors import prompt_too_long
 from mlx_server.request_threads import in_thread
-from mlx_server.requests import GenerateRequest
+from mlx_server.requests import GenerateRequest, Infill, Prompt
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 TokenIds = Annotated[Items[TokenId], Field(min_length=1)]
@@ -32,15 +32,12 @@ TokenLists = Annotated[Items[TokenIds], Field(min_length=1, max_length=limits.PR
 
 
 class CompletionBody(ConstrainedBody):
-    UNSUPPORTED: ClassVar[Mapping[str, str]] = {
-        **GenerationBody.UNSUPPORTED,
-        "suffix": "these models can't insert text before a suffix",
-    }
-
     prompt: str | TokenIds | Texts | TokenLists
     max_tokens: Annotated[int, Field(ge=-1), WHOLE] | None = None
     """-1 stands for as many tokens as fit the context."""
     logprobs: Annotated[int, Field(ge=0, le=limits.TOP_LOGPROBS), WHOLE] | None = None
+    suffix: Annotated[str | None, EMPTY_IS_UNSET] = None
+    """The text after the answer, which then is what is missing between the prompt and it."""
     echo: bool | None = None
     best_of: Annotated[int, Field(ge=1), WHOLE] | None = None
     skip_special_tokens: bool | None = None
@@ -61,12 +58,15 @@ def to_request(body: CompletionBody) -> GenerateRequest:
     most_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     if most_tokens == 0 and not body.echo:
         raise BadRequest("`max_tokens: 0` needs `echo: true`.", param="max_tokens")
+    prompts: tuple[Prompt, ...] = _prompts(body.prompt)
+    if body.suffix is not None:
+        prompts = tuple(_infill(prompt, body) for prompt in prompts)
     return GenerateRequest(
         model=body.model,
         **body.shared_fields(),
         **body.reporting_fields(),
         **body.constrained(),
-        prompts=_prompts(body.prompt),
+        prompts=prompts,
         n=n,
         max_tokens=None if most_tokens < 0 else most_tokens,
         logprobs=body.logprobs,
@@ -84,6 +84,14 @@ def _prompts(
     if isinstance(prompt[0], int):
         return (tuple(prompt),)
     return tuple(item if isinstance(item, str) else tuple(item) for item in prompt)
+
+
+def _infill(prompt: Prompt, body: CompletionBody) -> Infill:
+    if body.echo:
+        raise BadRequest("`echo` can't be used with `suffix`.", param="echo")
+    if not isinstance(prompt, str):
+        raise BadRequest("With a `suffix` the `prompt` should be a text.", param="prompt")
+    return Infill(prompt, body.suffix or "")
 
 
 class CompletionOutput(CompletionsOutput):

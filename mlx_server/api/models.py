@@ -15,7 +15,7 @@ from mlx_server.http.errors import is_anthropic
 from mlx_server.pool.pool import Pool
 from mlx_server.pool.prepare import Capabilities, Task
 
-ABILITIES = ("reasoning", "tools", "structured_output")
+ABILITIES = ("reasoning", "tools", "structured_output", "fill_in_the_middle")
 
 TYPES: Mapping[Task, str] = {"generate": "llm", "embed": "embeddings", "rerank": "rerank"}
 OUTPUTS: Mapping[Task, str] = {"generate": "text", "embed": "embeddings", "rerank": "rerank"}

@@ -1,7 +1,9 @@
-"""Routes about what is in memory: `GET /v1/pool` for the server's owner, vLLM's routes that load
-and unload adapters, `GET /health`, the only route that needs no key, and `GET /version`."""
+"""Routes about what is in memory: `GET /v1/pool` for the server's owner, those that load and unload
+models and, as vLLM's, adapters, `GET /health`, the only route that needs no key, and `GET
+/version`."""
 
 import asyncio
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,8 +13,8 @@ from pydantic import Field
 
 from mlx_server import __version__, limits
 from mlx_server.api.fields import WireModel, ignored_header
-from mlx_server.api.handlers import documented, json_response, read
-from mlx_server.errors import BadRequest
+from mlx_server.api.handlers import documented, json_response, read, while_connected
+from mlx_server.errors import BadRequest, Forbidden
 from mlx_server.pool.models import ModelView
 from mlx_server.pool.pool import Pool
 from mlx_server.pool.prepare import REPLAY, ModelSpec
@@ -78,6 +80,91 @@ def _source(spec: ModelSpec) -> str:
         return f"{spec.upstream.kind}:{spec.upstream.model}"
     kind, colon, path = spec.source.rpartition(":")
     return kind + colon + (Path(path).name if path.startswith("/") else path)
+
+
+LOAD_MODEL, UNLOAD_MODEL = "/v1/models/load", "/v1/models/unload"
+"""rapid-mlx's paths. llama.cpp's have no `/v1`, and LM Studio's have an `/api` in front."""
+
+
+class UnloadModel(WireModel):
+    model: str | None = None
+    instance_id: str | None = None
+    """LM Studio's name for it: a model is loaded only once here."""
+
+
+class LoadModel(UnloadModel):
+    echo_load_config: bool | None = None
+
+
+@router.post(LOAD_MODEL, openapi_extra=documented(LOAD_MODEL, LoadModel))
+async def load_model(http: Request) -> Response:
+    """Answers when the model is loaded, in the words of all three servers."""
+    body = await read(http, LoadModel)
+    pool: Pool = http.app.state.pool
+    id = _runtime_model(http, body)
+    began = time.monotonic()
+    await while_connected(http, pool.load(id, http.state.client))
+    capabilities = await pool.capabilities(id)
+    embeds = capabilities is not None and capabilities.task == "embed"
+    config = {"load_config": {"context_length": pool.models[id].context_length}}
+    loaded = {
+        "success": True,
+        "id": id,
+        "instance_id": id,
+        "type": "embedding" if embeds else "llm",
+        "status": "loaded",
+        "load_time_seconds": round(time.monotonic() - began, 3),
+        **(config if body.echo_load_config else {}),
+    }
+    return json_response(loaded, ignored_header(body.ignored()))
+
+
+@router.post(UNLOAD_MODEL, openapi_extra=documented(UNLOAD_MODEL, UnloadModel))
+async def unload_model(http: Request) -> Response:
+    """The model leaves memory as soon as no request uses it."""
+    body = await read(http, UnloadModel)
+    id = _runtime_model(http, body)
+    _unload(http, id)
+    unloaded = {"success": True, "id": id, "instance_id": id}
+    return json_response(unloaded, ignored_header(body.ignored()))
+
+
+@router.delete("/v1/models/{name:path}")
+async def delete_model(name: str, http: Request) -> Response:
+    """rapid-mlx's way to unload a model, whose files stay."""
+    check_runtime_models(http)
+    _unload(http, http.app.state.pool.models.spec(name).id)
+    return Response(status_code=204)
+
+
+def _runtime_model(http: Request, body: UnloadModel) -> str:
+    check_runtime_models(http)
+    if not (name := body.model or body.instance_id):
+        raise BadRequest("`model` is missing: it names the model.", param="model")
+    pool: Pool = http.app.state.pool
+    return pool.models.spec(pool.models.split(name)[0]).id
+
+
+def _unload(http: Request, id: str) -> None:
+    pool: Pool = http.app.state.pool
+    check_not_pinned(pool, id, "model")
+    pool.keep(id, 0)
+
+
+def check_runtime_models(http: Request) -> None:
+    if not http.app.state.runtime_models:
+        raise Forbidden(
+            "Clients of this server may not load or unload models: the requests that need a model "
+            "load it. Its owner can allow that: `runtime_models: true` under `server` in "
+            "models.yaml."
+        )
+
+
+def check_not_pinned(pool: Pool, id: str, param: str) -> None:
+    if pool.models.spec(id).pinned:
+        raise BadRequest(
+            f"{id} is `pinned` in models.yaml: only its owner can unload it.", param=param
+        )
 
 
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"

@@ -35,7 +35,8 @@ QWEN3 = MarkupFamily(  # and Qwen 2 and 2.5
     stop_tokens=("<|im_end|>", "<|endoftext|>"),
     special_tokens=spelled(
         "<|endoftext|> <|im_start|> <|im_end|> "
-        "<tool_call> </tool_call> <tool_response> </tool_response> <think> </think>"
+        "<tool_call> </tool_call> <tool_response> </tool_response> <think> </think> "
+        "<|fim_prefix|> <|fim_middle|> <|fim_suffix|> <|fim_pad|> <|repo_name|> <|file_sep|>"
     ),
 )
 HERMES = MarkupFamily(  # fine-tunes of general models whose templates show such calls

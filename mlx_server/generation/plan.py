@@ -18,6 +18,7 @@ from mlx_server.generation.defaults import sampling, token_limit
 from mlx_server.generation.rendering import (
     check_media,
     check_text,
+    infill_tokens,
     render,
     tokenized,
     tool_output_tokens,
@@ -36,6 +37,7 @@ from mlx_server.prompts.text_size import characters_of
 from mlx_server.request_threads import check_wanted, in_thread
 from mlx_server.requests import (
     GenerateRequest,
+    Infill,
     JsonFormat,
     NamedTool,
     Prompt,
@@ -227,6 +229,7 @@ def _ignored(
     """The parameters set by the client that have no effect. Those of models.yaml are not
     reported."""
     if not isinstance(prompt, Conversation):
+        yield from rendered.ignored
         return
     if has_extra_content(prompt):
         yield EXTRA_CONTENT
@@ -262,13 +265,16 @@ def _row(
     room = prepared.context_length - len(prompt)
     limit = min(_limit(prepared, request), room)
     overflow = min(_overflow_tokens(prepared, request), room - limit)
+    stops = prepared.family.stops(prepared.checkpoint)
+    if isinstance(source, Infill):
+        stops |= infill_tokens(prepared).stops
     row = Generate(
         row=0,
         model=prepared.id,
         prompt=prompt,
         max_tokens=limit + overflow,
         overflow_tokens=overflow,
-        stop_tokens=sorted(prepared.family.stops(prepared.checkpoint)),
+        stop_tokens=sorted(stops),
         sampling=sampling(prepared.spec, request, prepared.checkpoint.sampling, choice),
         prompt_logprobs=_scores_prompt(request, choice),
         prompt_top_logprobs=request.prompt_logprobs or 0,

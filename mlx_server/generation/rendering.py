@@ -11,9 +11,10 @@ from mlx_server.generation.defaults import completed
 from mlx_server.messages import Conversation, Media
 from mlx_server.pool.prepare import ModelSpec, PreparedModel
 from mlx_server.prompts import message_normalization
+from mlx_server.prompts.infill import InfillTokens, infill_prompt, infill_tokens_of
 from mlx_server.prompts.template_prompt import RenderedPrompt
 from mlx_server.prompts.text_size import memory_of
-from mlx_server.requests import GenerateRequest, Prompt
+from mlx_server.requests import GenerateRequest, Infill, Prompt
 
 BYTES_PER_TOKEN = 24
 """An upper bound of a text's bytes in memory for each token, on average. Of the texts measured,
@@ -81,6 +82,8 @@ def _characters(prompt: Prompt) -> int:
             return sum(len(message.content) for message in messages)
         case str():
             return len(prompt)
+        case Infill():
+            return len(prompt.prefix) + len(prompt.suffix)
     return 0
 
 
@@ -91,8 +94,21 @@ def tokenized(prepared: PreparedModel, prompt: Prompt) -> RenderedPrompt:
         case str():
             tokenizer = prepared.checkpoint.tokenizer
             return RenderedPrompt(tokenizer.encode_prompt(prompt, prepared.context_length))
+        case Infill():
+            tokens = infill_tokens(prepared)
+            return infill_prompt(prepared.checkpoint, tokens, prompt, prepared.context_length)
         case ids:
             return RenderedPrompt(list(ids))
+
+
+def infill_tokens(prepared: PreparedModel) -> InfillTokens:
+    if tokens := infill_tokens_of(prepared.checkpoint.tokenizer):
+        return tokens
+    raise BadRequest(
+        f"{prepared.id} can't insert text before a suffix: its vocabulary has no delimiters for "
+        "that. /v1/models says which models can (`capabilities.fill_in_the_middle`).",
+        param="suffix",
+    )
 
 
 def chat_prompt(prepared: PreparedModel, conversation: Conversation) -> RenderedPrompt:

@@ -12,7 +12,7 @@ from mlx_server import limits
 from mlx_server.errors import ServerError
 from mlx_server.events import Answer, Started, TokenCounts, total
 from mlx_server.messages import Conversation
-from mlx_server.requests import Prompt
+from mlx_server.requests import Infill, Prompt
 from mlx_server.system.logs import RequestLogContext, request_context
 
 
@@ -160,5 +160,7 @@ def _last_of(prompt: Prompt) -> str:
             return messages[-1].content if messages else ""
         case str():
             return prompt
+        case Infill(prefix):
+            return prefix
         case _:
             return f"{len(prompt)} token ids"

@@ -96,14 +96,18 @@ def _route_words(app: Starlette) -> frozenset[str]:
 
 
 VERSION = "/v1"
-ONE_TOO_MANY = (f"{VERSION}{VERSION}/", f"{VERSION}/api/")
-"""What Anthropic's and Ollama's clients ask for, given a base URL with `/v1`."""
+ONE_TOO_MANY = (f"{VERSION}{VERSION}/", f"{VERSION}/api/", f"{VERSION}/infill")
+"""What Anthropic's, Ollama's and llama.cpp's clients ask for, given a base URL with `/v1`."""
+
+LM_STUDIO = f"/api{VERSION}/models/"
+"""Where its clients load and unload models."""
 
 VERSIONED = {
     "chat",
     "completions",
     "conversations",
     "embeddings",
+    "fim",
     "messages",
     "models",
     "rerank",
@@ -161,6 +165,8 @@ def served_path(path: str) -> str:
     """The path of the route that was meant."""
     path = SLASHES.sub("/", ORIGIN.sub("", path, count=1) if path.startswith("http") else path)
     path = path.rstrip("/") or path[:1]
+    if path.startswith(LM_STUDIO):
+        return path.removeprefix("/api")
     if path.startswith(ONE_TOO_MANY):
         return path.removeprefix(VERSION)
     first = path.removeprefix("/").partition("/")[0]

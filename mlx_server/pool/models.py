@@ -141,6 +141,7 @@ class UpstreamModel:
             reasoning=True,
             tools=True,
             structured_output=True,
+            fill_in_the_middle=self.can.completions,
         )
 
     @property

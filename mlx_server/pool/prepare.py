@@ -32,6 +32,7 @@ from mlx_server.models.files import (
     weights_on_disk,
 )
 from mlx_server.parsers.parse_context import pairs_of
+from mlx_server.prompts.infill import infill_tokens_of
 from mlx_server.repair import ALL_REPAIRS, RepairPolicy
 from mlx_server.requests import SamplingChoices
 from mlx_server.sources.cache import Progress, cache_dir
@@ -211,6 +212,7 @@ class Capabilities:
     reasoning: bool
     tools: bool
     structured_output: bool
+    fill_in_the_middle: bool = False
     task: Task = "generate"
     is_encoder: bool = False
 
@@ -263,6 +265,7 @@ def _capabilities(
         reasoning=answers and family.thinks(checkpoint),
         tools=answers and family.has_calls,
         structured_output=answers and bool(family.stops(checkpoint)),
+        fill_in_the_middle=answers and infill_tokens_of(checkpoint.tokenizer) is not None,
     )
 
 

@@ -24,7 +24,7 @@ from mlx_server.families.answer_writer import write_answer
 from mlx_server.families.base import ModelFamily
 from mlx_server.messages import Conversation, Message, ToolCall
 from mlx_server.models.tokenizer import Tokenizer
-from mlx_server.requests import Prompt
+from mlx_server.requests import Infill, Prompt
 
 REGEX = "regex:"
 SURROGATE = re.compile("[\ud800-\udfff]")
@@ -53,6 +53,8 @@ class RequestFacts:
 def facts_of(prompt: Prompt, models: tuple[str, ...]) -> RequestFacts:
     if not isinstance(prompt, Conversation):
         text = prompt if isinstance(prompt, str) else ""
+        if isinstance(prompt, Infill):
+            text = prompt.prefix
         return RequestFacts(text, (text,), 1, 0, "", models, frozenset())
     messages = prompt.messages
     # an answer at the end is continued, so it is not one of the earlier answers

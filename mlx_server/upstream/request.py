@@ -27,6 +27,7 @@ from mlx_server.requests import (
     ChoiceFormat,
     GenerateRequest,
     GrammarFormat,
+    Infill,
     JsonFormat,
     NamedTool,
     Prompt,
@@ -195,6 +196,10 @@ def request_of(
             body["logprobs"] = request.logprobs
         if request.special_tokens and can.special_tokens:
             body["skip_special_tokens"] = False
+        if isinstance(prompt, Infill):
+            files = "".join(f"{file.name}\n{file.text}\n\n" for file in prompt.files)
+            body |= {"suffix": prompt.suffix}
+            prompt = files + prompt.prefix
         return UpstreamRequest(COMPLETIONS, {"prompt": prompt, **body})
     in_prompt = prompt.response_format is not None and (tells_format or not can.json_schema)
     messages = messages_of(prompt, can, request.tool_choice, tells_format=in_prompt)

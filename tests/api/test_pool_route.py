@@ -183,3 +183,60 @@ def test_the_adapters_that_are_in_memory(tiny_path: Path) -> None:
 class WithAdapters(ScriptedEngine):
     async def load_adapter(self, model: str, adapter: str, path: str) -> AdapterLoaded:
         return AdapterLoaded(model, adapter, 100)
+
+
+LOADS = {  # of llama.cpp, rapid-mlx and LM Studio
+    "/models/load": {"model": "a"},
+    "/v1/models/load": {"model": "a:latest", "pin": True},
+    "/api/v1/models/load": {"model": "x", "context_length": 100, "echo_load_config": True},
+}
+
+
+@pytest.mark.parametrize(("path", "asked"), LOADS.items())
+def test_clients_load_and_unload_models_in_the_words_of_three_servers(
+    tiny_path: Path, path: str, asked: Json
+) -> None:
+    models: dict[str, Json] = {
+        "a": {"source": str(tiny_path), "aliases": ("x",)},
+        "kept": {"source": str(tiny_path), "pinned": True},
+    }
+    with client(ScriptedEngine(), models) as found:
+        response = found.post(path, json=asked)
+        loaded = wire.ok(response)
+        facts = {"success": True, "id": "a", "instance_id": "a", "type": "llm", "status": "loaded"}
+        assert loaded.items() >= facts.items()
+        assert loaded["load_time_seconds"] >= 0
+        assert loaded.get("load_config") == (
+            {"context_length": 2048} if "echo_load_config" in asked else None
+        )
+        ignored = [name for name in asked if name in ("pin", "context_length")]
+        assert response.headers.get("x-mlx-server-ignored", "") == ", ".join(ignored)
+        assert model(found)["state"] == "ready"
+        gone = {"instance_id": "a"} if path.startswith("/api") else {"model": asked["model"]}
+        unloaded = found.post(path.replace("load", "unload"), json=gone)
+        assert wire.ok(unloaded) == {"success": True, "id": "a", "instance_id": "a"}
+        assert model(found)["state"] == "unloaded"
+        complete(found)
+        assert found.delete("/v1/models/x").status_code == 204
+        assert model(found)["state"] == "unloaded"
+        for wrong, status, param in (({}, 400, "model"), ({"model": "nope"}, 404, "model")):
+            assert wire.error(found.post(path, json=wrong), status)["param"] == param
+        complete(found, "kept")
+        for refused in (
+            found.post("/models/unload", json={"model": "kept"}),
+            found.delete("/v1/models/kept"),
+        ):
+            assert "only its owner" in wire.error(refused)["message"]
+
+
+def test_clients_load_no_model_if_its_owner_says_so(tiny_path: Path) -> None:
+    models = {"a": {"source": str(tiny_path)}}
+    with client(ScriptedEngine(), models, runtime_models=False) as found:
+        complete(found)
+        for response in (
+            found.post("/v1/models/load", json={"model": "a"}),
+            found.post("/v1/models/unload", json={"model": "a"}),
+            found.delete("/v1/models/a"),
+        ):
+            assert "`runtime_models: true`" in wire.error(response, 403)["message"]
+        assert model(found)["state"] == "ready"

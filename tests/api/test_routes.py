@@ -30,6 +30,9 @@ KEYED = {
     ("GET", "/v1/chat/completions"),
     ("POST", "/v1/chat/completions"),
     ("POST", "/v1/completions"),
+    ("POST", "/v1/fim/completions"),
+    ("POST", "/v1/models/load"),
+    ("POST", "/v1/models/unload"),
     ("POST", "/v1/messages"),
     ("POST", "/v1/messages/count_tokens"),
     ("POST", "/generate"),
@@ -47,6 +50,8 @@ KEYED = {
     ("POST", "/api/generate"),
     ("POST", "/api/show"),
 }
+EMPTY = {("DELETE", "/v1/models/tiny")}
+"""Those whose answer has no body."""
 ENDLESS = {("GET", "/page/events")}
 PAGE = {(method, route.path) for route in page_routes() for method in route.methods or ()}
 HEADS = {("HEAD", "/"), ("HEAD", "/api/tags"), ("HEAD", "/api/version")}
@@ -54,6 +59,7 @@ REFUSED = {
     ("POST", "/v1/chat/completions/render"),
     ("POST", "/v1/embeddings"),
     ("POST", "/v1/rerank"),
+    ("POST", "/infill"),
     ("POST", "/api/embed"),
     ("POST", "/api/embeddings"),
     ("POST", "/api/pull"),
@@ -114,7 +120,7 @@ def locked(tiny_path: Path) -> Iterator[TestClient]:
 
 
 def body_of(path: str) -> Json:
-    if path == "/v1/completions":
+    if path in ("/v1/completions", "/v1/fim/completions"):
         return {"model": wire.MODEL, "prompt": "a"}
     if path in ("/tokenize", "/detokenize"):
         return {"model": wire.MODEL, "prompt": "a", "tokens": [5]}
@@ -135,10 +141,10 @@ def call(client: TestClient, method: str, path: str, headers: dict[str, str] | N
 
 
 def test_these_are_all() -> None:
-    assert routes() == OPEN | KEYED | STORED | HEADS | REFUSED | ENDLESS | PAGE
+    assert routes() == OPEN | KEYED | EMPTY | STORED | HEADS | REFUSED | ENDLESS | PAGE
 
 
-@pytest.mark.parametrize(("method", "path"), sorted(KEYED | STORED | REFUSED | ENDLESS))
+@pytest.mark.parametrize(("method", "path"), sorted(KEYED | EMPTY | STORED | REFUSED | ENDLESS))
 def test_a_key_is_needed(locked: TestClient, method: str, path: str) -> None:
     """test_security.py has all ways of writing one."""
     headers: dict[str, str]
@@ -153,10 +159,11 @@ def test_a_key_is_needed(locked: TestClient, method: str, path: str) -> None:
         assert response.headers["www-authenticate"] == "Bearer"
 
 
-@pytest.mark.parametrize(("method", "path"), sorted(KEYED))
+@pytest.mark.parametrize(("method", "path"), sorted(KEYED | EMPTY))
 def test_a_key_lets_in(locked: TestClient, method: str, path: str) -> None:
     headers = {"authorization": "Bearer wrong", "x-api-key": "another-key"}
-    assert call(locked, method, path, headers).status_code == 200
+    expected = 204 if (method, path) in EMPTY else 200
+    assert call(locked, method, path, headers).status_code == expected
 
 
 @pytest.mark.parametrize(("method", "path"), sorted(STORED))
@@ -200,6 +207,8 @@ def test_no_such_model(client: TestClient, path: str) -> None:
 )
 def test_methods_that_a_route_does_not_take(client: TestClient, path: str) -> None:
     for method in ("PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "BREW"):
+        if method == "DELETE" and path.startswith("/v1/models/"):
+            continue  # of a model
         response = client.request(method, path)
         if path.startswith("/v1/messages"):
             messages_error(response, 405, "invalid_request_error")

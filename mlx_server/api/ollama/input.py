@@ -40,7 +40,7 @@ from mlx_server.messages import (
     content_of,
     media_parts,
 )
-from mlx_server.requests import GenerateRequest, JsonFormat, Prompt, SamplingChoices
+from mlx_server.requests import GenerateRequest, Infill, JsonFormat, Prompt, SamplingChoices
 
 PARAM = "keep_alive"
 MOST_CHARACTERS = 40
@@ -193,7 +193,6 @@ class OllamaChatBody(AnswerBody):
 class GenerateBody(AnswerBody):
     UNSUPPORTED: ClassVar[Mapping[str, str]] = {
         "template": "the model's owner sets it in models.yaml",
-        "suffix": "these models can't insert text before a suffix",
     }
 
     prompt: str | None = None
@@ -201,10 +200,13 @@ class GenerateBody(AnswerBody):
     system: str | None = None
     raw: bool | None = None
     """Whether the prompt is continued as it is, and not answered as a message."""
+    suffix: Annotated[str | None, EMPTY_IS_UNSET] = None
+    """The text after the answer, which then is what is missing between the prompt and it."""
     images: Images | None = None
 
     def unused(self) -> Iterable[str]:
-        for name in ("think", "images") if self.raw else ():
+        without = ("system",) if self.suffix else ()
+        for name in ("think", "images", *without) if self.raw or self.suffix else ():
             if getattr(self, name) is not None:
                 yield name
 
@@ -257,6 +259,8 @@ def chat_request(body: OllamaChatBody, model: str) -> GenerateRequest:
 
 
 def generate_request(body: GenerateBody, model: str) -> GenerateRequest:
+    if body.suffix:
+        return _request(body, model, Infill(body.prompt or "", body.suffix))
     if body.raw:
         if body.system:
             raise BadRequest(

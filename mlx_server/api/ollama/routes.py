@@ -35,6 +35,7 @@ from mlx_server.api.ollama.input import (
     generate_request,
     seconds_of,
 )
+from mlx_server.api.pool import check_not_pinned, check_runtime_models
 from mlx_server.errors import BadRequest, ContextTooLong, Forbidden
 from mlx_server.generation.embeddings import Embeddings, EmbedRequest
 from mlx_server.http.errors import ollama_input_too_long, ollama_prompt_too_long
@@ -75,7 +76,7 @@ async def chat(http: Request) -> Response:
 @router.post(GENERATE, openapi_extra=documented(GENERATE, GenerateBody))
 async def generate(http: Request) -> Response:
     body = await read(http, GenerateBody)
-    if not body.prompt:
+    if not body.prompt and not body.suffix:
         return await _load(http, body, generate_shape)
     return await _answer(http, body, generate_request, generate_shape)
 
@@ -107,29 +108,18 @@ async def _answer(
 async def _load(http: Request, body: AnswerBody, shape: Shape) -> Response:
     """Answers a request without a prompt, which loads the model, or unloads it."""
     pool: Pool = http.app.state.pool
-    _check_runtime_models(http)
+    check_runtime_models(http)
     ignored, seconds = await in_thread(body.ignored), body.keep_seconds
     name = own_name(pool, body.model)
     id, _ = await served(pool, name)
     if not body.unloads:
         await while_connected(http, pool.load(id, http.state.client))
-    elif _is_pinned(pool, name):
-        raise BadRequest(
-            f"{id} is `pinned` in models.yaml: only its owner can unload it.", param="keep_alive"
-        )
+    else:
+        check_not_pinned(pool, id, "keep_alive")
     if seconds is not None:
         pool.keep(id, seconds)
     answer = loaded(name, shape, "unload" if body.unloads else "load")
     return json_response(answer, ignored_header(ignored))
-
-
-def _check_runtime_models(http: Request) -> None:
-    if not http.app.state.runtime_models:
-        raise Forbidden(
-            "Clients of this server may not load or unload models: the requests that need a model "
-            "load it. Its owner can allow that: `runtime_models: true` under `server` in "
-            "models.yaml."
-        )
 
 
 def _may_keep(http: Request, name: str) -> bool:
@@ -214,7 +204,7 @@ async def _embedded(
         except ContextTooLong as error:
             raise ollama_input_too_long(error) from None
     else:
-        _check_runtime_models(http)
+        check_runtime_models(http)
         id, _ = await served(pool, name)
         await while_connected(http, pool.load(id, client))
     if seconds is not None and http.app.state.runtime_models:
@@ -247,7 +237,7 @@ LATEST = ":latest"
 NEVER = "9999-12-31T23:59:59Z"
 """The expiry of a model that is only unloaded if memory is needed."""
 
-ABILITIES = {"tools": "tools", "reasoning": "thinking"}
+ABILITIES = {"tools": "tools", "reasoning": "thinking", "fill_in_the_middle": "insert"}
 """Fields of `Capabilities`, and what Ollama calls them."""
 
 
@@ -284,10 +274,12 @@ async def described(pool: Pool, id: str, started: float) -> Wire:
     family = capabilities.family if capabilities else ""
     length = capabilities.context_length if capabilities else None
     context = {f"{family}.context_length": length} if length else {}
+    inserts = capabilities and capabilities.fill_in_the_middle
     return {
         "modelfile": "",
         "parameters": "",
-        "template": "",
+        # where Continue looks whether a model can insert text
+        "template": "{{ .Prompt }}{{ .Suffix }}" if inserts else "",
         "modified_at": rfc3339(started),
         "details": _details(capabilities),
         "model_info": {"general.architecture": family, "general.basename": id, **context},
