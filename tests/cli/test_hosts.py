@@ -1,4 +1,4 @@
-"""`mlx-server doctor --hostfile`: hosts that are played by a script called ssh, and real ranks."""
+"""`mlx-server doctor --hostfile`: hosts that are played by a script called ssh."""
 
 import asyncio
 import json
@@ -15,11 +15,8 @@ from mlx_server.cli import app, host_probe
 from mlx_server.cli.hosts import (
     SAME_PACKAGES,
     CommandOutput,
-    Measured,
     examine_hosts,
     host_checks,
-    judged,
-    link_check,
     run_on,
     unreached,
 )
@@ -33,10 +30,6 @@ SSH = r"""#!/bin/sh
 while [ $# -gt 2 ]; do echo "$1" >> "$0.arguments"; shift; done
 case $1 in
     good) exec sh -c "$2" ;;
-    ringless) case $2 in
-        *link_speed*) echo "RuntimeError: [ring] no peer" >&2; exit 1 ;;
-        *) exec sh -c "$2" ;;
-        esac ;;
     refusing) echo "anna@refusing: Permission denied (publickey)." >&2; exit 255 ;;
     unknown) echo "Host key verification failed." >&2; exit 255 ;;
     pythonless) echo "sh: $2: not found" >&2; exit 127 ;;
@@ -124,8 +117,7 @@ def facts(**changed: object) -> str:
     return json.dumps(own | changed)
 
 
-@pytest.mark.slow
-def test_a_good_host_over_ssh_and_this_machine_measure_their_link(
+def test_a_good_host_over_ssh_has_what_this_machine_has(
     port: int, model: Path, ssh: Path
 ) -> None:
     checks = checked(port, RankHost("good", LOOPBACK), big=model)
@@ -134,7 +126,6 @@ def test_a_good_host_over_ssh_and_this_machine_measure_their_link(
     assert found[0].startswith("good: answers over ssh")
     assert "good: model big: 1000 bytes of weights, as here" in found
     assert f"good: 127.0.0.1:{port + 1} is free" in found
-    assert "all-reduce over 2 ranks" in checks[-1].found
     options = ssh.with_name("ssh.arguments").read_text()
     assert "BatchMode=yes" in options
     assert "ConnectTimeout=5" in options
@@ -150,20 +141,11 @@ def test_the_models_of_the_settings_that_are_split_over_the_hosts_are_looked_for
         f"models:\n  big: {{source: {model}, distributed: {{hosts: hosts.json, port: {port}}}}}\n"
         "  small: {source: demo:smollm2}\n"
     )
-    with socket.create_server(("127.0.0.1", port)):  # the link is measured by another test
-        checks = list(examine_hosts(tmp_path / "hosts.json", tmp_path / "models.yaml"))
+    checks = list(examine_hosts(tmp_path / "hosts.json", tmp_path / "models.yaml"))
     found = [check.found for check in of_rank(checks, 1)]
     assert "localhost: model big: 1000 bytes of weights, as here" in found
     assert not any("small" in each for each in found)
     assert f"localhost: 127.0.0.1:{port + 1} is free" in found
-
-
-@pytest.mark.slow
-def test_a_rank_that_can_not_join_is_named_and_the_others_are_ended(port: int) -> None:
-    check = asyncio.run(link_check(group(port, RankHost("ringless", LOOPBACK))))
-    assert check.status == "fail"
-    assert check.found == "rank 1, ringless: RuntimeError: [ring] no peer"
-    assert not any("link_speed" in " ".join(each.info["cmdline"]) for each in started_here())
 
 
 def test_a_host_that_floods_holds_up_nothing(port: int) -> None:
@@ -191,7 +173,6 @@ def test_each_host_that_can_not_be_asked_says_why_and_what_to_do(port: int) -> N
     assert "no Python at" in pythonless[1]
     for each in (garbage, flood):
         assert each[1].endswith("what it answers is not the doctor's")
-    assert checks[-1] == Check("warn", "link", "not measured", "fix what is listed above first")
 
 
 def test_other_versions_code_and_files_are_compared_with_those_here(
@@ -274,16 +255,6 @@ def test_an_address_of_another_host_and_a_port_in_use_are_found(port: int) -> No
     ]
     public = [check for check in checks if check.name == "public"]
     assert [(check.status, check.found) for check in public] == [("warn", "localhost: 8.8.8.8")]
-
-
-def test_a_slow_link_is_a_warning_only_on_a_cable_and_a_wrong_sum_fails() -> None:
-    quick = Measured(16 << 10, 6e-4, 16 << 20, 0.01, right=True)
-    wifi = Measured(16 << 10, 8e-3, 16 << 20, 0.5, right=True)
-    assert judged([quick, quick], loopback=False).status == "ok"
-    assert judged([quick, wifi], loopback=False).status == "warn"
-    assert judged([quick, wifi], loopback=True).status == "ok"
-    wrong = Measured(16 << 10, 6e-4, 16 << 20, 0.01, right=False)
-    assert judged([quick, wrong], loopback=True).status == "fail"
 
 
 @pytest.mark.slow
