@@ -5,18 +5,17 @@ import json
 import os
 import secrets
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import aclosing, closing
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
-import httpx
+import msgspec
 import typer
 import yaml
 from pydantic import ValidationError
 
-from mlx_server import limits
 from mlx_server.api.chat_completions.input import ChatBody, to_request
 from mlx_server.api.replay import (
     Entry,
@@ -28,17 +27,10 @@ from mlx_server.api.replay import (
 )
 from mlx_server.app import create_app, run_app
 from mlx_server.cli.root import ConfigFile, command_app
-from mlx_server.clients.chat import JSON, checked_url, parsed_json
 from mlx_server.config.models_yaml import load_settings, spec_named, upstream_model
-from mlx_server.config.settings import Settings
+from mlx_server.config.settings import Settings, model_spec
 from mlx_server.engine.messages import Token
-from mlx_server.errors import (
-    BadRequest,
-    GenerationFailed,
-    SettingsError,
-    Unavailable,
-    public_message,
-)
+from mlx_server.errors import BadRequest, public_message
 from mlx_server.events import Answer, Started
 from mlx_server.generation.generate import generate
 from mlx_server.generation.plan import plan, shortened
@@ -49,84 +41,6 @@ from mlx_server.pool.prepare import ModelSpec
 from mlx_server.request_threads import in_thread
 from mlx_server.requests import GenerateRequest
 from mlx_server.system.files import own_path
-
-TIMEOUT = httpx.Timeout(600.0, connect=10.0)
-
-
-@dataclass(frozen=True)
-class RecordedServer:
-    url: str
-    """Its base URL, such as `http://127.0.0.1:8001/v1`."""
-    model: str
-    key: str | None = None
-
-    def answers(self, bodies: Iterable[Mapping[str, Any]]) -> Iterator[Entry]:
-        """The `answer` of a transcript's entry to each body of /v1/chat/completions."""
-        headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
-        url = checked_url(self.url, "The URL after --upstream")
-        with httpx.Client(base_url=url, headers=headers, timeout=TIMEOUT) as client:
-            for number, body in enumerate(bodies, 1):
-                yield _answer(self._asked(client, body, number), number)
-
-    def _asked(self, client: httpx.Client, body: Mapping[str, Any], number: int) -> Any:
-        whole = {**body, "model": self.model, "stream": False}
-        sent = client.build_request(
-            "POST", "/chat/completions", content=json.dumps(whole), headers=JSON
-        )
-        try:
-            response = client.send(sent, stream=True)
-            answer = parsed_json(_body(response, number))
-        except httpx.HTTPError as error:
-            raise Unavailable(
-                f"The server at --upstream did not answer request {number}: "
-                f"{type(error).__name__}. Check the URL, and that the server runs."
-            ) from None
-        if not response.is_success:
-            raise BadRequest(
-                f"The server at --upstream refused request {number} (HTTP {response.status_code})"
-                f"{_message(answer)}"
-            )
-        return answer
-
-
-def _body(response: httpx.Response, number: int) -> bytes:
-    body = bytearray()
-    with closing(response):
-        for piece in response.iter_bytes():
-            body += piece
-            if len(body) > (most := limits.UPSTREAM_LINE_BYTES):
-                raise GenerationFailed(
-                    f"The answer to request {number} is larger than {most >> 20} MiB."
-                )
-    return bytes(body)
-
-
-def _answer(completion: Any, number: int) -> Entry:
-    try:
-        message = completion["choices"][0]["message"]
-        reasoning = message.get("reasoning_content") or message.get("reasoning") or ""
-        calls = [_call(call["function"]) for call in message.get("tool_calls") or ()]
-        answer = {"reasoning": reasoning, "text": message.get("content") or "", "calls": calls}
-    except (TypeError, KeyError, IndexError, AttributeError, ValueError):
-        raise GenerationFailed(
-            f"The answer to request {number} is not in the format of OpenAI's chat completions."
-        ) from None
-    return {name: value for name, value in answer.items() if value} or {"text": ""}
-
-
-def _call(function: Mapping[str, Any]) -> Entry:
-    arguments = function.get("arguments") or {}
-    parsed = json.loads(arguments) if isinstance(arguments, str) else arguments
-    if not isinstance(parsed, dict):
-        raise TypeError("the arguments are no object")
-    return {"name": function["name"], "arguments": parsed}
-
-
-def _message(body: Any) -> str:
-    error = body.get("error") if isinstance(body, dict) else None
-    message = error.get("message") if isinstance(error, dict) else None
-    return f": {message[:500]}" if isinstance(message, str) else "."
-
 
 def serve_recorded(
     model: str,
@@ -164,17 +78,15 @@ def secrets_of(settings: Settings) -> list[str]:
 
 MAX_FILE_BYTES = 64 << 20
 
-Body = dict[str, Any]
-"""The body of a request to /v1/chat/completions."""
 
-
-def read_requests(path: Path, model: str) -> list[tuple[Body, GenerateRequest]]:
+def read_requests(path: Path, model: str) -> list[GenerateRequest]:
     """Reads a YAML list or JSON Lines of user texts or of /v1/chat/completions bodies.
 
     Raises BadRequest for a file or an item that is neither.
     """
     try:
         items = _items(path)
+        msgspec.json.encode(items)  # half of a surrogate pair could not be sent
     except OSError as error:
         raise BadRequest(f"{path.name} can't be read: {public_message(error)}.") from None
     except (ValueError, RecursionError, yaml.YAMLError) as error:
@@ -195,11 +107,11 @@ def _items(path: Path) -> Any:
     return yaml.safe_load(text) or []
 
 
-def _requests(items: Iterable[Any], model: str) -> Iterator[tuple[Body, GenerateRequest]]:
+def _requests(items: Iterable[Any], model: str) -> Iterator[GenerateRequest]:
     for i, item in enumerate(items):
         body = {"messages": [{"role": "user", "content": item}]} if isinstance(item, str) else item
         try:
-            yield body, to_request(ChatBody.model_validate({**body, "model": model}))
+            yield to_request(ChatBody.model_validate({**body, "model": model}))
         except ValidationError as error:
             problem = validation_error(error, body)
             raise BadRequest(f"Request {i + 1}: {problem.message}", param=problem.param) from None
@@ -207,21 +119,6 @@ def _requests(items: Iterable[Any], model: str) -> Iterator[tuple[Body, Generate
             raise BadRequest(
                 f"Request {i + 1} must be a text or a body of /v1/chat/completions."
             ) from None
-
-
-def record_upstream(
-    server: RecordedServer,
-    requests: list[tuple[Body, GenerateRequest]],
-    on_entry: Callable[[Entry], None],
-) -> list[Entry]:
-    """Records another server, like `record`. Entries have the answers in words, for any family."""
-    entries: list[Entry] = []
-    answers = server.answers(body for body, _ in requests)
-    for answer, (_, request) in zip(answers, requests, strict=True):
-        entry = {**conditions(request.prompts[0]), "answer": answer}
-        entries.append(without_keys(entry, [server.key or ""]))
-        on_entry(entries[-1])
-    return entries
 
 
 def record_model(
@@ -356,8 +253,8 @@ def record(
     Without --requests this server starts, with all its endpoints. It passes on what an app asks of
     MODEL, and adds each answer to the transcript as the app gets it, until Ctrl-C.
 
-    A model of models.yaml that another server has is recorded as the endpoints give its answers:
-    read, repaired and asked for again. With --upstream answers are recorded as they come.
+    A model that another server has is recorded as the endpoints give its answers: read, repaired
+    and asked for again.
 
     A request is a text or a body of /v1/chat/completions. To serve the transcript, set `source:
     replay:answers.yaml` and a `family:` in models.yaml: the model's, or any for the answers of an
@@ -394,19 +291,11 @@ def _save(text: str, output: Path) -> None:
 def _transcript(
     model: str, requests: Path, config: Path | None, upstream: str | None, api_key_env: str | None
 ) -> str:
-    if upstream is not None:
-        server = _server(upstream, model, api_key_env)
-        return written(record_upstream(server, read_requests(requests, model), _show))
-    spec = spec_named(config, model)
-    asked = [request for _, request in read_requests(requests, spec.id)]
-    return written(record_model(spec, asked, _show))
-
-
-def _server(url: str, model: str, api_key_env: str | None) -> RecordedServer:
-    key = os.environ.get(api_key_env) if api_key_env else None
-    if api_key_env and not key:
-        raise SettingsError(f"The environment variable {api_key_env} has no key. Set it first.")
-    return RecordedServer(url, model, key)
+    if upstream is None:
+        spec = spec_named(config, model)
+    else:
+        spec = model_spec(model, upstream_model(model, upstream, api_key_env))
+    return written(record_model(spec, read_requests(requests, spec.id), _show))
 
 
 def _show(entry: dict[str, Any]) -> None:

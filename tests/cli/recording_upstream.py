@@ -16,7 +16,7 @@ CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{
 MESSAGES: dict[str, dict[str, Any]] = {
     "call it": {"content": None, "reasoning_content": "Hm.", "tool_calls": [CALL]},
     "say it": {"content": "It is sk-abcdefghijklmnopqrst.", "reasoning": "Well."},
-    "break it": {"tool_calls": [{"function": {"name": "f", "arguments": "{"}}]},
+    "break it": {"content": 5},
     f"my key is {KEY}": {"content": f"{KEY}?"},
 }
 

@@ -15,7 +15,6 @@ from mlx_server.families import family_named
 from mlx_server.messages import Conversation, Message
 from mlx_server.sources.transcript import read_transcript
 from tests.cli.recording_upstream import KEY, Upstream, record
-from tests.cli.running import NO_URLS
 from tests.families.goldens import tokenizer_of
 from tests.upstream.playing import KEY as UPSTREAM_KEY
 from tests.upstream.playing import KEY_VARIABLE
@@ -45,7 +44,7 @@ def test_a_key_that_is_not_set_is_named(
         if value is not None:
             monkeypatch.setenv("NO_SUCH_KEY", value)
         result = record(folder, upstream, ["call it"], "--api-key-env", "NO_SUCH_KEY")
-        assert isinstance(result.exception, SettingsError)
+        assert isinstance(result.exception, ServerError)
         assert "NO_SUCH_KEY" in result.exception.message
     assert not Upstream.asked
 
@@ -90,6 +89,7 @@ def test_a_file_that_can_not_be_read_or_written_is_named_before_anything_is_aske
         ("asked.ndjson", b'"say it"\nsay it\n'),
         ("asked.jsonl", b"[" * 200_000),
         ("asked.jsonl", b"9" * 5000),
+        ("asked.jsonl", b'"say it \\ud800"\r\n'),
         ("asked.yaml", bytes(range(256))),
     ],
 )
@@ -109,14 +109,6 @@ def test_lines_of_json_are_requests_too(folder: Path, upstream: str) -> None:
     (folder / "asked.jsonl").write_bytes("\r\n".join(lines).encode())
     result = recorded("--upstream", upstream, "--requests", "asked.jsonl")
     assert [entry["match"] for entry in yaml.safe_load(result.stdout)] == ["say it", "call it"]
-
-
-@pytest.mark.parametrize("mark", [b"\xef\xbb\xbf", b""])
-def test_half_a_surrogate_pair_is_passed_on(folder: Path, upstream: str, mark: bytes) -> None:
-    (folder / "asked.jsonl").write_bytes(mark + b'"say it \\ud800"\r\n')
-    result = recorded("--upstream", upstream, "--requests", "asked.jsonl")
-    assert not isinstance(result.exception, UnicodeError)
-    assert Upstream.asked[0][1]["messages"][0]["content"] == "say it \ud800"
 
 
 def test_a_file_that_can_not_be_read_is_named(folder: Path, upstream: str) -> None:
@@ -163,10 +155,9 @@ def test_a_recording_plays_in_any_family(
     options = ("--api-key-env", "THEIR_KEY")
     result = record(tmp_path, upstream, [body, "say it", f"my key is {KEY}"], *options)
     assert result.exit_code == 0, result.output
-    assert Upstream.asked[0] == (
-        f"Bearer {KEY}",
-        {**body, "model": "their/model", "stream": False},
-    )
+    sent_key, sent = Upstream.asked[0]
+    assert sent_key == f"Bearer {KEY}"
+    assert {**sent, **body, "model": "their/model"} == sent
     text = (tmp_path / "said.yaml").read_text()
     assert KEY not in text + result.output
     assert "sk-" not in text
@@ -229,30 +220,15 @@ def test_what_can_not_be_recorded(
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ("nobody knows", r"refused request 2 \(HTTP 404\): No\."),
-        ("never end", "The answer to request 2 is larger than 8 MiB"),
-        ("break it", "The answer to request 2 is not in the format"),
+        ("nobody knows", r"does not know the model or the route \(status 404\)"),
+        ("never end", "sent a body that is too long"),
+        ("break it", "sent a `content` that is not text"),
     ],
 )
 def test_an_upstream_that_fails_is_named(
     tmp_path: Path, upstream: str, asked: str, message: str
 ) -> None:
-    result = record(tmp_path, upstream, ["call it", asked])
+    result = record(tmp_path, upstream, ["say it", asked])
     assert isinstance(result.exception, ServerError)
     with pytest.raises(ServerError, match=message):
         raise result.exception
-
-
-@pytest.mark.parametrize("url", ["http://127.0.0.1:1/v1", "http://[::1]:1"])
-def test_an_upstream_that_is_not_there_is_named(tmp_path: Path, url: str) -> None:
-    result = record(tmp_path, url, ["call it"])
-    assert isinstance(result.exception, ServerError)
-    assert "at --upstream did not answer request 1" in result.exception.message
-
-
-@pytest.mark.parametrize("url", NO_URLS)
-def test_what_is_no_url_is_named(tmp_path: Path, url: str) -> None:
-    result = record(tmp_path, url, ["call it"])
-    assert isinstance(result.exception, SettingsError)
-    assert result.exception.message.startswith("The URL after --upstream should be one like http")
-    assert "hunter2" not in result.exception.message
