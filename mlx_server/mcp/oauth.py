@@ -6,12 +6,10 @@ import dataclasses
 import hmac
 import os
 import stat
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Callable
+from contextlib import closing, suppress
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -40,7 +38,8 @@ HOST, PATH = "127.0.0.1", "/callback"
 LOGIN_SECONDS = 600.0
 """How long a login waits for the owner to finish it in the browser."""
 
-Fields = dict[str, str]
+REQUEST_SECONDS = 10.0
+
 Flow = AsyncGenerator[httpx2.Request, httpx2.Response]
 Show = Callable[[str], object]
 """Shows the owner the URL of the authorization server's page."""
@@ -86,22 +85,20 @@ class SavedLogin(msgspec.Struct, frozen=True):
     tokens: dict[str, Any]
     client: dict[str, Any]
     """The registration with the authorization server, and which one that is."""
-    wanted_scope: str | None = None
-    """A scope that the server required and the tokens lack. The next login requests it."""
 
 
 class LoginFile(TokenMemory):
-    """A private file, which is replaced as a whole when there are new tokens."""
+    """A private file, which is replaced as a whole when there are new tokens. The tokens' scope
+    also has what the server has required since: the next login requests all of it."""
 
     def __init__(self, path: Path, url: str) -> None:
         super().__init__()
-        self.wanted_scope: str | None = None
         self._path = path
         self._url = url
 
     async def set_tokens(self, tokens: OAuthToken) -> None:
         self.tokens = tokens
-        await asyncio.to_thread(self.save)
+        await asyncio.to_thread(self._save)
 
     def load(self) -> None:
         """Reads the file. Without one, or with tokens for another server, there are no tokens.
@@ -112,7 +109,6 @@ class LoginFile(TokenMemory):
             if login.url == self._url:
                 self.tokens = OAuthToken.model_validate(login.tokens)
                 self.client = OAuthClientInformationFull.model_validate(login.client)
-                self.wanted_scope = login.wanted_scope
         except FileNotFoundError:
             pass
         except OSError as error:
@@ -120,8 +116,8 @@ class LoginFile(TokenMemory):
         except ValueError:
             raise self._unusable("is damaged: log in again.") from None
 
-    def save(self) -> None:
-        login = SavedLogin(self._url, _json(self.tokens), _json(self.client), self.wanted_scope)
+    def _save(self) -> None:
+        login = SavedLogin(self._url, _json(self.tokens), _json(self.client))
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         replace_private(self._path, msgspec.json.encode(login))
 
@@ -205,11 +201,11 @@ class OwnersTokens(SharedProvider):
             raise LoginNeeded(self._name, "The connector needs a login.")
 
     async def _step_up(self, response: httpx2.Response) -> None:
-        scope = extract_field_from_www_auth(response, "scope")
         async with self.context.lock:
-            if scope and scope != self._file.wanted_scope:
-                self._file.wanted_scope = cut(scope, SCOPE_CHARACTERS)
-                await asyncio.to_thread(self._file.save)
+            if tokens := self._file.tokens:
+                scope = extract_field_from_www_auth(response, "scope")
+                scopes = union_scopes(tokens.scope, scope and cut(scope, SCOPE_CHARACTERS))
+                await self._file.set_tokens(tokens.model_copy(update={"scope": scopes}))
         raise LoginNeeded(self._name, "The connector's login does not allow that.")
 
     async def _perform_authorization(self) -> httpx2.Request:
@@ -243,20 +239,18 @@ def client_metadata(redirect: str | None = None) -> OAuthClientMetadata:
 
 
 class LoginProvider(OAuthClientProvider):
-    """Requests the scopes that the server requires, and any that it has missed since the last
-    login."""
+    """Requests the scopes of the login before, and those that the server requires."""
 
-    def __init__(self, url: str, file: LoginFile, redirect: "Redirect", show: Show) -> None:
-        self._file, self._redirect, self._show = file, redirect, show
+    def __init__(
+        self, url: str, file: LoginFile, scope: str | None, redirect: "Redirect", show: Show
+    ) -> None:
+        self._scope, self._redirect, self._show = scope, redirect, show
         metadata = client_metadata(redirect.url)
         super().__init__(url, metadata, file, self._open, redirect.result)
 
     async def _perform_authorization_code_grant(self) -> tuple[str, str]:
         context = self.context
-        context.client_metadata.scope = union_scopes(
-            context.client_metadata.scope, self._file.wanted_scope
-        )
-        self._file.wanted_scope = None
+        context.client_metadata.scope = union_scopes(context.client_metadata.scope, self._scope)
         if context.client_info and context.oauth_metadata and not context.client_info.issuer:
             # no other authorization server gets the refresh token
             context.client_info.issuer = str(context.oauth_metadata.issuer)
@@ -288,9 +282,11 @@ async def log_in(
     file = LoginFile(login.file, url)
     with suppress(McpError):
         await asyncio.to_thread(file.load)
+    scope = file.tokens.scope if file.tokens else None
     file.tokens, file.client = None, registered(client) if client else None
-    async with redirect_server(port) as redirect:
-        provider = LoginProvider(url, file, redirect, show)
+    redirect = Redirect()
+    with closing(await redirect.listen(port)):
+        provider = LoginProvider(url, file, scope, redirect, show)
         session = Session(
             partial(http_transport, url, {}, allow_private=allow_private, auth=provider)
         )
@@ -314,22 +310,22 @@ def registered(client: ClientCredentials) -> OAuthClientInformationFull:
     return OAuthClientInformationFull.model_validate(fields)
 
 
-class Redirect(ThreadingHTTPServer):
-    """An HTTP server on this machine to which the authorization server redirects the browser. It
-    waits for the redirect that has the `state` of the login; other requests are refused."""
+class Redirect:
+    """Waits on this machine for the browser, which the authorization server redirects here with the
+    `state` of the login; other requests are refused."""
 
-    daemon_threads = True
+    def __init__(self) -> None:
+        self.url = self.state = ""
+        self._fields: asyncio.Future[dict[str, str]] = asyncio.get_running_loop().create_future()
 
-    def __init__(self, port: int) -> None:
-        super().__init__((HOST, port), RedirectPage)
-        self.state = ""
-        self.url = f"http://{HOST}:{self.server_address[1]}{PATH}"
-        self.loop = asyncio.get_running_loop()
-        self._fields: asyncio.Future[Fields] = self.loop.create_future()
-
-    def finish(self, fields: Fields) -> None:
-        if not self._fields.done():
-            self._fields.set_result(fields)
+    async def listen(self, port: int) -> asyncio.Server:
+        """Listens on the port, or on any free one for 0. Raises LoginFailed if it is in use."""
+        try:
+            server = await asyncio.start_server(self._answer, HOST, port)
+        except OSError as error:
+            raise LoginFailed(f"The port {port} can't be listened on: {error.strerror}.") from None
+        self.url = f"http://{HOST}:{server.sockets[0].getsockname()[1]}{PATH}"
+        return server
 
     async def result(self) -> AuthorizationCodeResult:
         """The authorization code of the redirect. Raises LoginFailed for an error, and if no
@@ -351,44 +347,32 @@ class Redirect(ThreadingHTTPServer):
             code=fields["code"], state=fields["state"], iss=fields.get("iss")
         )
 
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with closing(writer), suppress(OSError, ValueError):  # ValueError: a line without end
+            async with asyncio.timeout(REQUEST_SECONDS):
+                request = (await reader.readline()).decode("latin-1")
+                while (await reader.readline()).strip():  # the headers
+                    pass
+                if self._finish(request):
+                    reply = "200 OK", "mlx-server has the answer. You can close this page."
+                else:
+                    reply = "400 Bad Request", "This is not the answer to a login that waits here."
+                writer.write(PAGE.format(*reply).encode())
+                await writer.drain()
 
-class RedirectPage(BaseHTTPRequestHandler):
-    server: Redirect
-    timeout = 10.0
-
-    def do_GET(self) -> None:
-        path, _, query = self.path.partition("?")
+    def _finish(self, request: str) -> bool:
+        """Whether the request is the redirect of this login."""
+        place, _, query = request.partition(" HTTP/")[0].partition("?")
         fields = {name: values[0] for name, values in parse_qs(query).items()}
-        state, sent = self.server.state.encode(), fields.get("state", "").encode()
-        if path != PATH:
-            self._reply(404, "There is nothing here.")
-        elif not (state and hmac.compare_digest(sent, state)):
-            self._reply(400, "This is not the answer to a login that waits here.")
-        else:
-            self._reply(200, "mlx-server has the answer. You can close this page.")
-            self.server.loop.call_soon_threadsafe(self.server.finish, fields)
-
-    def _reply(self, status: int, text: str) -> None:
-        self.send_response(status)
-        self.send_header("content-type", "text/plain; charset=utf-8")
-        self.send_header("referrer-policy", "no-referrer")
-        self.end_headers()
-        self.wfile.write(text.encode())
-
-    def log_message(self, *arguments: object) -> None: ...
+        state, sent = self.state.encode(), fields.get("state", "").encode()
+        if place != f"GET {PATH}" or not (state and hmac.compare_digest(sent, state)):
+            return False
+        if not self._fields.done():
+            self._fields.set_result(fields)
+        return True
 
 
-@asynccontextmanager
-async def redirect_server(port: int) -> AsyncIterator[Redirect]:
-    """Listens on the port, or on any free one for 0, until the block is left. Raises LoginFailed if
-    the port is in use."""
-    try:
-        server = Redirect(port)
-    except OSError as error:
-        raise LoginFailed(f"The port {port} can't be listened on: {error.strerror}.") from None
-    with server:
-        Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-        try:
-            yield server
-        finally:
-            await asyncio.to_thread(server.shutdown)
+PAGE = (
+    "HTTP/1.1 {}\r\nContent-Type: text/plain; charset=utf-8\r\nReferrer-Policy: no-referrer\r\n"
+    "Connection: close\r\n\r\n{}"
+)
