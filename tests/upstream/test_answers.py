@@ -15,7 +15,7 @@ from mlx_server.messages import Tool
 from mlx_server.parsers.parse_context import ParseContext, TextParser
 from mlx_server.upstream import connection
 from mlx_server.upstream.pieces import MAX_TOKENS, UpstreamUsage, usage_of
-from mlx_server.upstream.text_families import LeakedFormatParser
+from mlx_server.upstream.text_families import HarmonyDetector
 from tests.upstream.playing import (
     SSE,
     USAGE,
