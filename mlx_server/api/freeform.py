@@ -12,9 +12,7 @@ from pydantic import Field
 
 from mlx_server import limits
 from mlx_server.api.fields import WireModel
-from mlx_server.errors import InvalidGrammar
 from mlx_server.grammars import patterns
-from mlx_server.grammars.lark_regex import NotRegular, regex_of
 from mlx_server.messages import Tool
 
 INPUT = "input"
@@ -34,35 +32,22 @@ SYNTAX = {"lark": "Lark grammar", "regex": "regular expression"}
 
 
 def freeform_tool(name: str, description: str | None, grammar: TextGrammar | None) -> Tool:
-    """The function for a tool that takes free text, which may have to follow a grammar. Raises
-    InvalidGrammar."""
-    pattern = _pattern_of(grammar) if grammar else None
+    """The function for a tool that takes free text. A regular expression is held while the model
+    writes the text, as the `pattern` of a JSON string; a grammar in Lark is described alone."""
+    is_held = grammar is not None and grammar.syntax == "regex"
     about = "The text for the tool, as one string."
     if grammar:
         about += f" It must match this {SYNTAX[grammar.syntax]}:\n{grammar.definition}"
-    text = {"type": "string", "description": about, **({"pattern": pattern} if pattern else {})}
+    text = {"type": "string", "description": about}
+    if grammar and is_held:
+        text["pattern"] = f"^(?:{patterns.unanchored(grammar.definition)})$"
     schema = {"type": "object", "properties": {INPUT: text}, "required": [INPUT]}
     return Tool(
         name,
         description,
         {**schema, "additionalProperties": False},
-        unenforced=("format",) if grammar and pattern is None else (),
+        unenforced=("format",) if grammar and not is_held else (),
     )
-
-
-def _pattern_of(grammar: TextGrammar) -> str | None:
-    """The grammar as the `pattern` of a JSON schema, to which texts within JSON are held; None for
-    one that no regular expression can say. Raises InvalidGrammar."""
-    expression = patterns.unanchored(grammar.definition)
-    if grammar.syntax == "lark":
-        try:
-            expression = regex_of(grammar.definition)
-        except NotRegular:
-            return None
-        except InvalidGrammar as error:
-            error.param = "tools"
-            raise
-    return f"^(?:{expression})$"
 
 
 def arguments_of_text(text: str) -> str:
