@@ -1,9 +1,9 @@
 """Transcripts: the recorded raw output that a replay model plays.
 
-A transcript is a YAML or JSON list, or JSON Lines. Every entry holds raw output as a model writes
-it, including special tokens. Entries with conditions answer the requests that meet them; the others
-answer the remaining requests in order, starting again after the last. Every mistake in the file is
-reported with its line and how to fix it.
+A transcript is a YAML list, as which JSON is read too, or JSON Lines. Every entry holds raw output
+as a model writes it, including special tokens. Entries with conditions answer the requests that
+meet them; the others answer the remaining requests in order, starting again after the last. Every
+mistake in the file is reported with its line and how to fix it.
 """
 
 import difflib
@@ -247,8 +247,9 @@ class _Malformed(Exception):
 
 def read_file(path: Path, vocabulary: int | None = None) -> TranscriptFile:
     """vocabulary: the number of token ids, which those in the file must be below; None: any."""
+    entries = _json_lines if path.suffix in (".jsonl", ".ndjson") else _yaml_list
     try:
-        return _checked(path.name, list(_placed(path, _content(path))), vocabulary)
+        return _checked(path.name, list(entries(_content(path))), vocabulary)
     except _Malformed as error:
         return TranscriptFile(problems=[f"{path.name}:{error.line}: {error}"])
 
@@ -284,17 +285,8 @@ def _content(path: Path) -> str:
         raise _Malformed(line, "this is not UTF-8: save the file as UTF-8") from None
 
 
-def _placed(path: Path, text: str) -> Iterator[tuple[int, Any]]:
-    """Each entry as plain data, with its line."""
-    if path.suffix in (".jsonl", ".ndjson"):
-        yield from _json_lines(text)
-    elif path.suffix == ".json":
-        yield from _json_list(text)
-    else:
-        yield from _yaml_list(text)
-
-
 def _json_lines(text: str) -> Iterator[tuple[int, Any]]:
+    """Each entry as plain data, with its line."""
     # splitlines() would also split at characters that a JSON string may contain
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
@@ -302,28 +294,6 @@ def _json_lines(text: str) -> Iterator[tuple[int, Any]]:
                 yield number, json.loads(line)
             except (ValueError, RecursionError) as error:
                 raise _Malformed(number, f"this is not JSON: {_of_json(error)}") from None
-
-
-def _json_list(text: str) -> Iterator[tuple[int, Any]]:
-    try:
-        whole = json.loads(text) if text.strip() else []
-    except json.JSONDecodeError as error:
-        raise _Malformed(error.lineno, f"this is not JSON: {_of_json(error)}") from None
-    except RecursionError as error:
-        raise _Malformed(1, f"this is not JSON: {_of_json(error)}") from None
-    at = text.find("[") + 1
-    decoder = json.JSONDecoder()
-    for item in _listed(whole):
-        at = _past(text, at)
-        yield text.count("\n", 0, at) + 1, item
-        _, at = decoder.raw_decode(text, at)
-
-
-def _past(text: str, at: int) -> int:
-    """The place of the next item, past white space and a comma."""
-    while text[at] in " \t\r\n,":
-        at += 1
-    return at
 
 
 def _of_json(error: Exception) -> str:
