@@ -1,9 +1,8 @@
-"""Model types: those of the installed mlx-lm, with their defaults, and encoders.
+"""Model types: those of the installed mlx-lm, and encoders.
 
-mlx-lm's source code is read without an import, since only the engine process may load MLX. Defaults
-are read from transformers too, because it omits them when it writes config.json. Encoders, whose
-tokens see the whole text at once, make embeddings of texts or rank them; mlx-lm has none, and the
-worker's own are in `worker/encoders.py`.
+mlx-lm's source code is read without an import, since only the engine process may load MLX.
+Encoders, whose tokens see the whole text at once, make embeddings of texts or rank them; mlx-lm has
+none, and the worker's own are in `worker/encoders.py`.
 """
 
 import ast
@@ -14,10 +13,6 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
-
-LEAST_DEFAULT = 8192
-"""Lower defaults, in tokens, are ignored: they date from a class's first version and apply to no
-checkpoint that omits its context length."""
 
 CONTEXT = (
     "max_position_embeddings",
@@ -50,7 +45,7 @@ def module_of(config: Mapping[str, Any]) -> str | None:
     if not isinstance(name, str) or not re.fullmatch(r"[\w.-]+", name):
         return None
     remapped = _remapped(config, name)
-    return remapped if (_models() / f"{remapped}.py").is_file() else None
+    return remapped if (_mlx_lm() / "models" / f"{remapped}.py").is_file() else None
 
 
 def why_unknown(config: Mapping[str, Any]) -> str | None:
@@ -73,36 +68,12 @@ def why_unknown(config: Mapping[str, Any]) -> str | None:
     )
 
 
-def default_context(config: Mapping[str, Any]) -> int | None:
-    """The context length that applies if config.json has none; None if it is unknown."""
-    known = [
-        *(found for module in _modules(config) for found in _mlx_lm_defaults(module)),
-        *(found for name in _types(config) for found in _transformers_defaults(name)),
-    ]
-    return max((found for found in known if found >= LEAST_DEFAULT), default=None)
-
-
 def texts(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """The config, followed by the configs of text models nested in it."""
     yield config
     for name in TEXT:
         if isinstance(nested := config.get(name), dict):
             yield from texts(nested)
-
-
-def _types(config: Mapping[str, Any]) -> list[str]:
-    """Model types of the text model, the innermost one, as its configuration class may have it."""
-    named = [part.get("model_type") for part in texts(config)]
-    return [
-        found for name in named[-1:] if isinstance(name, str) for found in (name, f"{name}_text")
-    ]
-
-
-def _modules(config: Mapping[str, Any]) -> set[str]:
-    """Modules of mlx-lm that may have the text model's defaults, which some import from others."""
-    named = {module for part in texts(config) if (module := module_of(part))}
-    plain = {name.removesuffix("_moe") for name in named}
-    return {name for stem in named | plain for name in (stem, f"{stem}_text")}
 
 
 def _remapped(config: Mapping[str, Any], name: str) -> str:
@@ -113,16 +84,12 @@ def _remapped(config: Mapping[str, Any], name: str) -> str:
     return str({**SAME, **_table("MODEL_REMAPPING")}.get(name, name))
 
 
-@lru_cache(maxsize=2)
-def _package(name: Literal["mlx_lm", "transformers"]) -> Path:
-    spec = find_spec(name)
+@lru_cache(maxsize=1)
+def _mlx_lm() -> Path:
+    spec = find_spec("mlx_lm")
     assert spec is not None
     assert spec.origin is not None
     return Path(spec.origin).parent
-
-
-def _models() -> Path:
-    return _package("mlx_lm") / "models"
 
 
 @lru_cache(maxsize=2)
@@ -130,52 +97,11 @@ def _table(
     name: Literal["MODEL_ARCHITECTURE_REMAPPING", "MODEL_REMAPPING"],
 ) -> dict[Any, Any]:
     """A dict that mlx-lm's utils.py defines."""
-    for node in _parsed(_package("mlx_lm") / "utils.py").body:
+    for node in ast.parse((_mlx_lm() / "utils.py").read_text("utf-8")).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
             table: dict[Any, Any] = ast.literal_eval(node.value)
             return table
     return {}
-
-
-@lru_cache(maxsize=64)
-def _mlx_lm_defaults(module: str) -> list[int]:
-    file = _models() / f"{module}.py"
-    return list(_defaults(file)) if file.is_file() else []
-
-
-@lru_cache(maxsize=64)
-def _transformers_defaults(model_type: str) -> list[int]:
-    """Defaults of the configuration class that has this model type."""
-    folder = _package("transformers") / "models"
-    stems = {model_type, model_type.removesuffix("_text"), model_type.removesuffix("_moe_text")}
-    files = [file for stem in stems for file in (folder / stem).glob("configuration_*.py")]
-    return [found for file in files for found in _defaults(file, model_type)]
-
-
-def _defaults(file: Path, model_type: str | None = None) -> Iterator[int]:
-    for node in _parsed(file).body:
-        if isinstance(node, ast.ClassDef):
-            values = dict(_assigned(node))
-            if model_type is None or values.get("model_type") == model_type:
-                yield from (v for name in CONTEXT if type(v := values.get(name)) is int)
-
-
-def _assigned(node: ast.ClassDef) -> Iterator[tuple[str, Any]]:
-    """Constants that a class assigns in its body or, in older ones, as defaults of `__init__`."""
-    for line in node.body:
-        match line:
-            case ast.AnnAssign(target=ast.Name(id=name), value=ast.Constant(value=value)):
-                yield name, value
-            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Constant(value=value)):
-                yield name, value
-            case ast.FunctionDef(name="__init__", args=args):
-                for arg, default in zip(args.args[::-1], args.defaults[::-1], strict=False):
-                    if isinstance(default, ast.Constant):
-                        yield arg.arg, default.value
-
-
-def _parsed(file: Path) -> ast.Module:
-    return ast.parse(file.read_text("utf-8"), str(file))
 
 
 Architecture = Literal["bert", "roberta", "modernbert"]

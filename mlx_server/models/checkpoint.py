@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, TypeGuard, cast
 
 from mlx_server.errors import ModelUnusable, public_message
-from mlx_server.models.architectures import CONTEXT, context_of, default_context, is_encoder, texts
+from mlx_server.models.architectures import CONTEXT, context_of, is_encoder, texts
 from mlx_server.models.embedder import Embedder, read_embedder
 from mlx_server.models.files import existing, read_json, read_optional_json, read_own
 from mlx_server.models.special_tokens import read_special_tokens
@@ -178,22 +178,18 @@ def read_checkpoint(
 
 
 def _context_length(config: dict[str, Any]) -> int:
-    """The context length of config.json, else the architecture's default, else a high guess."""
+    """The context length of config.json, else a high guess."""
     if is_encoder(config):
         return context_of(config)
     own = [found for part in texts(config) for found in _contexts(part)]
     if own:
         return own[0]
-    found, source = default_context(config), "the default of its architecture"
-    if found is None:
-        found, source = FALLBACK_CONTEXT, "a guess"
     log.warning(
-        "config.json does not give the model's context length: using %d tokens, %s. If that is "
-        "wrong, set `context_length` in models.yaml.",
-        found,
-        source,
+        "config.json does not give the model's context length: using %d tokens, a guess. If that "
+        "is wrong, set `context_length` in models.yaml.",
+        FALLBACK_CONTEXT,
     )
-    return found
+    return FALLBACK_CONTEXT
 
 
 def _contexts(config: Mapping[str, Any]) -> Iterator[int]:
