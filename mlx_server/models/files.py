@@ -136,7 +136,6 @@ MOST_BYTES: Mapping[str, int] = {
     "special_tokens_map.json": 4 << 20,
     "added_tokens.json": 4 << 20,
     "tokenizer.json": limits.TOKENIZER_BYTES,
-    "tokenizer.model": 64 << 20,
     "tiktoken.model": 64 << 20,
     "chat_template.jinja": 1 << 20,
     "chat_template.json": 1 << 20,

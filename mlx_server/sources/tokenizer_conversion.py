@@ -5,12 +5,11 @@ MEMORY_BYTES LIFELINE`, because the library blocks every thread meanwhile.
 import os
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import tokenizers
 from tokenizers import AddedToken
 
 from mlx_server.errors import ServerError
@@ -23,18 +22,9 @@ from mlx_server.system.files import read_regular
 OWN = "tokenizer.json"
 
 
-def _of_sentencepiece(file: Path, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
-    # few models need it, and it takes long to import
-    from mlx_server.models.sentencepiece_model import sentencepiece_tokenizer
+TIKTOKEN = "tiktoken.model"
 
-    return sentencepiece_tokenizer(file, config)
-
-
-MADE_FROM: dict[str, Callable[[Path, Mapping[str, Any]], tokenizers.Tokenizer]] = {
-    "tiktoken.model": kimi_tokenizer,
-    "tokenizer.model": _of_sentencepiece,
-}
-TOKENIZERS = (OWN, *MADE_FROM)
+TOKENIZERS = (OWN, TIKTOKEN)
 """Names of tokenizer files; the first that exists is used."""
 
 
@@ -83,7 +73,7 @@ def completed(content: bytes, special: SpecialTokens) -> bytes | None:
 
 
 def _converted(source: Path, config: Mapping[str, Any], special: SpecialTokens) -> bytes:
-    made = MADE_FROM[source.name](source, config)
+    made = kimi_tokenizer(source, config)
     own = made.get_added_tokens_decoder()
     present = {token.content for token in own.values()}
     further = [t for t in special.missing_from(own) if t.content not in present]
