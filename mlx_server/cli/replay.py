@@ -42,6 +42,7 @@ from mlx_server.request_threads import in_thread
 from mlx_server.requests import GenerateRequest
 from mlx_server.system.files import own_path
 
+
 def serve_recorded(
     model: str,
     output: Path,

@@ -9,7 +9,7 @@ from mlx_server import limits
 from mlx_server.engine.messages import Embed, Embedded
 from mlx_server.errors import BadRequest, ContextTooLong
 from mlx_server.generation.plan import prepared_for
-from mlx_server.models.embedder import Embedder
+from mlx_server.models.checkpoint import Embedder
 from mlx_server.pool.lease import MemoryDemand
 from mlx_server.pool.models import LoadedModel
 from mlx_server.pool.pool import Pool

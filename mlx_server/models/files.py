@@ -14,6 +14,7 @@ import re
 import struct
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import chain, islice
@@ -128,6 +129,10 @@ def existing(path: Path) -> Path:
 
 WEIGHTS = "model*.safetensors"
 
+OWN = "tokenizer.json"
+TOKENIZERS = (OWN, "tiktoken.model")
+"""Names of tokenizer files; the first that exists is used."""
+
 MOST_BYTES: Mapping[str, int] = {
     "config.json": 4 << 20,
     "generation_config.json": 1 << 20,
@@ -235,6 +240,62 @@ def _check_file(path: Path, folder: Path) -> None:
         raise unusable("is not a file. Download the model again")
     if name in MOST_BYTES and path.stat().st_size > MOST_BYTES[name]:
         raise unusable(f"is larger than {MOST_BYTES[name]:,} bytes. Download the model again")
+
+
+SHARD = re.compile(r"(.+)-(\d{1,9})-of-(\d{1,9})\.safetensors")
+WEIGHTS_NAME = re.compile(r"model[^/]*\.safetensors")
+OTHER_WEIGHTS = re.compile(r"(?!adapter).*\.(?:bin|gguf|h5|msgpack|npz|onnx|pth?|safetensors)")
+
+SHOWN = 8
+"""The number of missing files that an error lists by name."""
+
+
+def missing(folder: Path) -> list[str]:
+    return missing_of(path.name for path in folder.glob("*") if path.is_file())
+
+
+def weights_instead(folder: Path) -> str | None:
+    """A file of weights of another format or name, in a folder without others."""
+    names = sorted(path.name for path in folder.glob("*"))
+    if any(map(WEIGHTS_NAME.fullmatch, names)):
+        return None
+    return next(filter(OTHER_WEIGHTS.fullmatch, names), None)
+
+
+def missing_of(names: Iterable[str]) -> list[str]:
+    """Lists the files that a checkpoint with these files lacks.
+
+    Raises ModelUnusable if the names promise too many files of weights.
+    """
+    present = set(names)
+    weights = set(filter(WEIGHTS_NAME.fullmatch, present))
+    shards = filter(None, map(SHARD.fullmatch, weights))
+    series = {(shard[1], len(shard[2]), shard[3]) for shard in shards}
+    most = limits.CHECKPOINT_FILES
+    if max(len(weights), sum(int(count) for _, _, count in series)) > most:
+        raise ModelUnusable(
+            f"The checkpoint names more than {most:,} files of weights. Download the model again."
+        )
+    lacking = [] if "config.json" in present else ["config.json"]
+    lacking += [] if present & set(TOKENIZERS) else ["tokenizer.json"]
+    lacking += _missing_shards(series, weights) if weights else ["model*.safetensors"]
+    more = len(lacking) - SHOWN
+    return lacking if more <= 0 else [*lacking[:SHOWN], f"{more} more files"]
+
+
+def _missing_shards(series: Iterable[tuple[str, int, str]], weights: AbstractSet[str]) -> list[str]:
+    """The files that the numbers of others promise: of the files with one stem, those of the series
+    that lacks the fewest. Further series, and files next to a whole one, are of an older copy.
+
+    series: stem, digits of the number, and count.
+    """
+    lacking = {name.removesuffix(".safetensors"): set[str]() for name in weights}
+    for stem, digits, count in series:
+        first = 0 if f"{stem}-{0:0{digits}}-of-{count}.safetensors" in weights else 1
+        numbers = range(first, first + int(count))
+        names = {f"{stem}-{number:0{digits}}-of-{count}.safetensors" for number in numbers}
+        lacking[stem] = min(names - weights, lacking.get(stem, names), key=len)
+    return sorted(chain(*lacking.values()))
 
 
 SIZES = {

@@ -21,8 +21,14 @@ from mlx_server.families import family_named, family_of, fitted
 from mlx_server.families.base import ModelFamily
 from mlx_server.models.adapter_catalog import AdapterCatalog, AdapterLocation, read_base_shapes
 from mlx_server.models.architectures import is_encoder, is_reranker
-from mlx_server.models.checkpoint import Checkpoint, read_checkpoint
-from mlx_server.models.embedder import Embedder, width_of
+from mlx_server.models.checkpoint import (
+    Checkpoint,
+    Embedder,
+    check_architecture,
+    check_layer_count,
+    read_checkpoint,
+    width_of,
+)
 from mlx_server.models.files import (
     Stamp,
     check_model,
@@ -36,7 +42,6 @@ from mlx_server.prompts.infill import infill_tokens_of
 from mlx_server.repair import ALL_REPAIRS, RepairPolicy
 from mlx_server.requests import SamplingChoices
 from mlx_server.sources.cache import Progress, cache_dir
-from mlx_server.sources.checkpoint_files import check_architecture, check_layer_count
 from mlx_server.sources.replay_checkpoint import replay_checkpoint
 from mlx_server.sources.source import adapter_on_disk, on_disk, resolve, resolve_adapter
 from mlx_server.sources.tokenizer_files import tokenizer_json

@@ -24,25 +24,28 @@ from mlx_server.errors import (
     SettingsError,
     public_message,
 )
-from mlx_server.models.files import check_model
+from mlx_server.models.adapter_config import CONFIG, MLX_WEIGHTS, PEFT_WEIGHTS
+from mlx_server.models.checkpoint import check_architecture
+from mlx_server.models.files import check_model, missing, missing_of, read_json
+from mlx_server.models.tokenizer import read_tokenizer
 from mlx_server.sources.cache import Progress
-from mlx_server.sources.checkpoint_files import (
-    ADAPTER_FILES,
-    NEEDED,
-    NESTED,
-    SMALL,
-    WANTED,
-    check_small_files,
-    missing,
-    missing_of,
-)
 from mlx_server.sources.hub_answers import check_answers
 from mlx_server.sources.kinds import HUB_ID
+from mlx_server.sources.tokenizer_files import tokenizer_json
 
 # The hub client reads this when it is first imported, and so does the engine process.
 os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
 
 log = logging.getLogger("mlx_server.pool")
+
+SMALL = ["*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken"]
+NEEDED = ["*.json", "*.jinja", "*.model", "model*.safetensors"]
+WANTED = [*SMALL, "model*.safetensors"]
+ADAPTER_FILES = [CONFIG, MLX_WEIGHTS, PEFT_WEIGHTS]
+
+NESTED = ["[!1a]*/*", "a[!d]*/*"]
+"""What is not fetched: subfolders hold the model in other formats, and the `*` of a pattern matches
+a "/" too. `1_Pooling` of sentence-transformers and `additional_chat_templates` are exceptions."""
 
 LISTED = 5
 """The number of models or revisions that an error suggests."""
@@ -158,6 +161,13 @@ def _checked(wanted: HubModel) -> tuple[Path, Sequence[Any]]:
     _check_memory(wanted, files)
     _check_disk(wanted, files)
     return folder, files
+
+
+def check_small_files(folder: Path, name: str) -> None:
+    """Raises ModelUnusable if the small files show that the model can't be used."""
+    check_model(folder)
+    check_architecture(read_json(folder / "config.json"), name)
+    read_tokenizer(tokenizer_json(folder))
 
 
 def _announced(

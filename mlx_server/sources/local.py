@@ -11,9 +11,8 @@ from pathlib import Path
 
 from mlx_server.errors import ServerError, public_message
 from mlx_server.families import family_of
-from mlx_server.models.checkpoint import read_checkpoint
+from mlx_server.models.checkpoint import check_architecture, read_checkpoint
 from mlx_server.models.files import weights_bytes
-from mlx_server.sources.checkpoint_files import check_architecture
 from mlx_server.sources.source import resolve
 from mlx_server.sources.tokenizer_files import tokenizer_json
 

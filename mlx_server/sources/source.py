@@ -4,10 +4,10 @@ import os
 from pathlib import Path
 
 from mlx_server.errors import ModelUnusable, SettingsError
-from mlx_server.models.files import check_model, read_json
+from mlx_server.models.checkpoint import check_architecture
+from mlx_server.models.files import check_model, missing, read_json, weights_instead
 from mlx_server.sources import hub
 from mlx_server.sources.cache import Progress
-from mlx_server.sources.checkpoint_files import check_architecture, missing, weights_instead
 from mlx_server.sources.hub import (
     HubModel,
     cached,

@@ -1,5 +1,5 @@
-"""Finds how an upstream's text is parsed: by the family that models.yaml names, or as Harmony, which
-is recognised in any answer that begins with it."""
+"""Finds how an upstream's text is parsed: by the family that models.yaml names, or as Harmony,
+which is recognised in any answer that begins with it."""
 
 from dataclasses import dataclass
 from string import ascii_uppercase

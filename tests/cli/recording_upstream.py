@@ -28,7 +28,11 @@ class Upstream(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.asked.append((self.headers["Authorization"], body))
         message = MESSAGES.get(body["messages"][-1]["content"])
-        found = {"choices": [{"message": message}]} if message else {"error": {"message": "No."}}
+        found = (
+            {"choices": [{"message": message, "finish_reason": "stop"}]}
+            if message
+            else {"error": {"message": "No."}}
+        )
         sent = json.dumps(found).encode()
         if body["messages"][-1]["content"] == "never end":
             self.send_response(200)

@@ -117,9 +117,7 @@ def facts(**changed: object) -> str:
     return json.dumps(own | changed)
 
 
-def test_a_good_host_over_ssh_has_what_this_machine_has(
-    port: int, model: Path, ssh: Path
-) -> None:
+def test_a_good_host_over_ssh_has_what_this_machine_has(port: int, model: Path, ssh: Path) -> None:
     checks = checked(port, RankHost("good", LOOPBACK), big=model)
     assert [check for check in checks if check.status == "fail"] == []
     found = [check.found for check in of_rank(checks, 1)]

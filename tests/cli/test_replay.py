@@ -152,8 +152,10 @@ def test_a_recording_plays_in_any_family(
 ) -> None:
     monkeypatch.setenv("THEIR_KEY", KEY)
     body = {"messages": [{"role": "user", "content": "call it"}], "temperature": 0}
+    tools = [{"type": "function", "function": {"name": "f"}}]
     options = ("--api-key-env", "THEIR_KEY")
-    result = record(tmp_path, upstream, [body, "say it", f"my key is {KEY}"], *options)
+    asked = [{**body, "tools": tools}, "say it", f"my key is {KEY}"]
+    result = record(tmp_path, upstream, asked, *options)
     assert result.exit_code == 0, result.output
     sent_key, sent = Upstream.asked[0]
     assert sent_key == f"Bearer {KEY}"

@@ -20,8 +20,7 @@ from mlx_server.errors import AdapterInvalid, AdapterNotFound, ModelUnusable, Se
 from mlx_server.models.adapter_catalog import AdapterCatalog, BaseModelShapes
 from mlx_server.models.adapter_config import CONFIG, MLX_WEIGHTS
 from mlx_server.models.checkpoint import read_checkpoint
-from mlx_server.models.files import check_model, stamp_of_model, weights_bytes
-from mlx_server.sources.checkpoint_files import missing_of
+from mlx_server.models.files import check_model, missing_of, stamp_of_model, weights_bytes
 from mlx_server.sources.tokenizer_files import tokenizer_json
 from mlx_server.system import descriptors
 from tests.live.server import STOP_SECONDS, LiveServer, end, eventually, launch, serving

@@ -46,6 +46,7 @@ from mlx_server.http.connections import SlowClientGuard, StrictConnection
 from mlx_server.http.web_sockets import ByteBudget
 from mlx_server.mcp.server import Lister, Listing, bound
 from mlx_server.messages import Conversation, Message, Tool
+from mlx_server.models.checkpoint import check_architecture
 from mlx_server.models.files import BadHeader, read_header_of
 from mlx_server.models.tokenizer import Tokenizer
 from mlx_server.prompts.harmony.typescript import SchemaReducer
@@ -56,7 +57,6 @@ from mlx_server.repair.model_json import Malformed, json_text
 from mlx_server.requests import ChoiceFormat, GenerateRequest, McpServer, SamplingParams
 from mlx_server.sandbox import template_child, template_messages
 from mlx_server.sandbox.chat_template import ChatTemplate
-from mlx_server.sources.checkpoint_files import check_architecture
 from mlx_server.store import ItemRecord
 from mlx_server.system import descriptors
 from mlx_server.tool_parsers import source, values

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from mlx_server.errors import ModelUnusable
-from mlx_server.models.embedder import Embedder, read_embedder
+from mlx_server.models.checkpoint import Embedder, read_embedder
 from tests.tiny import tiny_embedder
 
 CONFIG: dict[str, Any] = {"hidden_size": 64}

@@ -10,12 +10,8 @@ import pytest
 import yaml
 from starlette.testclient import TestClient
 
-from mlx_server.events import Event, TextDelta
-from mlx_server.messages import Tool
-from mlx_server.parsers.parse_context import ParseContext, TextParser
 from mlx_server.upstream import connection
 from mlx_server.upstream.pieces import MAX_TOKENS, UpstreamUsage, usage_of
-from mlx_server.upstream.text_families import HarmonyDetector
 from tests.upstream.playing import (
     SSE,
     USAGE,
@@ -174,24 +170,6 @@ def test_the_calls_of_a_whole_message_stand_alone_however_they_are_numbered(
     assert found["calls"] == [PARIS]
     assert found["text"].startswith('{"name": "launch"')
     assert len(found["unmet"]) == 1
-
-
-class CountingParser(TextParser):
-    feeds = 0
-
-    def feed(self, token: int, text: str) -> list[Event]:
-        self.feeds += 1
-        return super().feed(token, text)
-
-
-def test_signs_that_begin_no_delimiter_are_parsed_together() -> None:
-    context = ParseContext(tools=(Tool("f", "", {}),))
-    inner = CountingParser(context)
-    parser = LeakedFormatParser(inner, context, only_harmony=False)
-    events = [*parser.feed(-1, "a" + "< <|" * 1000), *parser.finish(cut=False)]
-    texts = (event.text for event in events if isinstance(event, TextDelta))
-    assert "".join(texts) == "a" + "< <|" * 1000
-    assert inner.feeds < 10
 
 
 def test_usage_that_is_missing_is_estimated_and_reported(
