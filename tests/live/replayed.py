@@ -11,6 +11,7 @@ import pytest
 from openai import OpenAI
 from openai.types.responses import Response
 
+from tests.live.common import Models, common_models
 from tests.live.server import LiveServer, serving
 
 MODEL = "fake"
@@ -23,6 +24,13 @@ ENTRIES: list[dict[str, Any]] = [
     {"match": "regex:too long", "output": "A summary."},
     {"match": "regex:.", "output": "Yes."},
 ]
+
+
+@common_models
+def models(folder: Path, _: object) -> Models:
+    write(folder)
+    models: Models = config()["models"]
+    return models
 
 
 @contextmanager
@@ -38,10 +46,10 @@ def write(folder: Path) -> None:
     (folder / "said.jsonl").write_text(lines, "utf-8")
 
 
-def config(models: Mapping[str, Any] | None = None, **more: Mapping[str, Any]) -> dict[str, Any]:
-    """models: others, next to MODEL."""
-    model = {"source": "replay:said.jsonl", "family": "plain", "preload": True}
-    return {"models": {MODEL: model, **(models or {})}, **more}
+def config(others: Mapping[str, Any] | None = None, **more: Mapping[str, Any]) -> dict[str, Any]:
+    """others: models, next to MODEL."""
+    model = {"source": "replay:said.jsonl", "family": "plain"}
+    return {"models": {MODEL: model, **(others or {})}, **more}
 
 
 def ask(client: OpenAI, text: Any = "poem", **more: Any) -> Any:

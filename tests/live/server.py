@@ -9,8 +9,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Thread
 from typing import IO, Any
 
 import httpx
@@ -44,6 +45,16 @@ class LiveServer:
     process: ServerProcess
     url: str
     log_file: Path
+    printed: list[str] = field(default_factory=list)
+    """Lines on its standard output after the one that names its address. They are read all the
+    time, since a full pipe would make the server wait."""
+
+    def __post_init__(self) -> None:
+        Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        with suppress(ValueError):  # it is closed with its server
+            self.printed.extend(_stdout(self.process))
 
     @property
     def port(self) -> int:
@@ -90,11 +101,12 @@ class LiveServer:
         assert found, f"no {name} among the metrics"
         return float(found[1])
 
-    def counted(self, name: str) -> float:
-        """A counter with labels, which is there once it has counted."""
+    def counted(self, name: str, model: str = "") -> float:
+        """A counter with labels, which is there once it has counted; of one model, if any."""
         with self.http() as http:
             exposition = http.get("/metrics").text
-        found = re.findall(rf"^{name}(?:{{[^}}]*}})? (\S+)$", exposition, re.MULTILINE)
+        labels = rf'{{[^}}]*model="{model}"[^}}]*}}' if model else r"(?:{[^}]*})?"
+        found = re.findall(rf"^{name}{labels} (\S+)$", exposition, re.MULTILINE)
         return sum(map(float, found))
 
     def idle(self) -> bool:

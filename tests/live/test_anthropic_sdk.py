@@ -10,13 +10,11 @@ from anthropic import Anthropic, beta_tool
 from anthropic.types import Message, MessageParam
 from pydantic import BaseModel
 
-from tests.live.server import TINY, LiveServer, serving
+from tests.live.common import Models, common_models, transcript
+from tests.live.server import TINY, LiveServer
 
-FAKE, SMALL = "fake", "small"
-KEY = "mine"
-CONTEXT = 400
+FAKE = "runs-tools"
 THINKING = "<think>\nI should look it up.\n</think>\n\n"
-LONG_THOUGHT = f"<think>\n{'Let me see. ' * 40}\n</think>\n\nYes."
 
 
 def call(city: str) -> str:
@@ -26,32 +24,21 @@ def call(city: str) -> str:
 
 ENTRIES: list[dict[str, Any]] = [
     {"match": "poem", "output": "Roses are red."},
-    {"match": "think", "output": LONG_THOUGHT},
     {"output": f"{THINKING}I look.\n{call('Zürich')}\n{call('Bern')}"},
     {"output": f"{THINKING}{call('Chur')}"},
     {"output": "Chur is the warmest."},
 ]
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory, tiny_path: Path) -> Iterator[LiveServer]:
-    folder = tmp_path_factory.mktemp("anthropic")
-    (folder / "said.jsonl").write_text("\n".join(map(json.dumps, ENTRIES)), "utf-8")
-    said = {"source": "replay:said.jsonl", "family": "qwen3"}
-    models = {
-        FAKE: said,
-        SMALL: {**said, "context_length": CONTEXT},
-        TINY: {"source": str(tiny_path)},
-    }
-    config = {"models": models, "server": {"api_keys": [KEY]}}
-    with serving(folder, config) as server:
-        yield server
-        assert "Traceback" not in server.log
+@common_models
+def models(folder: Path, _: object) -> Models:
+    transcript(folder / "said.jsonl", ENTRIES)
+    return {FAKE: {"source": "replay:said.jsonl", "family": "qwen3"}}
 
 
 @pytest.fixture
 def client(server: LiveServer) -> Iterator[Anthropic]:
-    with server.anthropic(api_key=KEY) as client:
+    with server.anthropic() as client:
         yield client
 
 
@@ -132,6 +119,3 @@ def test_what_the_next_turn_finds_in_the_prompt_cache(client: Anthropic) -> None
     assert second.usage.cache_creation_input_tokens == prompt_tokens(second) - 1 - read
     plain = ask(client, text, model=TINY, max_tokens=5)
     assert plain.usage.cache_creation_input_tokens == 0
-
-
-# Errors

@@ -3,7 +3,6 @@ for is computed, together, and whatever nonsense they say is an answer."""
 
 import asyncio
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,8 @@ from openai.types.chat import ChatCompletion
 
 from mlx_server.families import family_named
 from mlx_server.sources.replay_checkpoint import TEMPLATE, built_in_tokenizer
-from tests.live.server import LiveServer, serving
+from tests.live.common import Models, common_models
+from tests.live.server import LiveServer
 from tests.worker.architectures import CONFIGS
 from tests.worker.kinds import GPT_OSS, LLAMA, Kind
 
@@ -94,14 +94,9 @@ def save(folder: Path, name: str) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    folder = tmp_path_factory.mktemp("architectures")
-    sources = {name: {"source": str(save(folder / name, name))} for name in NAMES}
-    with serving(folder, {"models": sources}) as server:
-        yield server
-        assert "Traceback" not in server.log
-        assert " ERROR " not in server.log
+@common_models
+def models(folder: Path, _: object) -> Models:
+    return {f"random-{name}": {"source": str(save(folder / name, name))} for name in NAMES}
 
 
 NAMES = [name for name in ARCHITECTURES if name != "gpt_oss"]
@@ -110,12 +105,14 @@ NAMES = [name for name in ARCHITECTURES if name != "gpt_oss"]
 
 @pytest.mark.parametrize("name", NAMES)
 def test_everything_together(server: LiveServer, name: str) -> None:
+    model = f"random-{name}"
+
     async def all_of_it() -> None:
         # the first requests wait for a vocabulary of 200,000 tokens and its grammars
         async with server.openai_async(timeout=120) as client:
             asked = [
                 client.chat.completions.create(
-                    **{"model": name, "max_tokens": TOKENS, **standard(request)}, stream=stream
+                    **{"model": model, "max_tokens": TOKENS, **standard(request)}, stream=stream
                 )
                 for request in REQUESTS
                 for stream in (False, True)
@@ -136,14 +133,14 @@ def test_everything_together(server: LiveServer, name: str) -> None:
     asyncio.run(all_of_it())
     with server.http() as http:
         found = {model["id"]: model for model in http.get("/v1/pool").json()["models"]}
-        listed = {model["id"]: model for model in http.get("/v1/models").json()["data"]}
-    assert found[name]["family"] == name
-    assert found[name]["batching"] == listed[name]["batching"] == (name != "llama4")
+        listed = http.get(f"/v1/models/{model}").json()
+    assert found[model]["family"] == name
+    assert found[model]["batching"] == listed["batching"] == (name != "llama4")
 
 
 def test_a_model_that_can_t_batch_says_so_in_the_log(server: LiveServer) -> None:
     with server.openai() as client:
-        client.completions.create(model="llama4", prompt="Hello", max_tokens=1)
+        client.completions.create(model="random-llama4", prompt="Hello", max_tokens=1)
     (line,) = {line for line in server.log.splitlines() if "one request at a time" in line}
     assert "mlx-lm can't batch its ChunkedKVCache" in line
 

@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,11 +10,11 @@ import httpx
 import pytest
 
 from tests.contract import pairs
-from tests.live.server import LiveServer, serving
+from tests.live.common import QUIET, Models, common_models, transcript
+from tests.live.server import LiveServer
 
 LOUD, CALLER = "loud", "caller"
 FAMILIES = ("smollm3", "gpt_oss", *pairs.WITHOUT_CALLS[:1])
-HOSTILE = str(Path(__file__).parents[1] / "mcp" / "hostile.py")
 CALL = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
 THOUGHT, ANSWER = "<think>\nHm.\n</think>\n\n", "It is so."
 END = "<|endoftext|>"
@@ -23,27 +22,27 @@ END = "<|endoftext|>"
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    folder = tmp_path_factory.mktemp("asked")
+@common_models
+def models(folder: Path, _: object) -> Models:
     for name in FAMILIES:
-        (folder / f"{name}.jsonl").write_text(json.dumps({"output": pairs.script(name)}))
+        transcript(folder / f"{name}.jsonl", [{"output": pairs.script(name)}])
     entries = [
         {"match": "Look!", "output": f"{THOUGHT}{CALL}"},
         {"match": "Look!", "output": f"{THOUGHT}{ANSWER}"},
         {"output": f"{THOUGHT}{ANSWER}"},
     ]
-    (folder / "caller.jsonl").write_text("\n".join(map(json.dumps, entries)))
+    transcript(folder / "caller.jsonl", entries)
     caller = {"source": "replay:caller.jsonl", "family": "qwen3"}
-    models = {
-        **{name: {"source": f"replay:{name}.jsonl", "family": name} for name in FAMILIES},
+    return {
+        **{raw(name): {"source": f"replay:{name}.jsonl", "family": name} for name in FAMILIES},
         CALLER: {**caller, "context_length": 5000},
-        LOUD: dict(caller),
+        LOUD: caller,
     }
-    connectors = {"quiet": {"command": sys.executable, "args": [HOSTILE, "quiet"]}}
-    with serving(folder, {"models": models, "connectors": connectors}) as server:
-        yield server
-        assert "Traceback" not in server.log
+
+
+def raw(family: str) -> str:
+    """Its model."""
+    return f"raw-{family}"
 
 
 @pytest.fixture(scope="module")
@@ -68,11 +67,12 @@ def raw_of(found: Any) -> list[str]:
     return [each["text"] for each in found.get("mlx_server", {}).get("raw", [])]
 
 
-@pytest.mark.parametrize("model", FAMILIES)
-def test_the_raw_output_of_any_family_on_request(http: httpx.Client, model: str) -> None:
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_raw_output_of_any_family_on_request(http: httpx.Client, family: str) -> None:
+    model = raw(family)
     asking = body(model, include_raw=True)
     (whole,) = raw_of(http.post("/v1/chat/completions", json=asking).json())
-    said = pairs.script(model)
+    said = pairs.script(family)
     assert whole.startswith(said)
     assert 0 < len(whole) - len(said) < 40  # the token that ended it
     *_, last = chunks(http, "/v1/chat/completions", asking)
@@ -121,7 +121,7 @@ def test_tool_outputs_of_mcp_servers_are_counted(server: LiveServer, http: httpx
     calls = f'model="{CALLER}",outcome="completed"'
     before = count(server, "mlx_server_tool_output_tokens", f'model="{CALLER}"')
     made = count(server, "mlx_server_mcp_calls", calls)
-    found = http.post("/v1/responses", json={**looking("quiet"), "include_raw": True}).json()
+    found = http.post("/v1/responses", json={**looking(QUIET), "include_raw": True}).json()
     assert found["usage"]["output_tokens_details"]["tool_output_tokens"] == len("seen")
     after = count(server, "mlx_server_tool_output_tokens", f'model="{CALLER}"')
     assert after - before == len("seen")

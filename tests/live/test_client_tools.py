@@ -1,18 +1,18 @@
 """Tools in namespaces and tools whose input is free text, as OpenAI's own client sees them."""
 
 import json
-from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from openai import OpenAI
 
 from tests.api.responses_schema import assert_stream
-from tests.live.server import LiveServer, serving
+from tests.live.common import Models, common_models, transcript
 
 Json = dict[str, Any]
 
-GPT_OSS, QWEN, CODER = "gpt-oss", "qwen3", "coder"
+GPT_OSS, QWEN, CODER = "tools-gpt-oss", "tools-qwen3", "tools-coder"
 EVERYWHERE = pytest.mark.parametrize("model", [GPT_OSS, QWEN, CODER])
 
 PATCH = '*** Begin Patch\n+say("é")\n*** End Patch'
@@ -53,22 +53,16 @@ def custom(definition: str = "", syntax: str = "lark") -> Any:
     return {"type": "custom", "name": "apply_patch", **({"format": grammar} if definition else {})}
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    folder = tmp_path_factory.mktemp("tools")
+@common_models
+def models(folder: Path, _: object) -> Models:
     for model in FAMILIES:
         entries = [{"last": text, "output": each[model]} for text, each in CALLS.items()]
         final = "<|channel|>final<|message|>Done.<|return|>" if model == GPT_OSS else "Done."
-        entries.append({"last": "result", "output": final})
-        lines = "\n".join(map(json.dumps, entries))
-        (folder / f"{model}.jsonl").write_text(lines, "utf-8")
-    models = {
-        model: {"source": f"replay:{model}.jsonl", "family": family, "preload": True}
+        transcript(folder / f"{model}.jsonl", [*entries, {"last": "result", "output": final}])
+    return {
+        model: {"source": f"replay:{model}.jsonl", "family": family}
         for model, family in FAMILIES.items()
     }
-    with serving(folder, {"models": models}) as server:
-        yield server
-        assert "Traceback" not in server.log
 
 
 def streamed(client: OpenAI, **asked: Any) -> Json:

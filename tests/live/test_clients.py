@@ -4,7 +4,7 @@ scripts/conformance has them with other clients too.
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from openai import OpenAI
 from openai.types.responses import Response
 
 from tests.api.responses_schema import assert_response, assert_stream
-from tests.live.server import LiveServer, serving
+from tests.live.common import Models, common_models, transcript
 
 Json = dict[str, Any]
 Ask = Callable[..., Response]
@@ -71,27 +71,19 @@ SAID = {
 }
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    folder = tmp_path_factory.mktemp("clients")
-    with serving(folder, {"models": dict(models(folder))}) as server:
-        yield server
-        assert "Traceback" not in server.log
-        assert " ERROR " not in server.log
-
-
-def models(folder: Path) -> Iterator[tuple[str, Json]]:
+@common_models
+def models(folder: Path, _: object) -> Models:
     for family, outputs in SAID.items():
-        lines = "\n".join(json.dumps({"output": output}) for output in outputs)
-        (folder / f"{family}.jsonl").write_text(lines, "utf-8")
-        yield family, {"source": f"replay:{family}.jsonl", "family": family}
+        transcript(folder / f"{family}.jsonl", [{"output": output} for output in outputs])
+    return {
+        f"looks-{family}": {"source": f"replay:{family}.jsonl", "family": family} for family in SAID
+    }
 
 
 @pytest.fixture(params=SAID)
 def model(request: pytest.FixtureRequest, client: OpenAI) -> str:
     """It answers in turn, and every test here goes once through all of its answers."""
-    found: str = request.param
-    return found
+    return f"looks-{request.param}"
 
 
 def plain(found: Any) -> Json:

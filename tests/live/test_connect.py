@@ -4,11 +4,22 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.live.server import DEMO, TINY, LiveServer
+from tests.live.server import DEMO, TINY, LiveServer, serving
+
+
+@pytest.fixture(scope="module")
+def server(
+    tmp_path_factory: pytest.TempPathFactory, demo_path: Path, tiny_path: Path
+) -> Iterator[LiveServer]:
+    """With few models, as all of them are listed."""
+    models = {DEMO: {"source": str(demo_path)}, TINY: {"source": str(tiny_path)}}
+    with serving(tmp_path_factory.mktemp("connect"), {"models": models}) as server:
+        yield server
 
 
 def connect(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

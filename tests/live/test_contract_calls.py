@@ -1,16 +1,17 @@
 """Calls of replay models, held to the schemas of their tools, or the model's own."""
 
 import json
-from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.contract.pairs import NAMED
+from tests.live.common import Models, common_models, transcript
 from tests.live.contract_requests import answered, body, refused
-from tests.live.server import LiveServer, serving
+from tests.live.server import LiveServer
 
-FREE, HELD = "free", "held"
+FREE, HELD = "calls-free", "calls-held"
 """Of one that calls: its calls are its own, or held to their schemas."""
 CALLED = '<tool_call>\n{"name": "f", "arguments": {"a": [1, 1]}}\n</tool_call>'
 UNABLE = "gemma3"
@@ -23,16 +24,12 @@ IMPOSSIBLE = {"type": "integer", "allOf": [{"minimum": 2}, {"maximum": 1}]}
 TOO_LONG = {"type": "string", "minLength": 10**6}
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    folder = tmp_path_factory.mktemp("calls")
-    (folder / "calls.jsonl").write_text(json.dumps({"output": CALLED, "off_grammar": "noise"}))
+@common_models
+def models(folder: Path, _: object) -> Models:
+    transcript(folder / "calls.jsonl", [{"output": CALLED, "off_grammar": "noise"}])
     own = {"source": "replay:calls.jsonl", "family": "qwen3"}
-    models = {FREE: own, HELD: {**own, "constrain_calls": True}, UNABLE: {**own, "family": UNABLE}}
-    with serving(folder, {"models": models}) as server:
-        yield server
-        assert "Traceback" not in server.log
-        assert " ERROR " not in server.log
+    unable = {**own, "family": UNABLE}
+    return {FREE: own, HELD: {**own, "constrain_calls": True}, UNABLE: unable}
 
 
 def tool(a: Any, name: str = "f", *, strict: bool = False) -> dict[str, Any]:

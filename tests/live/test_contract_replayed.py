@@ -3,9 +3,10 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import pairwise, product
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -17,8 +18,10 @@ from mlx_server.sources.replay_checkpoint import built_in_tokenizer
 from tests.contract import pairs
 from tests.contract.answers import Completion, NotAnswered, asked, stream
 from tests.contract.pairs import SAID, SCHEMA, TOOLS
-from tests.live.contract_requests import answered, body, run
-from tests.live.server import LiveServer, eventually, serving
+from tests.live import contract_requests
+from tests.live.common import Models, common_models, transcript
+from tests.live.contract_requests import answered, run
+from tests.live.server import LiveServer, eventually
 
 THINKING = ("qwen3", "gpt_oss", "gemma4")
 OTHERS = ("deepseek_v3", "smollm2")
@@ -38,22 +41,21 @@ JSON_SCHEMA = {
 }
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    folder = tmp_path_factory.mktemp("replayed")
-    models: dict[str, dict[str, Any]] = {}
+@common_models
+def models(folder: Path, _: object) -> Models:
+    slow = {"match": "slowly", "output": SLOW, "delay_ms": DELAY}
     for name in (*THINKING, *OTHERS):
-        entries = [
-            {"match": "slowly", "output": SLOW, "delay_ms": DELAY},
-            pairs.entry(name, THOUGHT),
-        ]
-        (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, entries)))
-        models[name] = {"source": f"replay:{name}.jsonl", "family": name}
-    models[THOUGHTLESS] = {**models["qwen3"], "template_kwargs": {"reasoning_effort": "none"}}
-    with serving(folder, {"models": models}) as server:
-        yield server
-        assert "Traceback" not in server.log
-        assert " ERROR " not in server.log
+        transcript(folder / f"{name}.jsonl", [slow, pairs.entry(name, THOUGHT)])
+    replays = {
+        f"contract-{name}": {"source": f"replay:{name}.jsonl", "family": name}
+        for name in (*THINKING, *OTHERS)
+    }
+    effort = {"template_kwargs": {"reasoning_effort": "none"}}
+    return {**replays, f"contract-{THOUGHTLESS}": {**replays["contract-qwen3"], **effort}}
+
+
+def body(model: str, text: str = "Well?", **more: Any) -> dict[str, Any]:
+    return contract_requests.body(f"contract-{model}", text, **more)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,8 @@ from mlx_lm.models.llama import Model, ModelArgs
 from openai import BadRequestError, OpenAI
 
 from mlx_server.models.tokenizer import Tokenizer
-from tests.live.server import LiveServer, serving
+from tests.live.common import Models, common_models, folder_of
+from tests.live.server import LiveServer
 from tests.tiny import tiny_embedder, tiny_llama
 
 EMBEDS, MEAN, CHATS, CONVERTED, BERT = "embeds", "mean", "chats", "converted", "bert"
@@ -26,28 +27,19 @@ PATH = "/v1/embeddings"
 Json = dict[str, Any]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("embedders")
+@common_models
+def models(folder: Path, _: object) -> Models:
     tiny_embedder(folder / EMBEDS)
     tiny_embedder(folder / MEAN, pooling="mean_tokens")
     tiny_llama(folder / CHATS)
     tiny_embedder(folder / BERT, pooling="cls_token")
-    return folder
+    own = {name: {"source": name} for name in (EMBEDS, MEAN, CHATS, BERT)}
+    return {**own, CONVERTED: {"source": CHATS, "task": "embed"}}
 
 
 @pytest.fixture(scope="module")
-def server(folder: Path) -> Iterator[LiveServer]:
-    models: Json = {
-        EMBEDS: {"source": EMBEDS},
-        MEAN: {"source": MEAN},
-        CHATS: {"source": CHATS},
-        CONVERTED: {"source": CHATS, "task": "embed"},
-        BERT: {"source": BERT},
-    }
-    with serving(folder, {"models": models}) as server:
-        yield server
-        assert "Traceback" not in server.log
+def folder(server: LiveServer) -> Path:
+    return folder_of(server, __name__)
 
 
 @pytest.fixture(scope="module")

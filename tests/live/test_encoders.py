@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from mlx_server.models.tokenizer import Tokenizer
-from tests.live.server import LiveServer, serving
+from tests.live.common import Models, common_models, folder_of
+from tests.live.server import LiveServer, eventually
 from tests.tiny_encoders import (
     BERT,
     CLS,
@@ -24,6 +25,7 @@ from tests.tiny_encoders import (
     ranking,
     score,
     tiny_encoder,
+    weights_of,
 )
 
 EMBEDDERS = {"bge": (BERT, "cls_token"), "e5": (XLM_R, "mean_tokens"), "gte": (MODERN, "cls_token")}
@@ -34,26 +36,21 @@ TEXTS = ["salü", "a longer text. " * 4, "x", "what?"]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("encoders")
-
-
-@pytest.fixture(scope="module")
-def weights(folder: Path) -> dict[str, Weights]:
-    own = {
-        name: tiny_encoder(folder / name, config, pooling=pooling)
-        for name, (config, pooling) in EMBEDDERS.items()
+def weights() -> dict[str, Weights]:
+    configs = {name: config for name, (config, _) in EMBEDDERS.items()}
+    return {
+        name: dict(weights_of(config))
+        for name, config in {**configs, RANKER: ranking(XLM_R)}.items()
     }
+
+
+@common_models
+def models(folder: Path, _: object) -> Models:
+    for name, (config, pooling) in EMBEDDERS.items():
+        tiny_encoder(folder / name, config, pooling=pooling)
     (folder / "bge" / "sentence_bert_config.json").write_text(f'{{"max_seq_length": {TRAINED}}}')
-    return {**own, RANKER: tiny_encoder(folder / RANKER, ranking(XLM_R))}
-
-
-@pytest.fixture(scope="module")
-def server(folder: Path, weights: dict[str, Weights]) -> Iterator[LiveServer]:
-    with serving(folder, {"models": {name: {"source": name} for name in weights}}) as server:
-        yield server
-        assert "Traceback" not in server.log
-        assert "no known family" not in server.log, "it has no chat template to worry about"
+    tiny_encoder(folder / RANKER, ranking(XLM_R))
+    return {name: {"source": name} for name in (*EMBEDDERS, RANKER)}
 
 
 @pytest.fixture(scope="module")
@@ -63,8 +60,8 @@ def http(server: LiveServer) -> Iterator[httpx.Client]:
 
 
 @pytest.fixture(scope="module")
-def tokenizer(folder: Path, weights: dict[str, Weights]) -> Tokenizer:
-    return Tokenizer(folder / "bge" / "tokenizer.json")
+def tokenizer(server: LiveServer) -> Tokenizer:
+    return Tokenizer(folder_of(server, __name__) / "bge" / "tokenizer.json")
 
 
 @pytest.mark.parametrize("name", EMBEDDERS)
@@ -95,10 +92,10 @@ def test_ranks(http: httpx.Client, weights: dict[str, Weights], tokenizer: Token
 def test_one_that_is_ready_is_announced_with_a_request(
     server: LiveServer, http: httpx.Client
 ) -> None:
-    assert server.process.stdout
     http.post("/v1/rerank", json={"model": RANKER, "query": "q", "documents": ["d"]})
-    lines = iter(server.process.stdout.readline, "")
-    line = next(line for line in lines if line.startswith(f"{RANKER} is ready"))
+    ready = f"{RANKER} is ready"
+    eventually(lambda: any(line.startswith(ready) for line in server.printed), "it is announced")
+    line = next(line for line in server.printed if line.startswith(ready))
     program, url, option, body = shlex.split(line.partition("try: ")[2])
     assert (program, option) == ("curl", "--json")
     assert httpx.post(url, json=json.loads(body)).json()["model"] == RANKER

@@ -7,7 +7,6 @@ all, however they are cut.
 
 import asyncio
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import cycle, islice
 from pathlib import Path
@@ -19,7 +18,8 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from tests.api.strict import assert_strict
 from tests.contract.pairs import PAIRED
-from tests.live.server import LiveServer, serving
+from tests.live.common import Models, common_models, transcript
+from tests.live.server import LiveServer
 
 GOLDEN = Path(__file__).parents[1] / "families" / "golden"
 TOOLS = yaml.load((GOLDEN / "tools.yaml").read_text("utf-8"), yaml.CSafeLoader)
@@ -45,24 +45,18 @@ def entry(case: Case) -> dict[str, Any]:
     }
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    folder = tmp_path_factory.mktemp("families")
+@common_models
+def models(folder: Path, _: object) -> Models:
     for name in PAIRED:
-        entries = [json.dumps(entry(case)) for case in cases(name)]
-        (folder / f"{name}.jsonl").write_text("\n".join(entries), "utf-8")
-    models = {
-        name: {
+        transcript(folder / f"{name}.jsonl", map(entry, cases(name)))
+    return {
+        f"golden-{name}": {
             "source": f"replay:{name}.jsonl",
             "family": name,
             "force_answer": False,
         }
         for name in PAIRED
     }
-    with serving(folder, {"models": models}) as server:
-        yield server
-        assert "Traceback" not in server.log
-        assert " ERROR " not in server.log
 
 
 @dataclass
@@ -116,7 +110,7 @@ def streamed(chunks: list[ChatCompletionChunk]) -> Read:
 
 def asked(family: str, case: Case) -> dict[str, Any]:
     messages = [{"role": "user", "content": case["name"]}]
-    return {"model": family, "messages": messages, "tools": TOOLS, "max_tokens": 4000}
+    return {"model": f"golden-{family}", "messages": messages, "tools": TOOLS, "max_tokens": 4000}
 
 
 def check(case: Case, read: Read) -> None:

@@ -2,16 +2,14 @@
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.live.server import LiveServer, serving
+from tests.live.server import TINY, LiveServer
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-TINY = "tiny"
 HI = {"role": "user", "content": "Salü"}
 TOKENS = 8
 A = 67
@@ -19,14 +17,6 @@ A = 67
 SHORT: dict[str, Any] = {"model": TINY, "max_tokens": TOKENS, "temperature": 0}
 
 Json = dict[str, Any]
-
-
-@pytest.fixture(scope="module")
-def server(tiny_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    folder = tmp_path_factory.mktemp("fields")
-    config = {"models": {TINY: {"source": str(tiny_path)}}}
-    with serving(folder, config) as server:
-        yield server
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.live.server import LiveServer, serving
+from tests.live.common import Models, common_models, transcript
+from tests.live.server import LiveServer
 
 COMPLETIONS = "/v1/completions"
 
@@ -21,17 +22,13 @@ WRITTEN = {
 """What each family writes, delimiters included."""
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    folder = tmp_path_factory.mktemp("texts")
-    with serving(folder, {"models": dict(models(folder))}) as server:
-        yield server
-
-
-def models(folder: Path) -> Iterator[tuple[str, Any]]:
+@common_models
+def models(folder: Path, _: object) -> Models:
     for name, text in WRITTEN.items():
-        (folder / f"{name}.jsonl").write_text(json.dumps({"output": text}), "utf-8")
-        yield name, {"source": f"replay:{name}.jsonl", "family": name}
+        transcript(folder / f"{name}.jsonl", [{"output": text}])
+    return {
+        f"writes-{name}": {"source": f"replay:{name}.jsonl", "family": name} for name in WRITTEN
+    }
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +39,7 @@ def http(server: LiveServer) -> Iterator[httpx.Client]:
 
 @pytest.mark.parametrize("family", WRITTEN)
 def test_special_tokens_are_part_of_a_text_that_wants_them(http: httpx.Client, family: str) -> None:
-    asked: Any = {"model": family, "prompt": "Say hello.", "max_tokens": 200}
+    asked: Any = {"model": f"writes-{family}", "prompt": "Say hello.", "max_tokens": 200}
     plain = http.post(COMPLETIONS, json=asked).json()["choices"][0]["text"]
     same = http.post(COMPLETIONS, json={**asked, "skip_special_tokens": True}).json()
     assert same["choices"][0]["text"] == plain != WRITTEN[family]

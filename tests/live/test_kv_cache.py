@@ -1,40 +1,30 @@
 """A model whose keys and values are kept in 8 bits, over HTTP."""
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.live.server import LiveServer, serving, start
+from tests.live.common import Models, common_models
+from tests.live.server import DEMO, SHALLOW, LiveServer, start
 from tests.worker.lora_files import mlx_adapter
 
 CHAT = "/v1/chat/completions"
-FULL, HALF, REAL = "full", "half", "real"
+FULL, HALF, REAL = "kv-full", "kv-half", "kv-real"
 WORDS = "the quick brown fox jumps over the lazy dog " * 12
 
 Json = dict[str, Any]
 
 
-@pytest.fixture(scope="module")
-def config(tmp_path_factory: pytest.TempPathFactory, demo_path: Path, shallow_path: Path) -> Json:
-    adapter = tmp_path_factory.mktemp("adapter")
-    mlx_adapter(adapter, shallow_path, rank=2, scale=40.0)
-
-    def model() -> Json:  # a new one each time: YAML would write the same one as a reference
-        return {"source": str(shallow_path), "adapters": {"other": {"path": str(adapter)}}}
-
-    real = {"source": str(demo_path), "kv_bits": 8}
-    return {"models": {FULL: model(), HALF: {**model(), "kv_bits": 8}, REAL: real}}
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory, config: Json) -> Iterator[LiveServer]:
-    with serving(tmp_path_factory.mktemp("server"), config) as server:
-        yield server
-        assert "Traceback" not in server.log
-        assert " ERROR " not in server.log
+@common_models
+def models(folder: Path, checkpoints: Mapping[str, Path]) -> Models:
+    shallow = checkpoints[SHALLOW]
+    adapter = mlx_adapter(folder / "adapter", shallow, rank=2, scale=40.0)
+    model = {"source": str(shallow), "adapters": {"other": {"path": str(adapter)}}}
+    real = {"source": str(checkpoints[DEMO]), "kv_bits": 8}
+    return {FULL: model, HALF: {**model, "kv_bits": 8}, REAL: real}
 
 
 def ask(server: LiveServer, model: str, text: str = WORDS, **more: Any) -> Json:

@@ -18,6 +18,7 @@ from tests.live.server import (
     DEMO,
     STOP_SECONDS,
     TINY,
+    LiveServer,
     assert_gone,
     children,
     end,
@@ -84,15 +85,11 @@ def test_a_port_that_is_taken(tmp_path: Path, tiny_path: Path) -> None:
     assert said.count("\n") == 1
 
 
-def test_a_model_that_is_ready_is_announced_with_what_to_try(
-    tmp_path: Path, tiny_path: Path
-) -> None:
-    config = {"models": {TINY: {"source": str(tiny_path), "preload": True}}}
-    with serving(tmp_path, config) as server:
-        assert server.process.stdout
-        said = server.process.stdout.readline()
+def test_a_model_that_is_ready_is_announced_with_what_to_try(server: LiveServer) -> None:
+    with server.http() as http:
+        http.post("/v1/completions", json={"model": TINY, "prompt": "a", "max_tokens": 1})
     expected = f"{TINY} is ready at {server.url}/v1; try: mlx-server chat {TINY} --url {server.url}"
-    assert said == expected + "\n"
+    eventually(lambda: f"{expected}\n" in server.printed, "it is announced")
 
 
 def test_a_long_wait_is_filled_with_comments_and_for_responses_with_events(

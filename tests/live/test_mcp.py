@@ -1,6 +1,5 @@
 """MCP servers on a real server: how they are configured, and that they go with it."""
 
-import json
 import signal
 import sys
 from collections.abc import Iterator
@@ -11,24 +10,25 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.live.common import HOSTILE, QUIET, Models, common_models, transcript
 from tests.live.server import STOP_SECONDS, LiveServer, assert_gone, eventually, serving
 
-HOSTILE = str(Path(__file__).parents[1] / "mcp" / "hostile.py")
 CALL = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
-MODEL = "caller"
+MODEL = "connects"
+
+
+@common_models
+def models(folder: Path, _: object) -> Models:
+    transcript(folder / "said.jsonl", [{"output": CALL}, {"output": "I have seen it."}])
+    return {MODEL: {"source": "replay:said.jsonl", "family": "qwen3"}}
 
 
 @pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LiveServer]:
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LiveServer]:
     monkeypatch.setenv("MLX_SERVER_DATA", str(tmp_path / "data"))
-    lines = (json.dumps({"output": output}) for output in (CALL, "I have seen it."))
-    (tmp_path / "said.jsonl").write_text("\n".join(lines), "utf-8")
-    habits = ("quiet", "hangs")
     config = {
-        "models": {MODEL: {"source": "replay:said.jsonl", "family": "qwen3"}},
-        "connectors": {
-            habit: {"command": sys.executable, "args": [HOSTILE, habit]} for habit in habits
-        },
+        "models": models(tmp_path, {}),
+        "connectors": {"hangs": {"command": sys.executable, "args": [HOSTILE, "hangs"]}},
     }
     with serving(tmp_path, config) as server:
         yield server
@@ -51,25 +51,25 @@ def running(server: LiveServer, habit: str) -> list[psutil.Process]:
 
 def test_a_connector_is_called_and_is_gone_with_the_response(server: LiveServer) -> None:
     with server.http() as http:
-        body = http.post("/v1/responses", json=asked("quiet")).json()
+        body = http.post("/v1/responses", json=asked(QUIET)).json()
     assert body["status"] == "completed", body
     listed, called, message = body["output"]
     assert [tool["name"] for tool in listed["tools"]] == ["look"]
     assert (called["type"], called["output"], called["error"]) == ("mcp_call", "seen", None)
     assert message["content"][0]["text"] == "I have seen it."
     assert body["usage"]["input_tokens_details"]["cached_tokens"] > 0
-    eventually(lambda: not running(server, "quiet"), "the connector is gone")
+    eventually(lambda: not running(server, QUIET), "the connector is gone")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_connectors_go_with_the_server(server: LiveServer, number: signal.Signals) -> None:
+def test_connectors_go_with_the_server(own: LiveServer, number: signal.Signals) -> None:
     with (
-        server.http() as http,
+        own.http() as http,
         http.stream("POST", "/v1/responses", json={**asked("hangs"), "stream": True}) as lines,
     ):
         assert any("mcp_call.in_progress" in line for line in lines.iter_lines())
-        started = running(server, "hangs")
+        started = running(own, "hangs")
         assert started
-        server.process.send_signal(number)
-    server.process.wait(STOP_SECONDS)
+        own.process.send_signal(number)
+    own.process.wait(STOP_SECONDS)
     assert_gone(started)

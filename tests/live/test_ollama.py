@@ -3,13 +3,15 @@
 import json
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import ollama
 import pytest
 from ollama import ChatResponse, Client, ResponseError
 
-from tests.live.server import LiveServer, serving
+from tests.live.common import Models, common_models, transcript
+from tests.live.server import LiveServer
 
 THINKER, PLAIN = "thinker", "plain-one"
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
@@ -36,17 +38,11 @@ def get_weather(city: str) -> str:
     return f"It rains in {city}."
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    folder = tmp_path_factory.mktemp("ollama")
-    lines = "\n".join(json.dumps(entry) for entry in ENTRIES)
-    (folder / "said.jsonl").write_text(lines, "utf-8")
+@common_models
+def models(folder: Path, _: object) -> Models:
+    transcript(folder / "said.jsonl", ENTRIES)
     families = {THINKER: "qwen3", PLAIN: "plain"}
-    models = {id: {"source": "replay:said.jsonl", "family": it} for id, it in families.items()}
-    with serving(folder, {"models": models}) as server:
-        yield server
-        assert "Traceback" not in server.log
-        assert " ERROR " not in server.log
+    return {id: {"source": "replay:said.jsonl", "family": it} for id, it in families.items()}
 
 
 @pytest.fixture(scope="module")

@@ -2,21 +2,22 @@
 
 import json
 import re
-from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from openai import OpenAI
 
-from tests.live.server import LiveServer, serving
+from tests.live.common import Models, common_models, transcript
+from tests.live.server import LiveServer
 
 IGNORED = "x-mlx-server-ignored"
-LED, NOT_LED, SHORT = "qwen3", "left-alone", "short"
+LED, NOT_LED, SHORT = "led-on", "left-alone", "led-on-short"
 CONTEXT = 48
 """Of the short one, in tokens."""
 BRIDGE = len("\n") + 1 + len("\n\n")
 """Tokens that lead Qwen on."""
-HELD = "held"
+HELD = "led-on-held"
 """Whose calls a grammar holds."""
 HARMONY, HELD_HARMONY = "gpt-oss", "held-gpt-oss"
 
@@ -68,35 +69,23 @@ HARMONY_ENTRIES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    folder = tmp_path_factory.mktemp("reasoning")
-    for name, entries in {"said": ENTRIES, "harmony": HARMONY_ENTRIES}.items():
-        (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, entries)), "utf-8")
-    models = {
-        LED: {"source": "replay:said.jsonl", "family": "qwen3"},
-        NOT_LED: {
-            "source": "replay:said.jsonl",
-            "family": "qwen3",
-            "force_answer": False,
-            "repair": {"mistakes": False},
-        },
-        SHORT: {"source": "replay:said.jsonl", "family": "qwen3", "context_length": CONTEXT},
-        HELD: {"source": "replay:said.jsonl", "family": "qwen3", "constrain_calls": True},
-        HELD_HARMONY: {
-            "source": "replay:harmony.jsonl",
-            "family": "gpt_oss",
-            "constrain_calls": True,
-        },
+@common_models
+def models(folder: Path, _: object) -> Models:
+    transcript(folder / "said.jsonl", ENTRIES)
+    transcript(folder / "harmony.jsonl", HARMONY_ENTRIES)
+    said = {"source": "replay:said.jsonl", "family": "qwen3"}
+    harmony = {"source": "replay:harmony.jsonl", "family": "gpt_oss"}
+    return {
+        LED: said,
+        NOT_LED: {**said, "force_answer": False, "repair": {"mistakes": False}},
+        SHORT: {**said, "context_length": CONTEXT},
+        HELD: {**said, "constrain_calls": True},
+        HELD_HARMONY: {**harmony, "constrain_calls": True},
         HARMONY: {
-            "source": "replay:harmony.jsonl",
-            "family": "gpt_oss",
+            **harmony,
             "template_kwargs": {"model_identity": "You are short.", "unheard_of": 1},
         },
     }
-    with serving(folder, {"models": models}) as server:
-        yield server
-        assert "Traceback" not in server.log
 
 
 def asked(client: OpenAI, model: str, text: str, **more: Any) -> Any:

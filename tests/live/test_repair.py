@@ -1,14 +1,14 @@
 """Answers that no grammar held to all that was asked: mended, or made once more."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from openai import OpenAI
 
-from tests.live.server import LiveServer, serving
+from tests.live.common import Models, common_models, transcript
+from tests.live.server import LiveServer
 
 QUESTION = "Three numbers"
 FORMAT: Any = {
@@ -81,30 +81,25 @@ SAID = [
 ]
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    folder: Path = tmp_path_factory.mktemp("repair")
-    (folder / "said.jsonl").write_text("\n".join(map(json.dumps, SAID)), "utf-8")
-    (folder / "insists.jsonl").write_text(json.dumps({"output": SAID[0]["output"]}), "utf-8")
+@common_models
+def models(folder: Path, _: object) -> Models:
+    transcript(folder / "said.jsonl", SAID)
+    transcript(folder / "insists.jsonl", [{"output": SAID[0]["output"]}])
     model = {"source": "replay:said.jsonl", "family": "qwen3", "force_answer": False}
-    models: dict[str, Any] = {
+    short = {**model, "defaults": {"max_tokens": LIMIT}}
+    held = {"repair": {"streaming": "accumulate"}}
+    return {
         "live": model,
         "free": {**model, "constrain_calls": False},
         "stubborn": {**model, "source": "replay:insists.jsonl"},
-        "held": {**model, "repair": {"streaming": "accumulate"}},
+        "held": {**model, **held},
         "once": {**model, "repair": {"retries": 0}},
         "as written": {**model, "repair": {"mistakes": False}},
         "patient": {**model, "repair": {"loops": "off"}},
-        "short": model,
-        "short_held": {**model, "repair": {"streaming": "accumulate"}},
-        "short_narrow": {**model, "context_length": CONTEXT},
+        "short": short,
+        "short_held": {**short, **held},
+        "short_narrow": {**short, "context_length": CONTEXT},
     }
-    for name in models:
-        if name.startswith("short"):
-            models[name] = {**models[name], "defaults": {"max_tokens": LIMIT}}
-    with serving(folder, {"models": models}) as server:
-        yield server
-        assert "Traceback" not in server.log
 
 
 def asked(client: OpenAI, model: str, question: str, **more: Any) -> Any:

@@ -1,8 +1,6 @@
 """Replay models of two families, on a real server, as OpenAI's own client sees them."""
 
-import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +8,12 @@ import openai
 import pytest
 from openai import OpenAI
 
-from tests.live.server import LiveServer, eventually, serving
+from tests.live.common import Models, common_models, folder_of, transcript
+from tests.live.server import LiveServer, eventually
 
 CHAT, PLAIN = "fake-smollm2", "fake-plain"
 FAMILIES = {CHAT: "smollm2", PLAIN: "plain"}
+CHANGING = ("broken", "good")
 LONG = "No end. " * 400
 POEM = "Grüezi, 世界! 🙂 1. <b>Un</b> 2. Deux\n\n3. Trois."
 """A character of several tokens, lines, and text that looks like markup."""
@@ -29,18 +29,16 @@ ENTRIES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    folder = tmp_path_factory.mktemp("replay")
-    lines = "\n".join(json.dumps(entry) for entry in ENTRIES)
-    (folder / "said.jsonl").write_text(lines, "utf-8")
-    models = {
+@common_models
+def models(folder: Path, _: object) -> Models:
+    transcript(folder / "said.jsonl", ENTRIES)
+    for name in CHANGING:
+        (folder / f"{name}.yaml").write_text("- output: fine\n")
+    said = {
         id: {"source": "replay:said.jsonl", "family": family} for id, family in FAMILIES.items()
     }
-    with serving(folder, {"models": models}) as server:
-        yield server
-        assert "Traceback" not in server.log
-        assert " ERROR " not in server.log
+    changing = {name: {"source": f"replay:{name}.yaml", "family": "plain"} for name in CHANGING}
+    return {**said, **changing}
 
 
 BOTH = pytest.mark.parametrize("model", FAMILIES)
@@ -100,17 +98,12 @@ def test_tokens_of_an_abandoned_answer_are_counted(server: LiveServer, path: str
     eventually(lambda: bool(re.search(left, server.log[begin:])), "the log has them too")
 
 
-def test_a_transcript_that_becomes_wrong_fails_alone(tmp_path: Path) -> None:
-    for name in ("bad", "good"):
-        (tmp_path / f"{name}.yaml").write_text("- output: fine\n")
-    models = {
-        name: {"source": f"replay:{name}.yaml", "family": "plain"} for name in ("bad", "good")
-    }
-    with serving(tmp_path, {"models": models}) as server, server.openai() as client:
-        (tmp_path / "bad.yaml").write_text("- output: fine\n- outptu: x\n")
-        with pytest.raises(openai.BadRequestError, match=r"bad\.yaml:2: entry 2") as caught:
-            asked(client, "bad", "Hi")
-        assert caught.value.code == "transcript_broken"
-        assert said(asked(client, "good", "Hi")) == [("fine", "stop")]
-        (tmp_path / "bad.yaml").write_text("- output: repaired\n")
-        assert said(asked(client, "bad", "Hi")) == [("repaired", "stop")]
+def test_a_transcript_that_becomes_wrong_fails_alone(server: LiveServer, client: OpenAI) -> None:
+    broken = folder_of(server, __name__) / "broken.yaml"
+    broken.write_text("- output: fine\n- outptu: x\n")
+    with pytest.raises(openai.BadRequestError, match=r"broken\.yaml:2: entry 2") as caught:
+        asked(client, "broken", "Hi")
+    assert caught.value.code == "transcript_broken"
+    assert said(asked(client, "good", "Hi")) == [("fine", "stop")]
+    broken.write_text("- output: repaired\n")
+    assert said(asked(client, "broken", "Hi")) == [("repaired", "stop")]

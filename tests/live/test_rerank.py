@@ -14,10 +14,11 @@ from mlx_lm.models.llama import Model, ModelArgs
 
 from mlx_server.models.tokenizer import Tokenizer
 from tests.generation.test_rerank import PROMPT, WEB
-from tests.live.server import LiveServer, serving
+from tests.live.common import Models, common_models, folder_of
+from tests.live.server import LiveServer
 from tests.tiny import tiny_embedder, tiny_reranker
 
-RANKS, EMBEDS, CHATS, UNFIT = "ranks", "embeds", "chats", "unfit"
+RANKS, EMBEDS, CHATS, UNFIT = "ranks", "does-not-rank", "chats-only", "unfit"
 PATH = "/v1/rerank"
 QUERY = "Wie heißt sie? 🙂"
 DOCUMENTS = ["Salü", "", "A longer text, of more tokens than the others have. " * 4, "y", "Salü"]
@@ -25,25 +26,21 @@ DOCUMENTS = ["Salü", "", "A longer text, of more tokens than the others have. "
 Json = dict[str, Any]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("rerankers")
+@common_models
+def models(folder: Path, _: object) -> Models:
     tiny_reranker(folder / RANKS)
     tiny_embedder(folder / EMBEDS)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def server(folder: Path) -> Iterator[LiveServer]:
-    models: Json = {
+    return {
         RANKS: {"source": RANKS},
         EMBEDS: {"source": EMBEDS},
         CHATS: {"source": RANKS, "task": "generate"},
         UNFIT: {"source": EMBEDS, "task": "rerank"},
     }
-    with serving(folder, {"models": models}) as server:
-        yield server
-        assert "Traceback" not in server.log
+
+
+@pytest.fixture(scope="module")
+def folder(server: LiveServer) -> Path:
+    return folder_of(server, __name__)
 
 
 @pytest.fixture(scope="module")

@@ -1,24 +1,14 @@
 """Responses that are kept: found again, gone on from, streamed again, cancelled, and lost."""
 
-from collections.abc import Iterator
 from typing import Any
 
-import pytest
 from openai import OpenAI
 from openai.types.responses import Response, ResponseStreamEvent
 
-from tests.live.replayed import ask, is_begun, refused, replaying
+from tests.live.replayed import ask, is_begun, refused
 from tests.live.server import LiveServer, eventually
 
 RUNNING = ("queued", "in_progress")
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    with replaying(tmp_path_factory.mktemp("responses")) as server:
-        yield server
-        assert "Traceback" not in server.log
-        assert " ERROR " not in server.log
 
 
 def awaited(client: OpenAI, id: str) -> Response:

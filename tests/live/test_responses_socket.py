@@ -27,7 +27,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     limits = {"max_body_bytes": LIMIT}
     damaged = {DAMAGED: {"source": str(tmp_path_factory.mktemp("damaged"))}}
     folder = tmp_path_factory.mktemp("socket")
-    with replaying(folder, models=damaged, server=limits) as server:
+    with replaying(folder, others=damaged, server=limits) as server:
         yield server
         assert "Traceback" not in server.log
         assert all(DAMAGED in line for line in server.log.splitlines() if " ERROR " in line)

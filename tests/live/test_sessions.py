@@ -1,7 +1,5 @@
 """An agent's session computes each token of its prompts once, on every kind of cache."""
 
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,8 @@ from bench_parts.sessions.conversation import SyntheticSession
 from bench_parts.sessions.count import Seen, common
 from bench_parts.sessions.models import save
 
-from tests.live.server import LiveServer, serving
+from tests.live.common import Models, common_models
+from tests.live.server import TINY, LiveServer, eventually, serving
 
 KINDS = ("llama", "gpt_oss", "qwen3_5")
 """All tokens, windows and states: gemma3 and lfm2 have no other kind of cache."""
@@ -25,36 +24,25 @@ TRIMMED = 8
 AHEAD, USED = "mlx_server_ahead_tokens_total", "mlx_server_used_ahead_tokens_total"
 
 
-@pytest.fixture(scope="module")
-def every_kind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    """A model of each kind of cache. All are loaded one after the other and none makes room."""
-    folder = tmp_path_factory.mktemp("kinds")
-    models = {name: {"source": str(save(name, folder)), "family": "qwen3"} for name in KINDS}
-    with serving(folder, {"models": models}) as live:
-        yield live
+@common_models
+def models(folder: Path, _: object) -> Models:
+    return {
+        f"session-{name}": {"source": str(save(name, folder)), "family": "qwen3"} for name in KINDS
+    }
 
 
-def computed_ahead(live: LiveServer, tokens: float) -> None:
-    """Waits until the engine has computed so many."""
-    deadline = time.monotonic() + READ_SECONDS
-    while (found := live.counted(AHEAD)) < tokens:
-        assert time.monotonic() < deadline, f"{found} of {tokens} tokens"
-        time.sleep(0.05)
-
-
-@pytest.mark.parametrize("model", KINDS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_only_the_new_message_is_left_for_the_next_turn(
-    model: str, every_kind: LiveServer, demo_path: Path
+    kind: str, server: LiveServer, demo_path: Path
 ) -> None:
     """The template drops the answer's thoughts, so that its tokens are not those of the prompt."""
-    live = every_kind
+    model = f"session-{kind}"
     seen = Seen(tokenizers.Tokenizer.from_file(str(demo_path / "tokenizer.json")))
     first, second = SyntheticSession(3, rounds=0, answer_words=(30, 30)).requests(2)
     other = {**second, "messages": [*second["messages"][:-1], {"role": "user", "content": "why"}]}
     prompt, following = seen.tokens(first), seen.tokens(second)
     known, end = common(prompt, following), common(following, seen.tokens(other))
-    ahead, used = live.counted(AHEAD), live.counted(USED)
-    with live.http() as http:
+    with server.http() as http:
 
         def ask(body: dict[str, Any]) -> dict[str, Any]:
             answer = http.post("/v1/chat/completions", json={"model": model, **body}).json()
@@ -65,10 +53,11 @@ def test_only_the_new_message_is_left_for_the_next_turn(
 
         ask(first)
         assert end - known > 32
-        computed_ahead(live, ahead + end - known - TRIMMED)
+        new = end - known - TRIMMED
+        eventually(lambda: server.counted(AHEAD, model) >= new, "it is computed", READ_SECONDS)
         cached = ask({**second, "max_tokens": 1})["prompt_tokens_details"]["cached_tokens"]
         assert abs(cached - end) <= TRIMMED
-        assert live.counted(USED) - used >= end - known - TRIMMED
+        assert server.counted(USED, model) >= new
 
 
 BILLING = "x-anthropic-billing-header"
@@ -109,15 +98,14 @@ def test_a_volatile_line_is_taken_out_for_everybody(server: LiveServer) -> None:
 
 def test_no_key_uses_what_another_keys_client_has_asked(tmp_path: Path, tiny_path: Path) -> None:
     """The time to the first token would show what others have asked."""
-    server = {"api_keys": ["a", "b"]}
-    models = {"tiny": {"source": str(tiny_path)}}
+    config = {"server": {"api_keys": ["a", "b"]}, "models": {TINY: {"source": str(tiny_path)}}}
 
     def cached(key: str) -> int:
         with live.openai(api_key=key) as client:
-            answer = client.completions.create(model="tiny", prompt="Hello " * 50, max_tokens=1)
+            answer = client.completions.create(model=TINY, prompt="Hello " * 50, max_tokens=1)
         assert answer.usage
         assert answer.usage.prompt_tokens_details
         return answer.usage.prompt_tokens_details.cached_tokens or 0
 
-    with serving(tmp_path, {"server": server, "models": models}) as live:
+    with serving(tmp_path, config) as live:
         assert [cached(key) > 0 for key in ("a", "a", "b", "b")] == [False, True, False, True]
