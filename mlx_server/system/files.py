@@ -32,9 +32,16 @@ def open_regular(path: Path, *, is_own: bool = False) -> BinaryIO:
         raise
 
 
+MOST_BYTES = 64 << 20
+"""The most bytes of a file that is read whole; a file with a hole may have any size."""
+
+
 def read_regular(path: Path) -> bytes:
     with open_regular(path) as file:
-        return file.read()
+        size = os.fstat(file.fileno()).st_size
+        if size > MOST_BYTES:
+            raise OSError(errno.EFBIG, f"it is larger than {MOST_BYTES:,} bytes", os.fspath(path))
+        return file.read(size)
 
 
 MOST_LINKS = 40

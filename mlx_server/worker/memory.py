@@ -17,6 +17,7 @@ import mlx.nn as nn
 from mlx_server.engine.messages import STEP, CacheMeasured, CacheNotMeasured, KvCost, MeasureCache
 from mlx_server.errors import message_of
 from mlx_server.models.architectures import is_encoder, texts
+from mlx_server.system.files import read_regular
 from mlx_server.worker.encoders import encoder_classes
 from mlx_server.worker.kv_caches import make_caches, set_kv_bits
 from mlx_server.worker.mlx_lm_internals import CacheList, QuantizedKVCache, make_prompt_cache
@@ -65,7 +66,7 @@ def measure_cache(
     command: MeasureCache, cut: Callable[[nn.Module], None]
 ) -> CacheMeasured | CacheNotMeasured:
     try:
-        config = json.loads((Path(command.path) / "config.json").read_text("utf-8"))
+        config = json.loads(read_regular(Path(command.path) / "config.json"))
         return CacheMeasured(command.model, cache_cost(config, command.kv_bits, cut))
     except Exception as error:
         log.exception("%s can't be built", command.model)

@@ -16,7 +16,7 @@ from mlx_server.http.security import KEY_BYTES, KEY_FILE, secret_key
 from mlx_server.prompt_files import PromptFolder
 from mlx_server.store.file import OwnedFile, SharedFile
 from mlx_server.system import logs, service
-from mlx_server.system.files import not_linked, open_regular, own_path, read_regular
+from mlx_server.system.files import MOST_BYTES, not_linked, open_regular, own_path, read_regular
 
 OTHER = 54321
 Give = Callable[[Path], None]
@@ -207,6 +207,16 @@ def test_a_file_is_read_as_bytes(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_bytes("é\r\nb\r".encode())
     assert read_regular(file) == "é\r\nb\r".encode()
+
+
+def test_a_file_with_a_hole_is_not_read_whole(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    os.truncate(file, MOST_BYTES)
+    assert len(read_regular(file)) == MOST_BYTES
+    os.truncate(file, 1 << 40)
+    with pytest.raises(OSError, match="larger than 67,108,864 bytes"):
+        read_regular(file)
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device", "folder", "link to a pipe"])
