@@ -51,6 +51,8 @@ TENSORS = {
         r"(?:\.(?!weight$)\w+)?(?:\.weight)?"  # the name that the training gave it
     ),
 }
+REARRANGED = re.compile(r"\.(?:experts|shared_mlp|[qkv]_proj|\w*qkv\w*|gate\w*_up_proj)(?:\.|$)")
+"""Layers of transformers that mlx-lm's models may have in parts or as one for all experts."""
 PARTS = {"A": "lora_a", "B": "lora_b", "magnitude_vector": "m"}
 
 Stamp = tuple[tuple[int, ...] | None, ...]
@@ -302,7 +304,7 @@ def _check_shapes(
         # PEFT uses the names of transformers, where one of mlx-lm's layers may be several.
         if _number_of(layer) > last >= 0 or (complete and format == "mlx"):
             raise invalid(folder, f"is for another model: this one has no layer {layer[:200]!r}")
-    if complete and len(unknown) == len(pairs) and not any("experts" in name for name in unknown):
+    if complete and len(unknown) == len(pairs) and not any(map(REARRANGED.search, unknown)):
         raise invalid(folder, f"is for another model: it has no layer {unknown[0][:200]!r}")
     for pair in pairs:
         shape = shapes.get(plain_path(pair.layer))

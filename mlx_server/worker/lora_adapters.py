@@ -4,14 +4,16 @@ by layer, and checked fully before the model is changed."""
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import Any, cast
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 
 from mlx_server import limits
 from mlx_server.errors import AdapterInvalid, public_message
@@ -38,6 +40,7 @@ from mlx_server.worker.lora_layers import (
 from mlx_server.worker.mlx_lm_internals import make_prompt_cache
 
 Leaves = dict[str, mx.array]
+Ids = np.ndarray[Any, np.dtype[np.int32]]
 
 
 @dataclass(frozen=True)
@@ -242,6 +245,63 @@ def _stack(experts: Mapping[int, LoraTensors]) -> LoraTensors:
     return replace(first, a=mx.stack(a), b=mx.stack(b), scale=pairs[0].scale)
 
 
+COMPANIONS = ("mlp.gate_and_up_proj", "shared_mlp.input_linear", "shared_mlp.output_linear")
+"""Layers of checkpoints that some of mlx-lm's models split, all of which they want to see."""
+
+
+def divided(pairs: Mapping[str, LoraTensors], model: nn.Module) -> dict[str, LoraTensors]:
+    """Returns the pairs, with the model's own layers in place of those that it has in parts or has
+    joined. Its `sanitize` shows which: it is given the numbers of rows in place of weights."""
+    modules = dict(model.named_modules())
+    foreign = [layer for layer, pair in pairs.items() if pair.a.ndim == 2 and layer not in modules]
+    begins, weights = [0], dict[str, mx.array]()
+    for layer in foreign:
+        width, height = pairs[layer].a.shape[0], pairs[layer].b.shape[1]
+        rows = mx.arange(begins[-1], begins[-1] + height, dtype=mx.int32)[:, None]
+        weights[f"{layer}.weight"] = mx.broadcast_to(rows, (height, width))
+        begins.append(begins[-1] + height)
+    for block in {layer.rpartition("layers.")[0] for layer in foreign if "layers." in layer}:
+        for number, name in product(range(len(model.layers)), COMPANIONS):
+            weights.setdefault(f"{block}layers.{number}.{name}.weight", mx.full((2, 1), -1))
+    given = set(weights)
+    try:
+        sanitized: dict[str, mx.array] = model.sanitize(weights) if foreign else {}
+    except Exception:  # it wants other weights too: these layers are then refused by name
+        return dict(pairs)
+    own = dict[str, LoraTensors]()
+    for name in sanitized.keys() - given:
+        path, part = name.removesuffix(".weight"), sanitized[name]
+        if path in modules and part.ndim == 2 and (numbers := np.array(part[:, 0])).min() >= 0:
+            own[path] = _of_rows([pairs[layer] for layer in foreign], begins, numbers)
+    gone = {name.removesuffix(".weight") for name in given - sanitized.keys()} if own else set()
+    return {layer: pair for layer, pair in pairs.items() if layer not in gone} | own
+
+
+def _of_rows(pairs: Sequence[LoraTensors], begins: Sequence[int], rows: Ids) -> LoraTensors:
+    """Returns the pair of a layer whose rows are these ones of the pairs' layers.
+
+    begins: the number of each layer's first row.
+    """
+    owners = np.searchsorted(begins, rows, "right") - 1
+    parts = list[LoraTensors]()
+    magnitudes = mx.zeros(len(rows))
+    for owner in np.unique(owners).tolist():
+        places = mx.array(np.flatnonzero(owners == owner))
+        own = mx.array(rows[owners == owner] - begins[owner])
+        pair, b = pairs[owner], mx.zeros((pairs[owner].b.shape[0], len(rows)))
+        b[:, places] = pair.b[:, own].astype(mx.float32) * pair.scale
+        if pair.magnitude is not None:
+            magnitudes[places] = pair.magnitude[own]
+        parts.append(replace(pair, b=b.astype(pair.b.dtype), scale=1))
+    return replace(
+        parts[0],
+        name=" and ".join(part.name for part in parts),
+        a=mx.concatenate([part.a for part in parts], axis=1),
+        b=mx.concatenate([part.b for part in parts], axis=0),
+        magnitude=None if parts[0].magnitude is None else magnitudes,
+    )
+
+
 ROWS, TOKENS = 2, 3
 """The shape of the traced forward pass; the product must differ from both numbers."""
 
@@ -307,7 +367,7 @@ class AdapterWeights:
 
     def _load(self, adapter: str, folder: Path) -> None:
         modules = dict(self._model.named_modules())
-        pairs = _by_path(read_tensors(folder), modules)
+        pairs = _by_path(read_tensors(folder), modules, self._model)
         for problem, fix in ((_unsupported, TRAIN_OTHERS), (_misfit, TRAIN_AGAIN)):
             _refuse((problem(pair, path, modules) for path, pair in pairs.items()), fix)
         pairs, dtypes = self._called(pairs, modules)
@@ -359,7 +419,7 @@ def _refuse(errors: Iterable[str | None], fix: str) -> None:
 
 
 def _by_path(
-    pairs: Mapping[str, LoraTensors], modules: Mapping[str, Any]
+    pairs: Mapping[str, LoraTensors], modules: Mapping[str, Any], model: nn.Module
 ) -> dict[str, LoraTensors]:
     # transformers' classes of one model name its layers in several ways, as mlx-lm's `sanitize`
     # of the checkpoint's tensors knows: they differ in the outer names only
@@ -371,7 +431,7 @@ def _by_path(
         return [layer] if layer in modules else by_name.get(plain_path(layer), [])
 
     by_path: dict[str, LoraTensors] = {}
-    for layer, pair in stacked(pairs, lambda layer: bool(paths_of(layer))).items():
+    for layer, pair in divided(stacked(pairs, lambda layer: bool(paths_of(layer))), model).items():
         paths = paths_of(layer)
         if len(paths) != 1:
             others = ", ".join(sorted(_next_to(layer, modules))[:NAMED_LAYERS])

@@ -427,3 +427,59 @@ def test_layers_that_both_have_fused_are_adapted_so(tmp_path: Path) -> None:
     theirs = peft_adapter(tmp_path / "peft", ours)
     (answer,) = Desk(base).loaded(theirs=theirs).all_of([RowRequest(a_prompt(20), "theirs")])
     assert_same(answer, merged(base, ours).answer(a_prompt(20)))
+
+
+REARRANGED: dict[str, tuple[dict[str, Any], dict[str, tuple[int, int]]]] = {
+    "hunyuan": (
+        CONFIGS["hunyuan"],
+        {"self_attn.qkv_proj": (128, 64), "mlp.shared_mlp.gate_and_up_proj": (256, 64)},
+    ),
+    "granitemoehybrid": (
+        {**CONFIGS["granitemoehybrid"], "num_local_experts": None},
+        {"shared_mlp.input_linear": (256, 64), "shared_mlp.output_linear": (64, 128)},
+    ),
+    "kimi_k3": (CONFIGS["kimi_k3"], {f"self_attn.{each}_proj": (128, 64) for each in "qkv"}),
+}
+"""Models that have layers of transformers in parts, or several as one: those of the first block."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dora", [False, True], ids=["lora", "dora"])
+@pytest.mark.parametrize("name", REARRANGED)
+def test_layers_that_a_model_has_in_parts_or_joined_are_adapted_as_its_weights_are(
+    tmp_path: Path, name: str, dora: bool
+) -> None:
+    """mlx-lm's own reading of what the adapter adds to the checkpoint's weights says what comes
+    out."""
+    config, layers = REARRANGED[name]
+    base = Kind(name, config).save(tmp_path / "base")
+    plain, reference = Reference(base, None), Reference(base, None)
+    settings = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "use_dora": dora}
+    tensors: Tensors = {}
+    added, magnitudes = ({"model.layers.0.mlp.gate_and_up_proj.weight": mx.zeros((2, 1))},) * 2
+    for layer, shape in layers.items():
+        height, width = shape
+        a, b = mx.random.normal((4, width)) * 0.1, mx.random.normal((height, 4)) * 0.3
+        magnitude = 1 + mx.random.uniform(shape=(height,))
+        place = f"base_model.model.model.layers.0.{layer}.lora_"
+        tensors |= {f"{place}A.weight": a, f"{place}B.weight": b}
+        tensors |= {f"{place}magnitude_vector": magnitude} if dora else {}
+        for block, value in enumerate((b @ a * 2, mx.zeros(shape))):
+            added = {**added, f"model.layers.{block}.{layer}.weight": value}
+            rows = mx.broadcast_to(magnitude[:, None], shape)
+            magnitudes = {**magnitudes, f"model.layers.{block}.{layer}.weight": rows}
+    magnitudes = reference.model.sanitize(magnitudes)
+    modules = dict(reference.model.named_modules())
+    for weight, value in reference.model.sanitize(added).items():
+        path = weight.removesuffix(".weight")
+        if path in modules and "layers.0." in path:
+            changed = modules[path].weight + value
+            norm = mx.linalg.norm(changed, axis=1, keepdims=True)
+            modules[path].weight = magnitudes[weight] * changed / norm if dora else changed
+    theirs = save(tmp_path / "theirs", settings, tensors, peft=True)
+    shapes = read_base_shapes(base, "base")
+    assert read_adapter(theirs, base_shapes=shapes.shapes, complete=shapes.complete).rank == 4
+    prompt = a_prompt(20)
+    (answer,) = Desk(base).loaded(theirs=theirs).all_of([RowRequest(prompt, "theirs")])
+    assert_same(answer, reference.answer(prompt))
+    assert reference.answer(prompt) != plain.answer(prompt)
