@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from fractions import Fraction
 from functools import lru_cache
-from itertools import chain, islice
+from itertools import chain, islice, product
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
@@ -31,6 +31,10 @@ MOST_LOOKS = 20_000
 MOST_SCHEMAS = 1000
 MOST_REQUIRED = 16
 """Members that are proposed within what may be a number, before its digits."""
+MOST_MORE = 7
+"""The digits of a step from which on no multiple of it is made."""
+MOST_DIGITS = 24
+"""The most digits of a number of which a multiple is made."""
 MOST_PROPOSED = 64
 """The most members, words or beginnings that are proposed in one place."""
 
@@ -87,6 +91,8 @@ class JsonText:
         """The last character outside of strings, besides white space."""
         self.is_opened = False
         """Whether any bracket came."""
+        self.number = b""
+        """The digits and the point of a number that may go on."""
         self._string = b""
 
     def after(self, text: bytes) -> "JsonText":
@@ -112,6 +118,8 @@ class JsonText:
             self.key = self._string.decode("utf-8", "ignore")
         self.is_opened = self.is_opened or b"{" in text or b"[" in text
         self.last = text.strip()[-1:] or self.last
+        digits = (self.number + text)[-MOST_DIGITS:]
+        self.number = digits[len(digits.rstrip(b"0123456789.")) :]
 
     @property
     def is_between(self) -> bool:
@@ -136,6 +144,8 @@ class SchemaTexts:
         """The members of objects, by their names in the order of the schemas."""
         self._words, self._items = dict[str, None](), dict[str, None]()
         """Listed values, and samples of the items of arrays."""
+        self._steps = dict[Fraction, None]()
+        """Those of `multipleOf`."""
         self._root: Any = None
         self.roots, self.inner = list[str](), list[str]()
         """The samples of the schemas, and of those inside them."""
@@ -154,6 +164,8 @@ class SchemaTexts:
                 self.inner.append(sample)
             if isinstance(schema.get("items"), dict) and (item := self._sample(schema["items"])):
                 self._items[item] = None
+            if isinstance(step := schema.get("multipleOf"), int | float) and step > 0:
+                self._steps[Fraction(str(step))] = None
             values = [schema["const"]] if "const" in schema else schema.get("enum")
             for value in values if isinstance(values, list) else ():
                 self._words[_encoder.encode(value)] = None
@@ -305,7 +317,16 @@ class SchemaTexts:
         yield from chain(":", further) if text.last == b'"' else islice(further, MOST_REQUIRED)
         # zeros after a point may have no end
         digits = DIGITS[1:] + DIGITS[:1] if text.last in b".0" else DIGITS
-        yield from chain(",", digits, ".-", LITERALS, further)
+        yield from chain(",", self._multiples(text.number), digits, ".-", LITERALS, further)
+
+    def _multiples(self, number: bytes) -> Iterator[str]:
+        """Yields digits with which the number becomes a multiple."""
+        whole, point, decimals = number.partition(b".")
+        if (whole + decimals).isdigit():
+            for step, more in product(islice(self._steps, MOST_ALTERNATIVES), range(1, MOST_MORE)):
+                lacking = -int(whole + decimals) * 10**more % (step * 10 ** (len(decimals) + more))
+                if lacking.denominator == 1 and bool(point) <= lacking < 10**more:
+                    yield f"{lacking.numerator:0{more}}"
 
     def _further(self, key: str, comma: str) -> Iterator[str]:
         """Yields members, those first that are required and come next in the schema."""

@@ -178,7 +178,7 @@ SCHEMAS: dict[str, Any] = {
         name={"type": "string", "pattern": "^[a-z]+$", "minLength": 12},
     ),
     "numbers": obj(
-        step={"type": "integer", "multipleOf": 5, "minimum": 1000},
+        step={"type": "integer", "multipleOf": 35, "minimum": 1000},
         share={"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
     ),
     "options": {
