@@ -60,11 +60,13 @@ class Row:
         seed = request.sampling.seed
         self._seed = os.urandom(8) if seed is None else (seed & (2**64 - 1)).to_bytes(8, "little")
         if self.penalised:
-            in_prompt = np.zeros(vocabulary, np.bool_)
-            in_prompt[request.prompt] = True
-            self.in_prompt = mx.array(in_prompt)
+            seen = np.zeros((1, vocabulary), np.bool_)
+            seen[0, request.prompt] = True
+            self.seen = mx.array(seen), 0
+            """Which tokens are in the prompt or the answer: the place of a row among those of a
+            batch."""
             self.counts = mx.zeros((1, vocabulary)), 0
-            """How often each token is in the answer: the place of a row among those of a batch."""
+            """How often each token is in the answer, in such a place."""
 
     @property
     def failure(self) -> str | None:

@@ -283,49 +283,55 @@ class _Penalties:
     def __init__(self, rows: Sequence[Row]) -> None:
         self.at = [i for i, row in enumerate(rows) if row.penalised]
         self.rows = [rows[i] for i in self.at]
-        self.counts = mx.zeros(0)
+        self.counts = self.seen = mx.zeros(0)
         if self.rows:
             self.is_all = len(self.rows) == len(rows)
             params = [row.sampling for row in self.rows]
             # each is a pass over all logits, or several
             self.repeats = any(s.repetition_penalty != 1 for s in params)
             self.adds = any(s.presence_penalty or s.frequency_penalty for s in params)
+            self.rewards = any(s.repetition_penalty < 1 for s in params)
             self.repetition = _column(self.rows, lambda s: s.repetition_penalty)
             self.presence = _column(self.rows, lambda s: s.presence_penalty)
             self.frequency = _column(self.rows, lambda s: s.frequency_penalty)
-            if self.repeats:
-                self.in_prompt = mx.stack([row.in_prompt for row in self.rows])
 
     def __call__(self, logits: mx.array, inputs: mx.array) -> mx.array:
         if not self.rows:
             return logits
         at = mx.array(self.at)
-        counts = self._counted(inputs[at])
         scores = logits if self.is_all else logits[at]
+        places = mx.arange(len(self.rows)), inputs[at]
         if self.repeats:
-            scores = mx.where(
-                self.in_prompt | (counts > 0),
-                mx.where(scores > 0, scores / self.repetition, scores * self.repetition),
-                scores,
-            )
+            if not all(row.seen[0] is self.seen for row in self.rows):  # others drew since
+                self.seen = _stacked([row.seen for row in self.rows])
+            self.seen = mx.array(self.seen)
+            self.seen[places] = True
+            both = scores / self.repetition, scores * self.repetition
+            repeated = mx.minimum(*both)  # of negative scores the product
+            if self.rewards:
+                raised = mx.maximum(*both)
+                repeated = mx.where(self.repetition < 1, raised, repeated)
+            scores = mx.where(self.seen, repeated, scores)
         if self.adds:
-            scores = scores - self.frequency * counts - self.presence * (counts > 0)
+            if not all(row.counts[0] is self.counts for row in self.rows):
+                self.counts = _stacked([row.counts for row in self.rows])
+            # the first input belongs to the prompt
+            generated = mx.array([float(row.sampled > 0) for row in self.rows])
+            self.counts = self.counts.at[places].add(generated)
+            scores = scores - self.frequency * self.counts - self.presence * (self.counts > 0)
         return scores if self.is_all else _replaced(logits, at, scores)
-
-    def _counted(self, inputs: mx.array) -> mx.array:
-        """Returns how often each token is in each answer; the first input belongs to the prompt."""
-        if not all(row.counts[0] is self.counts for row in self.rows):  # others drew meanwhile
-            self.counts = mx.stack([counts[at] for counts, at in (row.counts for row in self.rows)])
-        generated = mx.array([float(row.sampled > 0) for row in self.rows])
-        self.counts = self.counts.at[mx.arange(len(self.rows)), inputs].add(generated)
-        return self.counts
 
     def keep(self) -> None:
         for i, row in enumerate(self.rows):
-            row.counts = self.counts, i
+            row.seen = (self.seen, i) if self.repeats else row.seen
+            row.counts = (self.counts, i) if self.adds else row.counts
 
     def state(self) -> list[mx.array]:
-        return [self.counts] if self.rows else []
+        return [self.seen, self.counts] if self.rows else []
+
+
+def _stacked(places: Sequence[tuple[mx.array, int]]) -> mx.array:
+    return mx.stack([array[at] for array, at in places])
 
 
 class _Masks:
