@@ -214,6 +214,7 @@ MCP_MESSAGE_BYTES              = _limit(8 << 20,       "bytes",      "connection
 MCP_MESSAGE_BRACKETS           = _limit(1 << 18,       "items",      "connection", "opening brackets in a message from an MCP server, and a quarter of its quotes and commas, because parsing millions of values would block other requests", "the connection is closed")
 MCP_SESSION_BYTES              = _limit(64 << 20,      "bytes",      "connection", "all messages from an MCP server together", "the connection is closed")
 TOOL_NAME_CHARACTERS           = _limit(128,           "characters", "request",    "the name of an MCP server's tool", "the tool is left out of the list, with a note")
+MCP_MESSAGES                   = _limit(16_384,        "items",      "connection", "messages from an MCP server, each of which may ask for an answer", "the connection is closed")
 MCP_OPENINGS                   = _limit(2,             "items",      "request",    "sessions that are opened with an MCP server for one request", "its further calls fail, and the model gets an error as their result")
 
 _section("Models that are served elsewhere")

@@ -26,7 +26,7 @@ from mcp.types import (
 
 from mlx_server import limits
 from mlx_server.mcp.addresses import resolved
-from mlx_server.mcp.limits import ConnectionLost, McpError, Meter, ValueMeter, cut
+from mlx_server.mcp.limits import ConnectionLost, McpError, Meter, ValueMeter, cut, messages_meter
 from mlx_server.system.http_transport import BoundedTransport
 from mlx_server.system.turns import turn
 
@@ -98,7 +98,7 @@ class CheckedTransport(httpx2.AsyncBaseTransport):
 
     def __init__(self, *, allow_private: bool) -> None:
         self._inner = BoundedTransport(trust_env=False)
-        self._all = Meter(limits.MCP_SESSION_BYTES)
+        self._all, self._events = Meter(limits.MCP_SESSION_BYTES), messages_meter()
         self._allow_private = allow_private
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
@@ -115,7 +115,9 @@ class CheckedTransport(httpx2.AsyncBaseTransport):
         counted = httpx2.Response(
             response.status_code,
             headers=response.headers,
-            stream=_CountedStream(response.stream, meters, ValueMeter(is_stream=is_stream)),
+            stream=_CountedStream(
+                response.stream, meters, ValueMeter(self._events if is_stream else None)
+            ),
             extensions=response.extensions,
         )
         # an OAuth request has no MCP message

@@ -59,28 +59,36 @@ END_OF_EVENT = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 
 
 class Meter:
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
+    def __init__(self, limit: int, unit: str = "bytes") -> None:
+        self._limit, self._unit = limit, unit
         self._remaining = limit
 
     def count(self, size: int) -> None:
-        """Counts received bytes. Raises ConnectionLost if there are more than the limit."""
+        """Counts what was received. Raises ConnectionLost if it is more than the limit."""
         self._remaining -= size
         if self._remaining < 0:
-            raise ConnectionLost(f"The server sent more than {self._limit} bytes.")
+            raise ConnectionLost(f"The server sent more than {self._limit} {self._unit}.")
+
+
+def messages_meter() -> Meter:
+    """Counts a session's messages. For each that asks something the SDK starts a task, which waits
+    until the server reads the answer."""
+    return Meter(limits.MCP_MESSAGES, "messages")
 
 
 class ValueMeter:
     """Bounds the values of a message before it is parsed, since a parser holds the interpreter."""
 
-    def __init__(self, *, is_stream: bool = False) -> None:
-        """is_stream: whether what is counted are server-sent events, each of which is a message."""
-        self._is_stream = is_stream
+    def __init__(self, events: Meter | None = None) -> None:
+        """events: counts server-sent events, each of which is a message; None for one message."""
+        self._events = events
         self._brackets = self._signs = 0
 
     def count(self, chunk: bytes) -> None:
         """Counts a part of a message. Raises ConnectionLost if the message has too many values."""
-        *ended, last = END_OF_EVENT.split(chunk) if self._is_stream else [chunk]
+        *ended, last = END_OF_EVENT.split(chunk) if self._events else [chunk]
+        if self._events:
+            self._events.count(len(ended))
         for event in ended:
             self._add(event)
             self._brackets = self._signs = 0

@@ -23,7 +23,7 @@ from mlx_server import limits
 from mlx_server.errors import public_message
 from mlx_server.mcp import guard
 from mlx_server.mcp.http import MESSAGES
-from mlx_server.mcp.limits import ConnectionLost, McpError, Meter, ValueMeter
+from mlx_server.mcp.limits import ConnectionLost, McpError, Meter, ValueMeter, messages_meter
 from mlx_server.system.turns import turn
 
 GONE_SECONDS = 5.0
@@ -126,6 +126,7 @@ async def _read_messages(stdout: asyncio.StreamReader, into: MemoryObjectSendStr
 async def _lines(stdout: asyncio.StreamReader) -> AsyncIterator[bytes]:
     begun: list[bytes] = []
     meter, longest = Meter(limits.MCP_SESSION_BYTES), limits.MCP_MESSAGE_BYTES
+    messages = messages_meter()
     size = 0
     while chunk := await stdout.read(CHUNK):
         meter.count(len(chunk))
@@ -135,6 +136,7 @@ async def _lines(stdout: asyncio.StreamReader) -> AsyncIterator[bytes]:
         if size > longest:
             raise ConnectionLost(f"The server sent a message of more than {longest} bytes.")
         for other in others:
+            messages.count(1)
             yield b"".join(begun)
             begun, size = [other], len(other)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mlx_server.mcp import Connector, Connectors, McpError, Toolset
 from mlx_server.requests import McpServer
-from tests.mcp.playing import all_gone
+from tests.mcp.playing import all_gone, lowered
 
 HOSTILE = str(Path(__file__).with_name("hostile.py"))
 
@@ -23,9 +23,10 @@ async def opened(*habits: str, file: Path | None = None) -> AsyncIterator[Toolse
         }
     )
     servers = [McpServer(habit, connector=habit) for habit in habits]
-    async with connectors.open(servers) as toolset:
-        yield toolset
-    await all_gone()
+    with lowered(MCP_MESSAGES=1000):
+        async with connectors.open(servers) as toolset:
+            yield toolset
+        await all_gone()
 
 
 async def outcome(toolset: Toolset, habit: str) -> str:

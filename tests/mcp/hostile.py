@@ -76,6 +76,9 @@ def called(id: Any) -> None:
             while True:
                 notice = {"level": "info", "data": "x" * (1 << 16)}
                 say({"jsonrpc": "2.0", "method": "notifications/message", "params": notice})
+        case "floods pings":  # and reads none of the answers
+            for number in range(2000):
+                say({"jsonrpc": "2.0", "id": f"p{number}", "method": "ping"})
         case "lies about ids":
             say({"jsonrpc": "2.0", "id": 10**6, "result": {"content": []}})
             id = "not yours"

@@ -57,6 +57,16 @@ async def endless_events(send: Send, id: Any) -> None:
     await send({"type": "http.response.body", "body": b""})
 
 
+async def pings(send: Send, id: Any) -> None:
+    head = [(b"content-type", b"text/event-stream")]
+    await send({"type": "http.response.start", "status": 200, "headers": head})
+    for number in range(200):
+        ping = json.dumps({"jsonrpc": "2.0", "id": f"p{number}", "method": "ping"}).encode()
+        piece = b"data: " + ping + b"\n\n"
+        await send({"type": "http.response.body", "body": piece, "more_body": True})
+    await send({"type": "http.response.body", "body": b""})
+
+
 async def compressed(send: Send, id: Any) -> None:
     head = [(b"content-type", b"application/json"), (b"content-encoding", b"gzip")]
     await answered(send, 200, b"\x1f\x8b", *head)
@@ -88,6 +98,7 @@ async def cuts_an_emoji(send: Send, id: Any) -> None:
         (large, SMALL, "error: The server sent more than 65536 bytes."),
         (lists, {}, "error: The server sent a message of more than 262144 values."),
         (endless_events, SMALL, "error: The server closed the connection."),
+        (pings, {"MCP_MESSAGES": 100}, "error: The server closed the connection."),
         (compressed, {}, "error: The server sent compressed data, which was not requested."),
         (lies_about_ids, HASTY, "error: The server did not answer within 0.5 s."),
         (breaks, {}, "error: The server answered 500 Internal Server Error."),

@@ -12,7 +12,7 @@ from mlx_server import limits
 from mlx_server.errors import BadRequest, Overloaded
 from mlx_server.limits import MCP_MESSAGE_BRACKETS
 from mlx_server.mcp import Connector, Connectors
-from mlx_server.mcp.limits import ConnectionLost, CountingSemaphore, ValueMeter, cut
+from mlx_server.mcp.limits import ConnectionLost, CountingSemaphore, ValueMeter, cut, messages_meter
 from mlx_server.requests import McpServer
 from tests.mcp.habits import HOSTILE
 from tests.mcp.playing import all_gone, served
@@ -36,7 +36,7 @@ def test_a_message_has_so_many_values(unit: bytes) -> None:
 @pytest.mark.parametrize("end", [b"\n\n", b"\r\n\r\n", b"\r\r"])
 def test_each_event_of_a_stream_is_a_message(end: bytes) -> None:
     event = b"data: " + b"[" * MANY
-    stream, body = ValueMeter(is_stream=True), ValueMeter()
+    stream, body = ValueMeter(messages_meter()), ValueMeter()
     for _ in range(3):
         stream.count(event + end)
     body.count(event + end)
@@ -47,7 +47,7 @@ def test_each_event_of_a_stream_is_a_message(end: bytes) -> None:
 @pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
 def test_lines_of_one_event_are_counted_together(end: bytes) -> None:
     line = b"data: " + b"[" * (MANY // 2) + end
-    stream = ValueMeter(is_stream=True)
+    stream = ValueMeter(messages_meter())
     stream.count(line * 2)
     with pytest.raises(ConnectionLost):
         stream.count(line)

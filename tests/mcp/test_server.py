@@ -120,6 +120,7 @@ async def test_a_command_that_is_not_there() -> None:
         ("floods a line", "error: The server sent a message of more than 8388608 bytes."),
         ("floods with lists", "error: The server sent a message of more than 262144 values."),
         ("floods notices", "error: The server sent more than 16777216 bytes."),
+        ("floods pings", "error: The server sent more than 1000 messages."),
         ("changes its list", "error: Unknown tool: look"),
         ("no result", "error: The server did not follow the protocol (ValidationError)."),
         ("noise", "seen"),
