@@ -20,6 +20,7 @@ from mlx_server.tool_parsers.call_format import UncallableTool, comma_separated_
 from mlx_server.tool_parsers.values import BARE_KEY
 
 NEVER = r"/[^\s\S]/"
+ANYTHING = "/(?s:.*)/"
 
 NUMBER = r"-?(0|[1-9][0-9]{0,40})(\.[0-9]{1,40})?([eE][-+]?[0-9]{1,2})?"
 """Matches numbers that are finite in 64 bits. The digits are limited, or a small model would write
@@ -189,11 +190,11 @@ class _TextPatterns:
 
     def of(self, value: ValueSchema, depth: int) -> str:
         if not depth:
-            return NEVER
+            return ANYTHING
         schema = id(value.schema)
         if schema not in self._known:
             self._known[schema] = NEVER  # for a schema that refers to itself
-            said = ["/(?s:.*)/", *_own_patterns(value), *self._patterns_elsewhere(value, depth - 1)]
+            said = [ANYTHING, *_own_patterns(value), *self._patterns_elsewhere(value, depth - 1)]
             self._known[schema] = self.lark.terminal(" & ".join(said))
         return self._known[schema]
 

@@ -12,6 +12,7 @@ import msgspec
 import psutil
 import pytest
 
+from mlx_server import limits
 from mlx_server.engine import messages
 from mlx_server.engine.client import EngineClient
 from mlx_server.engine.messages import (
@@ -88,6 +89,25 @@ async def test_leaving_at_any_moment_leaves_nothing_behind(tiny_path: Path) -> N
         engine.on_step = steps.append
         assert len((await answered(engine, ask(6)))[0]) == 6
         assert steps[-1].waiting == 0
+
+
+@asynchronous
+async def test_an_answer_pauses_when_too_much_of_it_is_unread(
+    tiny_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(tiny_path) as engine:
+        async with engine.generate([ask(20)]) as feed:
+            await answered(engine, ask(60))
+        monkeypatch.setattr(limits, "UNREAD_BYTES", feed.unread)
+        async with engine.generate([ask(20)]) as again:
+            await answered(engine, ask(60))
+        assert not again.is_paused
+        async with engine.generate([ask(ENDLESS)]) as endless:
+            while not endless.is_paused:
+                assert endless.unread <= feed.unread
+                await asyncio.sleep(0)
+            assert len((await answered(engine, ask(40)))[0]) == 40  # 40 steps go on without it
+            assert feed.unread < endless.unread < 2 * feed.unread
 
 
 @asynchronous

@@ -1,14 +1,16 @@
 """An answer that breaks its format is made again, if it may be, or reported as it is."""
 
 import asyncio
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
 
+from mlx_server import limits
 from mlx_server.engine.messages import Generate
 from mlx_server.events import Event, Finished, Repaired, TextDelta, TokenCounts, Violation
 from mlx_server.families.hermes import PLAIN
 from mlx_server.generation.generate import RetryingAnswer
-from mlx_server.generation.plan import plan
+from mlx_server.generation.plan import plan, retry_row
 from mlx_server.generation.review import Review
 from mlx_server.messages import Conversation, Message
 from mlx_server.models.tokenizer import Tokenizer
@@ -141,3 +143,19 @@ def test_a_rejected_answer_has_another_row(spec: ModelSpec, tokenizer: Tokenizer
     assert [end.completion_tokens for end in finished(second)] == [tokens]
     assert answer.finished
     assert answer.next_row() is None
+
+
+def test_a_list_of_errors_has_room_of_its_own_beside_two_answers(spec: ModelSpec) -> None:
+    prepared = prepare(replace(spec, context_length=100_000), lambda *_: None, upcast=True)
+    request = replace(LISTING, max_tokens=50)
+    row = plan(prepared, request).rows[0]
+    room = len(row.prompt) + 2 * 50 + limits.CORRECTION_TOKENS + len(prepared.family.answer_prefix)
+
+    def again(errors: int) -> Generate | None:
+        said = Conversation((*ASKED.messages, Message("user", " x" * errors)))
+        return retry_row(prepared, request, said, row)
+
+    most = bisect_left(range(room), True, key=lambda errors: not again(errors)) - 1
+    last = again(most)
+    assert last
+    assert 0 < last.max_tokens == room - len(last.prompt) <= 2

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
+from mlx_server import limits
 from mlx_server.families import family_named
 from mlx_server.grammars import grammar
 from mlx_server.grammars.arguments import ValueSchema
@@ -72,6 +73,27 @@ def test_bare_text_has_its_format(format: str, right: list[str], wrong: list[str
     expected = [True] * len(right) + [False] * len(wrong)
     assert allowed("qwen3_coder", said, *map(qwen, right + wrong)) == expected
     assert allowed("lfm2", said, *map(pythonic, right + wrong)) == expected  # as JSON has it
+
+
+@pytest.mark.parametrize("links", [2, 3])
+def test_beyond_so_many_schemas_a_text_may_be_any(
+    links: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "TEXT_SCHEMA_DEPTH", 5)
+    definitions: dict[str, Any] = {
+        f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}]} for n in range(links)
+    }
+    definitions[f"d{links}"] = {"type": "string", "minLength": 3}
+    parameters = {"x": {"$ref": "#/$defs/d0"}}
+    tool = Tool(
+        "f",
+        "",
+        {"type": "object", "properties": parameters, "required": ["x"], "$defs": definitions},
+    )
+    notation, opens = opening("qwen3_coder")
+    grammar = grammar_of("qwen3_coder", notation, opens, (tool,))
+    texts = [opens + qwen(text) for text in ("abc", "ab")]
+    assert [accepts("qwen3_coder", grammar, text) for text in texts] == [True, links > 2]
 
 
 def test_all_formats_that_json_holds_are_held_in_text() -> None:
