@@ -72,6 +72,7 @@ def test_before_and_after_the_first_request(tiny_path: Path) -> None:
         other = {**unseen, "id": "b", "aliases": [], "pinned": False, "ttl": None}
         memory = {"budget": BUDGET, "used": 0, "kv_reserved": 0, "prompt_cache": 0, "lowered": 0}
         models = [unseen, other]
+        assert before.pop("processes")["mlx_server"] > 20_000_000
         assert before == {"object": "pool", "memory": memory, "engine": None, "models": models}
 
         wire.ok(complete(found))
