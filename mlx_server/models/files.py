@@ -130,7 +130,8 @@ def existing(path: Path) -> Path:
 WEIGHTS = "model*.safetensors"
 
 OWN = "tokenizer.json"
-TOKENIZERS = (OWN, "tiktoken.model")
+SENTENCEPIECE = "tokenizer.model"
+TOKENIZERS = (OWN, "tiktoken.model", SENTENCEPIECE)
 """Names of tokenizer files; the first that exists is used."""
 
 MOST_BYTES: Mapping[str, int] = {
@@ -141,6 +142,7 @@ MOST_BYTES: Mapping[str, int] = {
     "special_tokens_map.json": 4 << 20,
     "added_tokens.json": 4 << 20,
     "tokenizer.json": limits.TOKENIZER_BYTES,
+    "tokenizer.model": 64 << 20,
     "tiktoken.model": 64 << 20,
     "chat_template.jinja": 1 << 20,
     "chat_template.json": 1 << 20,

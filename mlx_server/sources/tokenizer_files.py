@@ -16,12 +16,13 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import msgspec
+import tokenizers
 from tokenizers import AddedToken
 
 from mlx_server import limits
 from mlx_server.errors import ModelUnusable, ServerError, TokenizerUnavailable, public_message
 from mlx_server.models.byte_level import kimi_tokenizer
-from mlx_server.models.files import BOM, OWN, TOKENIZERS, read_optional_json
+from mlx_server.models.files import BOM, OWN, SENTENCEPIECE, TOKENIZERS, read_optional_json
 from mlx_server.models.special_tokens import SpecialTokens, flags_of, read_special_tokens
 from mlx_server.sandbox.child import Served, end_with_server, serve, time_limit
 from mlx_server.sandbox.parent import Program, Stopped, WarmProcess
@@ -153,8 +154,17 @@ def completed(content: bytes, special: SpecialTokens) -> bytes | None:
     return msgspec.json.encode(parts)
 
 
-def _from_tiktoken(source: Path, config: Mapping[str, Any], special: SpecialTokens) -> bytes:
-    made = kimi_tokenizer(source, config)
+def _tokenizer(source: Path, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
+    if source.name != SENTENCEPIECE:
+        return kimi_tokenizer(source, config)
+    # few models need it, and it takes long to import
+    from mlx_server.models.sentencepiece_model import sentencepiece_tokenizer
+
+    return sentencepiece_tokenizer(source, config)
+
+
+def _with_added_tokens(source: Path, config: Mapping[str, Any], special: SpecialTokens) -> bytes:
+    made = _tokenizer(source, config)
     own = made.get_added_tokens_decoder()
     present = {token.content for token in own.values()}
     further = [t for t in special.missing_from(own) if t.content not in present]
@@ -169,7 +179,7 @@ def _made(source: Path) -> bytes:
     special = read_special_tokens(source.parent, config)
     if source.name == OWN:
         return completed(read_regular(source), special) or b""
-    return _from_tiktoken(source, config, special)
+    return _with_added_tokens(source, config, special)
 
 
 def _answer(frame: bytearray) -> Served:

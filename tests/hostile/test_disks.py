@@ -192,6 +192,7 @@ SWAPPED: dict[str, tuple[str, Callable[[Path], None]]] = {
     "a tokenizer": ("tokenizer.json", read_model),
     "weights": ("model.safetensors", read_model),
     "tiktoken's tokens": ("tiktoken.model", read_kimi),
+    "SentencePiece's tokens": ("tokenizer.model", read_kimi),
     "an adapter's config": (CONFIG, find_adapter),
     "an adapter's weights": (MLX_WEIGHTS, find_adapter),
 }

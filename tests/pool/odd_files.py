@@ -174,6 +174,9 @@ NO_FILES: Mapping[str, Odd] = {
     "tokenizer: half": Odd(
         lambda folder: os.truncate(folder / TOKENIZER, 2000), r"tokenizer\.json of this model can't"
     ),
+    "tokenizer.model: a pointer": Odd(
+        all_of(gone(TOKENIZER), put("tokenizer.model", LFS)), r"tokenizer\.model is a Git LFS"
+    ),
 }
 
 HOW = {"group_size": 32, "bits": 4}

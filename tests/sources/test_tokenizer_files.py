@@ -53,6 +53,7 @@ def test_its_own_file_goes_before_all_others_and_is_not_copied(tmp_path: Path, c
     (folder / OWN).write_text("{}")
     assert tokenizer_json(folder) == folder / OWN
     (folder / OWN).unlink()
+    (folder / "tokenizer.model").write_bytes(b"never read")
     assert tokenizer_json(folder).is_relative_to(cache)
     for name in TOKENIZERS:
         (folder / name).unlink(missing_ok=True)
