@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -203,9 +203,16 @@ def _is_engine(process: psutil.Process) -> bool:
         return False
 
 
-def assert_gone(processes: list[psutil.Process]) -> None:
-    _, alive = psutil.wait_procs(processes, timeout=STOP_SECONDS)
-    assert not alive
+def assert_gone(processes: Sequence[psutil.Process]) -> None:
+    """A process that has ended counts as gone before its parent, or init, has read that it has."""
+    eventually(lambda: not any(map(_runs, processes)), "they have ended", STOP_SECONDS)
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 @contextmanager

@@ -19,6 +19,7 @@ import pytest
 from mlx_server.engine.worker_arguments import Mode, RankGroup, RankHost
 from mlx_server.errors import EngineDied
 from tests.live.ranks import free_ports
+from tests.live.server import assert_gone
 from tests.live.test_ranks import asynchronous, running, the_others, up_to
 from tests.tiny import tiny_llama
 
@@ -91,5 +92,4 @@ async def test_a_cut_link_is_an_error_and_leaves_nothing_running(
         with pytest.raises(EngineDied, match=r"(?i)send the request again"):
             async with asyncio.timeout(NOTICED):
                 await up_to(stage, group, path, link.pull)
-    _, alive = psutil.wait_procs(ranks, timeout=10)
-    assert not alive
+    assert_gone(ranks)

@@ -21,6 +21,7 @@ from mlx_server.engine.worker_arguments import Mode, RankGroup
 from mlx_server.errors import EngineDied, ModelUnusable
 from mlx_server.requests import SamplingParams
 from tests.live.ranks import loopback_group
+from tests.live.server import assert_gone
 from tests.tiny import IM_END, tiny_llama
 from tests.worker.architectures import CONFIGS
 from tests.worker.batch_runs import a_prompt
@@ -284,8 +285,7 @@ async def test_a_lost_rank_is_an_error_and_leaves_nothing_running(
         with pytest.raises(EngineDied, match=r"(?i)send the request again"):
             async with asyncio.timeout(NOTICED):
                 await up_to(stage, group, path, lambda: ranks[rank].send_signal(sent))
-    _, alive = psutil.wait_procs(ranks, timeout=10)
-    assert not alive
+    assert_gone(ranks)
 
 
 async def up_to(stage: str, group: EngineClient, path: Path, lose: Callable[[], None]) -> None:

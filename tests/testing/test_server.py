@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from mlx_server.testing.server import ServerGone, TestRunServer
-from tests.live.server import STOP_SECONDS
+from tests.live.server import assert_gone
 
 pytestmark = pytest.mark.slow
 
@@ -30,8 +30,7 @@ def test_the_server_ends_with_a_test_run_that_is_killed(tmp_path: Path) -> None:
         server = psutil.Process(int(run.stdout.readline()))
         family = [server, *server.children(recursive=True)]
         os.kill(run.pid, signal.SIGKILL)
-    _, alive = psutil.wait_procs(family, timeout=STOP_SECONDS)
-    assert not alive
+    assert_gone(family)
 
 
 def test_modules_are_compiled_once_even_where_nothing_may_be_written_next_to_them(
