@@ -7,6 +7,7 @@ and compared.
 import asyncio
 import json
 import os
+import resource
 import shlex
 import signal
 import sys
@@ -15,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Literal
 
 import msgspec
@@ -42,9 +44,6 @@ MOST_BYTES = 256 << 10
 """The limit on each output stream."""
 
 SHOWN_CHARACTERS = 200
-
-KILL_SECONDS = 5.0
-"""How long a process that was killed may keep its output open."""
 
 
 @dataclass(frozen=True)
@@ -85,77 +84,31 @@ async def run_on(
     python = sys.executable if is_here else python_of(group)
     command = ["env", *(f"{name}={value}" for name, value in group.variables), python, *arguments]
     line = command if is_here else [*SSH, host.ssh, f"exec {shlex.join(command)}"]
-    pipe = asyncio.subprocess.PIPE
-    try:
-        process = await asyncio.create_subprocess_exec(
-            *line, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
-        )
-    except OSError:
-        return CommandOutput(None, cut="no ssh")
-    try:
-        async with asyncio.timeout(seconds):
-            return await _answer(process, stdin)
-    except TimeoutError:
-        return CommandOutput(None, cut="slow")
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        await _ended(process)
-
-
-async def _ended(process: asyncio.subprocess.Process) -> None:
-    """Waits for a process that was killed. In Python 3.11 `wait` returns only after its output has
-    been read to the end, which a process of another session may keep open."""
-    assert process.stdout
-    assert process.stderr
-    with suppress(TimeoutError):
-        async with asyncio.timeout(KILL_SECONDS):
-            await asyncio.gather(
-                _discarded(process.stdout), _discarded(process.stderr), process.wait()
+    with TemporaryFile() as out, TemporaryFile() as err:
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *line,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+                preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (MOST_BYTES,) * 2),
             )
-
-
-async def _discarded(stream: asyncio.StreamReader) -> None:
-    while await stream.read(64 << 10):
-        pass
-
-
-async def _answer(process: asyncio.subprocess.Process, stdin: bytes) -> CommandOutput:
-    assert process.stdin
-    assert process.stdout
-    assert process.stderr
-    process.stdin.write(stdin)
-    too_large = False
-    try:
-        async with asyncio.TaskGroup() as group:
-            group.create_task(_sent(process.stdin))
-            out = group.create_task(_read_output(process.stdout))
-            err = group.create_task(_read_output(process.stderr))
-    except* _TooLarge:
-        too_large = True
-    if too_large:
-        return CommandOutput(None, cut="large")
-    return CommandOutput(await process.wait(), out.result(), err.result())
-
-
-class _TooLarge(Exception):
-    pass
-
-
-async def _sent(stdin: asyncio.StreamWriter) -> None:
-    with suppress(ConnectionError):
-        await stdin.drain()
-        stdin.close()
-        await stdin.wait_closed()
-
-
-async def _read_output(stream: asyncio.StreamReader) -> bytes:
-    output = b""
-    while piece := await stream.read(64 << 10):
-        output += piece
-        if len(output) > MOST_BYTES:
-            raise _TooLarge
-    return output
+        except OSError:
+            return CommandOutput(None, cut="no ssh")
+        try:
+            async with asyncio.timeout(seconds):
+                await process.communicate(stdin)
+        except TimeoutError:
+            return CommandOutput(None, cut="slow")
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+        texts = [os.pread(file.fileno(), MOST_BYTES, 0) for file in (out, err)]
+        if max(map(len, texts)) >= MOST_BYTES:
+            return CommandOutput(None, cut="large")
+        return CommandOutput(process.returncode, *texts)
 
 
 PROBE_SECONDS = 60.0
