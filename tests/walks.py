@@ -27,7 +27,7 @@ LONGEST = 20_000
 @lru_cache
 def tree_of(family_name: str) -> LLTokenizer:
     family = family_named(family_name)
-    folder = replay_checkpoint(Path(_scratch().name), family, None)
+    folder = replay_checkpoint(Path(_scratch().name), family)
     tokenizer = tokenizer_of(family_name)
     ends = [token for token in family.stop_tokens if tokenizer.id_of(token) is not None] or [END]
     return Vocabulary(folder, [tokenizer.encode(token)[0] for token in ends]).build().trie

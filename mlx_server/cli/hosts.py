@@ -105,10 +105,10 @@ async def run_on(
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
-        texts = [os.pread(file.fileno(), MOST_BYTES, 0) for file in (out, err)]
-        if max(map(len, texts)) >= MOST_BYTES:
+        said, error = (os.pread(file.fileno(), MOST_BYTES, 0) for file in (out, err))
+        if max(len(said), len(error)) == MOST_BYTES:
             return CommandOutput(None, cut="large")
-        return CommandOutput(process.returncode, *texts)
+        return CommandOutput(process.returncode, said, error)
 
 
 PROBE_SECONDS = 60.0

@@ -75,7 +75,7 @@ def _problems_of_model(id: str, model: ModelSettings, file: TranscriptFile) -> I
             raise SettingsError("a replay model needs a `family:` in models.yaml.")
         family_named(model.family)
         if any(_depends_on_vocabulary(placed.entry) for placed in file.entries):
-            spec = ModelSpec(id, model.source, family=model.family, tokenizer=model.tokenizer)
+            spec = ModelSpec(id, model.source, family=model.family)
             prepared = prepare(spec, lambda *progress: None, upcast=False)
             yield from _unwritable(prepared, Path(model.source).name, file)
     except ServerError as error:

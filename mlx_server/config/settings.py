@@ -182,15 +182,6 @@ def _ahead(tokens: object) -> object:
     raise ValueError("should be auto, never or a number of tokens")
 
 
-def _tokenizer(path: object, info: ValidationInfo) -> object:
-    if not isinstance(path, str):
-        return path
-    folder = Path(absolute(path, info))
-    if os.path.isfile(folder / "tokenizer.json"):
-        return str(folder)
-    raise ValueError(f"no tokenizer.json in {folder.name!r}")
-
-
 def _template(path: object, info: ValidationInfo) -> object:
     """The text of the file."""
     if not isinstance(path, str):
@@ -452,7 +443,6 @@ class ModelSettings(ModelOptions, Strict):
     chat_template: Annotated[str | None, BeforeValidator(_template)] = None
     aliases: tuple[Name, ...] = ()
     context_length: Annotated[int, Field(gt=0)] | None = None
-    tokenizer: Annotated[str | None, BeforeValidator(_tokenizer)] = None
     template_kwargs: dict[Name, Any] = field(default_factory=dict)
     compute_ahead: Annotated[int, BeforeValidator(_ahead)] = limits.AHEAD_TOKENS
     reasoning_tags: tuple[TagName, ...] | None = None

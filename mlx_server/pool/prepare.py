@@ -4,7 +4,6 @@ import logging
 from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -76,8 +75,6 @@ class ModelOptions:
     family: str | None = None
     chat_template: str | None = None
     """The text of a template that overrides the checkpoint's own."""
-    tokenizer: str | None = None
-    """The folder of a replay model's tokenizer.json."""
     context_length: int | None = None
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Values of chat template variables, unless a request sets them."""
@@ -355,10 +352,7 @@ def is_current(prepared: PreparedModel) -> bool:
 def _stamp(spec: ModelSpec, path: Path) -> Stamp:
     if not spec.source.startswith(REPLAY):
         return stamp_of_model(path)
-    tokenizer = [Path(spec.tokenizer)] if spec.tokenizer else []
-    own = (stamp_of_model(folder) for folder in tokenizer)
-    transcript = () if spec.recordings else stamp_of_files([_transcript_file(spec)])
-    return (*transcript, *chain(*own))
+    return () if spec.recordings else stamp_of_files([_transcript_file(spec)])
 
 
 def _transcript_file(spec: ModelSpec) -> Path:
@@ -397,19 +391,13 @@ def _replay_checkpoint(spec: ModelSpec) -> tuple[Path, Checkpoint, ModelFamily]:
     if spec.family is None:
         raise SettingsError(f"{spec.id}: a replay model needs a `family:` in models.yaml.")
     family = family_named(spec.family)
-    tokenizer = Path(spec.tokenizer) if spec.tokenizer else None
-    path = replay_checkpoint(cache_dir() / "replay", family, tokenizer)
+    path = replay_checkpoint(cache_dir() / "replay", family)
     return path, read_checkpoint(path, spec.chat_template), family
 
 
 def _replay(spec: ModelSpec) -> PreparedModel:
     stamp = _stamp(spec, Path())
     path, checkpoint, family = _replay_checkpoint(spec)
-    if not family.stops(checkpoint):
-        raise ModelUnusable(
-            f"{spec.id} has no token that ends an answer. Set `eos_token` in the "
-            "tokenizer_config.json next to its tokenizer."
-        )
     vocabulary = checkpoint.config["vocab_size"]
     return PreparedModel(
         spec=spec,

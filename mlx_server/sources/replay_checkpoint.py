@@ -1,7 +1,7 @@
 """Makes the checkpoint folder of a replay model: everything but weights.
 
-Unless models.yaml names a tokenizer, it is the family's own or a byte-level one. The latter has
-256 bytes and the family's special tokens as single ids; a family without any gets `END`.
+Its tokenizer is the family's own or a byte-level one. The latter has 256 bytes and the family's
+special tokens as single ids; a family without any gets `END`.
 """
 
 import hashlib
@@ -17,7 +17,6 @@ from mlx_server import __version__
 from mlx_server.errors import ModelUnusable, public_message
 from mlx_server.families.base import ModelFamily
 from mlx_server.models.checkpoint import BUILT_IN_VOCABULARY
-from mlx_server.models.files import check_model
 
 FORMAT = 4
 """Increase this whenever the built-in files change, so that those in the cache are made again."""
@@ -46,18 +45,14 @@ call {{ call.id }}: {{ call.function.name }} {{ call.function.arguments | tojson
 {% endfor %}{%- if add_generation_prompt %}assistant: {% endif %}"""
 
 
-def replay_checkpoint(folder: Path, family: ModelFamily, tokenizer: Path | None) -> Path:
-    """Returns a folder that is made once for the same files.
-
-    tokenizer: a folder with a tokenizer.json; None: the family's, or a byte-level one.
-    """
-    files = _borrowed(tokenizer) if tokenizer else None
-    made_of = _inputs(family) if files is None else files
-    digest = hashlib.sha256(json.dumps([family.name, made_of], sort_keys=True).encode()).hexdigest()
+def replay_checkpoint(folder: Path, family: ModelFamily) -> Path:
+    """Returns a folder that is made once for the same files."""
+    made_of = json.dumps([family.name, _inputs(family)], sort_keys=True)
+    digest = hashlib.sha256(made_of.encode()).hexdigest()
     checkpoint = folder / f"{family.name}-{digest[:16]}"
     try:
         if not checkpoint.is_dir():
-            _write(checkpoint, _built_in(family) if files is None else files)
+            _write(checkpoint, _built_in(family))
     except OSError as error:
         raise ModelUnusable(
             f"Can't write the replay model to the cache: {public_message(error)}. Make the cache "
@@ -99,50 +94,16 @@ def _built_in(family: ModelFamily) -> Files:
     return {
         "tokenizer.json": made.to_str(),
         "tokenizer_config.json": json.dumps(config),
-        "config.json": _config(made, **{BUILT_IN_VOCABULARY: True}),
+        "config.json": json.dumps(
+            {
+                "model_type": MODEL_TYPE,
+                "vocab_size": made.get_vocab_size(),
+                "max_position_embeddings": CONTEXT,
+                BUILT_IN_VOCABULARY: True,
+            }
+        ),
         "generation_config.json": GENERATION,
     }
-
-
-def _borrowed(folder: Path) -> Files:
-    """The files of a given tokenizer, with its own chat template and end token if it has them."""
-    check_model(folder)
-    made = _from_folder(folder)
-    files = {"tokenizer_config.json": json.dumps({"chat_template": TEMPLATE})}
-    for name in ("tokenizer_config.json", "chat_template.jinja"):
-        if (folder / name).is_file():
-            files[name] = _file_text(folder / name)
-    return {
-        **files,
-        "tokenizer.json": made.to_str(),
-        "config.json": _config(made),
-        "generation_config.json": GENERATION,
-    }
-
-
-def _config(tokenizer: Tokenizer, **more: bool) -> str:
-    return json.dumps(
-        {
-            "model_type": MODEL_TYPE,
-            "vocab_size": max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0) + 1,
-            "max_position_embeddings": CONTEXT,
-            **more,
-        }
-    )
-
-
-def _file_text(path: Path) -> str:
-    try:
-        return path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ModelUnusable(f"{path.name} can't be read: {public_message(error)}.") from None
-
-
-def _from_folder(folder: Path) -> Tokenizer:
-    try:
-        return Tokenizer.from_file(str(folder / "tokenizer.json"))
-    except Exception as error:  # the library raises nothing narrower
-        raise ModelUnusable(f"tokenizer.json can't be read: {public_message(error)}.") from None
 
 
 def _byte_level(special: Sequence[str]) -> Tokenizer:

@@ -85,7 +85,7 @@ class GrammarCase:
 
 def measured(folder: Path) -> dict[str, Any]:
     with TemporaryDirectory() as scratch:
-        harmony = replay_checkpoint(Path(scratch), family_named("gpt_oss"), None)
+        harmony = replay_checkpoint(Path(scratch), family_named("gpt_oss"))
         cases = {
             "49k": GrammarCase(_tiny(49_152), folder, 2),
             "200k": GrammarCase(_tiny(200_019), harmony, 200_002),

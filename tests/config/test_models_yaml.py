@@ -9,7 +9,6 @@ import pytest
 import yaml
 from pydantic import SecretStr
 
-from mlx_server.config.models_yaml import check_file
 from mlx_server.config.settings import (
     AdapterSettings,
     ConnectorSettings,
@@ -271,13 +270,8 @@ def test_names_are_unique_across_the_file() -> None:
 
 
 def test_a_replay_model_has_its_files_beside_models_yaml(folder: Path) -> None:
-    written("models: {m: {source: 'replay:here.jsonl', tokenizer: ./none}}")
-    assert "no tokenizer.json in" in str(check_file(folder / "models.yaml")[0])
-    written("models: {m: {source: 'replay:here.jsonl', tokenizer: 5}}")
-    assert "tokenizer" in str(check_file(folder / "models.yaml")[0])
     written("models: {m: {source: 'replay:here.jsonl', family: plain}}")
     assert load().models["m"].source == f"replay:{folder / 'here.jsonl'}"
-    assert load().models["m"].tokenizer is None
 
 
 @pytest.mark.parametrize(
@@ -337,6 +331,5 @@ def test_all_settings_are_shown(folder: Path) -> None:
     stated = settings.models["gpt-oss-cloud"].capabilities
     assert stated
     assert replace(stated, stated=frozenset()) == UpstreamCapabilities()
-    assert settings.models["fake"].tokenizer == str(folder / "models" / "qwen3")
     support = settings.models["qwen3"].adapters["support"]
     assert (support.path, support.allow_other_base) == (str(folder / "lora" / "support"), False)

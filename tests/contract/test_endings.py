@@ -126,14 +126,14 @@ def places_without_ending(
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [f.name for f in FAMILIES if f.name != "harmony_text"])
 def test_a_formatted_answer_is_ended(name: str, checkpoints: Path) -> None:
-    folder = replay_checkpoint(checkpoints, family_named(name), None)
+    folder = replay_checkpoint(checkpoints, family_named(name))
     assert unended(name, folder, Message("assistant", TEXT)) == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [family.name for family in WITH_CALLS])
 def test_the_arguments_of_a_call_are_ended(name: str, checkpoints: Path) -> None:
-    folder = replay_checkpoint(checkpoints, family_named(name), None)
+    folder = replay_checkpoint(checkpoints, family_named(name))
     call = ToolCall("1", "order", TEXT)
     places = unended(name, folder, Message("assistant", tool_calls=(call,)))
     assert places == ([] if name not in OWN_NOTATIONS else None)
@@ -153,7 +153,7 @@ def test_the_object_around_the_arguments_is_ended(
     name: str, written: str, begin: str, checkpoints: Path
 ) -> None:
     family = family_named(name)
-    folder = replay_checkpoint(checkpoints, family, None)
+    folder = replay_checkpoint(checkpoints, family)
     output = written.replace("%s", TEXT.replace('"b"', '"c"'))
     assert places_without_ending(family, folder, output, begin) == []
 

@@ -130,7 +130,7 @@ def _scratch() -> TemporaryDirectory[str]:
 @lru_cache
 def tokenizer_of(family_name: str) -> Tokenizer:
     """The one that the family is replayed with."""
-    checkpoint = replay_checkpoint(Path(_scratch().name), family_named(family_name), None)
+    checkpoint = replay_checkpoint(Path(_scratch().name), family_named(family_name))
     return Tokenizer(checkpoint / "tokenizer.json")
 
 

@@ -25,7 +25,7 @@ TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 def probed(template: Path, named: str | None = None) -> str:
     """named: the family to be tried; without it, the one that would be chosen."""
     with TemporaryDirectory(prefix="probe-") as folder:
-        path = replay_checkpoint(Path(folder), PLAIN, None)
+        path = replay_checkpoint(Path(folder), PLAIN)
         checkpoint = read_checkpoint(path, template.read_text("utf-8"))
         checkpoint = replace(checkpoint, tokens={**TOKENS, **checkpoint.tokens})
         family = family_named(named) if named else family_of(checkpoint)

@@ -79,6 +79,6 @@ def _scratch() -> TemporaryDirectory[str]:
 @lru_cache
 def checkpoint_of(family: str) -> Checkpoint:
     """The one that the family is replayed with, and its golden template."""
-    folder = replay_checkpoint(Path(_scratch().name), family_named(family), None)
+    folder = replay_checkpoint(Path(_scratch().name), family_named(family))
     template = template_of(family)
     return read_checkpoint(folder, template.read_text("utf-8") if template.is_file() else None)

@@ -44,7 +44,7 @@ def _scratch() -> TemporaryDirectory[str]:
 
 @lru_cache
 def vocabulary_of(family: ModelFamily) -> tuple[Tokenizer, Vocabulary]:
-    folder = replay_checkpoint(Path(_scratch().name), family, None)
+    folder = replay_checkpoint(Path(_scratch().name), family)
     tokenizer = Tokenizer(folder / "tokenizer.json")
     stops = [id for name in family.stop_tokens if (id := tokenizer.id_of(name)) is not None]
     return tokenizer, Vocabulary(folder, stops or [max(tokenizer.control_tokens)]).build()

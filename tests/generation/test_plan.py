@@ -165,7 +165,7 @@ Replayed = Callable[..., ModelSpec]
 
 @pytest.fixture
 def bytes_of_smollm2(tmp_path: Path) -> Tokenizer:
-    return Tokenizer(replay_checkpoint(tmp_path / "own", SMOLLM2, None) / "tokenizer.json")
+    return Tokenizer(replay_checkpoint(tmp_path / "own", SMOLLM2) / "tokenizer.json")
 
 
 def test_a_replayed_row_has_its_script_and_a_stop_token(

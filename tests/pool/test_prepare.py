@@ -16,7 +16,7 @@ from mlx_server.families.hermes import PLAIN
 from mlx_server.pool.prepare import ModelSpec, PreparedModel, prepare
 from tests.pool.machine import WEIGHTS, held, run, running
 from tests.pool.preparing import of
-from tests.sources.replay_tokenizers import SOME_FAMILIES, owned
+from tests.sources.replay_tokenizers import SOME_FAMILIES
 from tests.tiny import tiny_llama
 from tests.tiny_encoders import BERT, POSITIONS, ranking, tiny_encoder
 
@@ -125,14 +125,3 @@ def test_a_family_has_to_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         prepared(tmp_path, monkeypatch)
     with pytest.raises(SettingsError, match="Known families"):
         prepared(tmp_path, monkeypatch, family="llama")
-
-
-def test_a_tokenizer_without_an_end_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = str(owned(tmp_path / "own"))
-    with pytest.raises(ModelUnusable, match="eos_token"):
-        prepared(tmp_path, monkeypatch, family="gemma3", tokenizer=folder)
-    assert prepared(tmp_path, monkeypatch, family="smollm2", tokenizer=folder)
-    owned(tmp_path / "own", eos_token="<s>")
-    assert prepared(tmp_path, monkeypatch, family="gemma3", tokenizer=folder)

@@ -65,7 +65,7 @@ FORMATS: dict[str, tuple[str, str, str]] = {
 
 def checkpoint_with(folder: Path, special: str) -> Checkpoint:
     tokens = ("<|endoftext|>", *special.split())
-    return read_checkpoint(replay_checkpoint(folder, replace(QWEN3, special_tokens=tokens), None))
+    return read_checkpoint(replay_checkpoint(folder, replace(QWEN3, special_tokens=tokens)))
 
 
 def prompt_of(checkpoint: Checkpoint, infill: Infill, most: int = MOST) -> list[int]:

@@ -1,6 +1,5 @@
 """The checkpoint of a replay model: made once, whole, and fit for any text."""
 
-import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,13 +17,13 @@ from mlx_server.messages import Conversation, Message
 from mlx_server.models.checkpoint import Checkpoint, read_checkpoint
 from mlx_server.sources import replay_checkpoint as module
 from mlx_server.sources.replay_checkpoint import replay_checkpoint
-from tests.sources.replay_tokenizers import SOME_FAMILIES, owned
+from tests.sources.replay_tokenizers import SOME_FAMILIES
 
 ROOT = Path(__file__).parents[2]
 
 
-def made(folder: Path, family: ModelFamily, tokenizer: Path | None = None) -> Checkpoint:
-    return read_checkpoint(replay_checkpoint(folder, family, tokenizer))
+def made(folder: Path, family: ModelFamily) -> Checkpoint:
+    return read_checkpoint(replay_checkpoint(folder, family))
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -99,20 +98,20 @@ def test_a_conversation_is_rendered(
 
 
 def test_it_is_made_once(tmp_path: Path) -> None:
-    first = replay_checkpoint(tmp_path, SMOLLM2, None)
+    first = replay_checkpoint(tmp_path, SMOLLM2)
     stamp = (first / "config.json").stat().st_mtime_ns
-    assert replay_checkpoint(tmp_path, SMOLLM2, None) == first
+    assert replay_checkpoint(tmp_path, SMOLLM2) == first
     assert (first / "config.json").stat().st_mtime_ns == stamp
-    assert replay_checkpoint(tmp_path, PLAIN, None) != first
+    assert replay_checkpoint(tmp_path, PLAIN) != first
     assert len(list(tmp_path.iterdir())) == 2, "nothing else is left there"
 
 
 def test_it_is_another_one_when_the_files_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = replay_checkpoint(tmp_path, SMOLLM2, None)
+    first = replay_checkpoint(tmp_path, SMOLLM2)
     monkeypatch.setattr(module, "TEMPLATE", "{{ messages[0].content }}")
-    second = replay_checkpoint(tmp_path, SMOLLM2, None)
+    second = replay_checkpoint(tmp_path, SMOLLM2)
     assert second != first
     assert b"messages[0]" in contents(second)["tokenizer_config.json"]
 
@@ -126,7 +125,7 @@ from mlx_server.families.hermes import SMOLLM2
 from mlx_server.sources.replay_checkpoint import replay_checkpoint
 print("ready", flush=True)
 sys.stdin.readline()
-print(replay_checkpoint(Path(sys.argv[1]), SMOLLM2, None))
+print(replay_checkpoint(Path(sys.argv[1]), SMOLLM2))
 """
     processes = [
         subprocess.Popen(
@@ -155,7 +154,7 @@ def test_who_comes_second_takes_the_first_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another process makes it between the look and the renaming."""
-    first = replay_checkpoint(tmp_path, SMOLLM2, None)
+    first = replay_checkpoint(tmp_path, SMOLLM2)
     before = contents(first)
     is_dir = Path.is_dir
     looks: list[Path] = []
@@ -165,7 +164,7 @@ def test_who_comes_second_takes_the_first_ones(
         return len(looks) > 1 and is_dir(path)
 
     monkeypatch.setattr(Path, "is_dir", blind_once)
-    assert replay_checkpoint(tmp_path, SMOLLM2, None) == first
+    assert replay_checkpoint(tmp_path, SMOLLM2) == first
     monkeypatch.undo()
     assert looks.count(first) == 2
     assert contents(first) == before
@@ -182,7 +181,7 @@ def test_a_failure_half_way_leaves_nothing(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(Path, "write_text", full)
     with pytest.raises(ModelUnusable, match=r"No space left.*MLX_SERVER_CACHE"):
-        replay_checkpoint(tmp_path, SMOLLM2, None)
+        replay_checkpoint(tmp_path, SMOLLM2)
     assert list(tmp_path.iterdir()) == []
     monkeypatch.undo()
     made(tmp_path, SMOLLM2)
@@ -191,50 +190,4 @@ def test_a_failure_half_way_leaves_nothing(tmp_path: Path, monkeypatch: pytest.M
 def test_a_cache_that_can_not_be_written_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ModelUnusable, match="MLX_SERVER_CACHE"):
-        replay_checkpoint(tmp_path / "file" / "replay", SMOLLM2, None)
-
-
-def test_an_own_tokenizer_is_taken_with_its_template_and_its_end(tmp_path: Path) -> None:
-    folder = owned(
-        tmp_path / "own", eos_token="</think>", chat_template="T{{ messages[0].content }}"
-    )
-    checkpoint = made(tmp_path / "cache", PLAIN, folder)
-    tokenizer = checkpoint.tokenizer
-    assert checkpoint.end_tokens == {tokenizer.id_of("</think>")}
-    rendered = PLAIN.render(checkpoint, Conversation((Message("user", "Hi"),)))
-    assert tokenizer.decode(rendered.tokens) == "THi"
-    assert checkpoint.config["vocab_size"] == tokenizer.vocabulary
-
-
-def test_a_template_in_a_file_of_its_own_is_taken(tmp_path: Path) -> None:
-    folder = owned(tmp_path / "own")
-    (folder / "chat_template.jinja").write_text("mine", "utf-8")
-    template = made(tmp_path / "cache", SMOLLM2, folder).template
-    assert template
-    assert template.source == "mine"
-
-
-def test_a_bare_tokenizer_gets_the_simple_template(tmp_path: Path) -> None:
-    template = made(tmp_path / "cache", SMOLLM2, owned(tmp_path / "own")).template
-    assert template
-    assert template.source == module.TEMPLATE
-
-
-def test_ids_with_gaps_are_all_inside_the_vocabulary(tmp_path: Path) -> None:
-    folder = owned(tmp_path / "own")
-    content = json.loads((folder / "tokenizer.json").read_text("utf-8"))
-    content["model"]["vocab"]["<|im_end|>"] = 2000
-    content["added_tokens"] = [t for t in content["added_tokens"] if t["content"] == "<|im_end|>"]
-    content["added_tokens"][0]["id"] = 2000
-    (folder / "tokenizer.json").write_text(json.dumps(content), "utf-8")
-    checkpoint = made(tmp_path / "cache", SMOLLM2, folder)
-    assert SMOLLM2.stops(checkpoint) == {2000}
-    assert checkpoint.config["vocab_size"] == 2001
-
-
-@pytest.mark.parametrize("content", [None, "", "{}", "not json"])
-def test_a_tokenizer_that_can_not_be_read_is_told(tmp_path: Path, content: str | None) -> None:
-    if content is not None:
-        (tmp_path / "tokenizer.json").write_text(content)
-    with pytest.raises(ModelUnusable, match=r"tokenizer\.json can't be read"):
-        replay_checkpoint(tmp_path / "cache", SMOLLM2, tmp_path)
+        replay_checkpoint(tmp_path / "file" / "replay", SMOLLM2)

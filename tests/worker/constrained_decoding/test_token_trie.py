@@ -39,7 +39,7 @@ def agree(folder: Path) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_the_vocabularies_of_families(family: Any, tmp_path: Path) -> None:
-    agree(replay_checkpoint(tmp_path, family, None))
+    agree(replay_checkpoint(tmp_path, family))
 
 
 def test_the_vocabulary_of_the_demo_model(demo_path: Path) -> None:
