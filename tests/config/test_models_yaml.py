@@ -299,8 +299,6 @@ def test_the_file_that_ships_is_right() -> None:
 def test_all_settings_are_shown(folder: Path) -> None:
     text = (ROOT / "mlx_server" / "config" / "all_settings.yaml").read_text()
     written("", "qwen3.jinja")
-    (folder / "models" / "qwen3").mkdir(parents=True)
-    written("", "models/qwen3/tokenizer.json")
     (folder / "adapters").mkdir()
     (folder / "lora").mkdir()
     hosts = [{"ssh": "127.0.0.1", "ips": ["127.0.0.1"]}, {"ssh": "localhost", "ips": ["127.0.0.1"]}]
