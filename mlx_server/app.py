@@ -59,6 +59,7 @@ from mlx_server.http.web_sockets import web_sockets
 from mlx_server.mcp import Connectors
 from mlx_server.pool.models import OnProgress, progress_display
 from mlx_server.pool.pool import AnswerRecorder, Pool
+from mlx_server.pool.scheduler import cancelled
 from mlx_server.sources.transcript import Recordings
 from mlx_server.store import Store
 from mlx_server.system import descriptors, logs
@@ -69,6 +70,7 @@ from mlx_server.system.process import return_large_blocks
 log = logging.getLogger("mlx_server")
 
 PRUNE_SECONDS = 3600.0
+WATCH_SECONDS = 1.0
 BACKLOG = 16
 """Connections that are accepted before the next count of them."""
 
@@ -94,12 +96,15 @@ def create_app(
         asyncio.get_running_loop().set_exception_handler(LoopErrors())
         async with AsyncExitStack() as on:
             store = await on.enter_async_context(_opened(settings.store))
+            pool.servers = store.servers
             app.state.runs = runs = Runs(store, server.concurrency)
             app.state.signer = Signer(await asyncio.to_thread(secret_key, settings.store.data_dir))
             on.push_async_callback(connectors.stop)
             on.callback(awake.stop)
             await pool.start()
             on.push_async_callback(pool.stop)
+            watching = asyncio.create_task(_watch(store, pool))
+            on.push_async_callback(cancelled, [watching])
             compiled.warm()
             await anyio.lowlevel.checkpoint()  # anyio's backend is imported before it is needed
             on.push_async_callback(runs.stop)
@@ -195,8 +200,7 @@ async def _opened(settings: StoreSettings) -> AsyncIterator[Store]:
         try:
             yield store
         finally:
-            pruning.cancel()
-            await asyncio.gather(pruning, return_exceptions=True)
+            await cancelled([pruning])
             await store.close()
 
 
@@ -205,6 +209,20 @@ async def _prune(store: Store) -> None:
         with suppress(StoreUnavailable):  # the store has logged it
             await store.prune()
         await asyncio.sleep(PRUNE_SECONDS)
+
+
+async def _watch(store: Store, pool: Pool) -> None:
+    """Shares the memory with the other servers of the data directory, and ends the responses of
+    those that have ended."""
+    known: frozenset[str] = frozenset()
+    while True:
+        others = frozenset(await pool.share_memory())
+        if known - others:
+            with suppress(StoreUnavailable):  # the store has logged it
+                await store.adopt()
+                known = others
+        known |= others
+        await asyncio.sleep(WATCH_SECONDS)
 
 
 def run(settings: Settings) -> None:

@@ -274,6 +274,7 @@ PROMPT_SNAPSHOTS               = _limit(16,            "items",      "request", 
 PROMPTS_AHEAD                  = _limit(16,            "items",      "server",     "next prompts of conversations to be computed ahead", "the oldest is dropped")
 AHEAD_TOKENS                   = _limit(4096,         "tokens",     "conversation", "a conversation's next prompt computed ahead, or `compute_ahead`", "the rest is computed when it is sent")
 PROMPT_FILE_BYTES              = _limit(20_000_000_000, "bytes",      "server",     "the prompt cache's files, as the disk counts them", "the least recently used are removed", "server.prompt_cache.disk")
+PROMPT_WRITES_PER_DAY          = _limit(64_000_000_000, "bytes",      "server",     "what all servers of a data directory write to the prompt cache's files in a day, for the sake of the SSD", "no more is written until the next day", "server.prompt_cache.disk_writes_per_day")
 PROMPT_FILES                   = _limit(65_536,        "items",      "server",     "files of the prompt cache", "the least recently used are removed")
 PROMPT_WRITE_BYTES             = _limit(256 << 20,     "bytes",      "server",     "bytes of prompt caches that wait to be written, copied or after they left the memory limit; one larger file is allowed", "no more are copied until some are written; of what leaves, of which a 64th of MLX's memory limit is kept at most, only the beginning is kept")
 ADAPTER_CONFIG_BYTES           = _limit(1_000_000,     "bytes",      "model",      "`adapter_config.json`", "the adapter is refused")

@@ -17,7 +17,6 @@ import json
 import logging
 import os
 import re
-import secrets
 import shutil
 import stat
 import struct
@@ -25,7 +24,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from io import BytesIO
@@ -38,7 +37,15 @@ from numpy.typing import NDArray
 
 from mlx_server import limits
 from mlx_server.models.files import SIZES, BadHeader, read_header
-from mlx_server.system.files import own_path
+from mlx_server.system.daily_bytes import FILE as WRITTEN
+from mlx_server.system.daily_bytes import DailyBytes
+from mlx_server.system.files import (
+    LOCKED,
+    create_locked,
+    lock_within,
+    own_path,
+    remove_abandoned,
+)
 
 Ids = NDArray[np.uint32]
 
@@ -276,9 +283,7 @@ def _checked_bytes(path: Path, most_bytes: int) -> bytearray:
 log = logging.getLogger("mlx_server.engine")
 
 LOCK, DRAFT = "lock", ".draft"
-
-DRAFT_NAME = re.compile(rf"[0-9a-f]{{16}}{re.escape(DRAFT)}")
-"""Names of our own drafts: in a folder of the owner's choice other files may end like them."""
+"""The folder's lock, and the ending of a file that is being written."""
 
 UNIT = 4096
 """Bytes in which disks count."""
@@ -286,14 +291,14 @@ UNIT = 4096
 RESERVE_BYTES = 1 << 30
 """Free space that is left to other programs."""
 
-SCAN_SECONDS = 30.0
+SCAN_PAUSE = 20
+"""How much longer than the latest scan the time before the next one is, at least."""
+
+LOCK_SECONDS = 5.0
+"""How long a server waits until others have read what it would remove."""
 
 KEPT_SHARE = 0.95
 """The share of the limit that is kept when files have to be removed, so that this is rare."""
-
-
-class FolderInUse(Exception):
-    """Another engine uses the folder."""
 
 
 @dataclass(slots=True)
@@ -306,9 +311,16 @@ class FileUse:
 
 class PromptFolder:
     """The index of a folder: its files, when they were used, and their size on disk. Several
-    threads may use it."""
+    threads may use it, and several servers may use the folder. Each file has one writer, and none
+    is removed to make room while a server reads some."""
 
-    def __init__(self, path: Path, most_bytes: int, block: int = BLOCK_TOKENS) -> None:
+    def __init__(
+        self,
+        path: Path,
+        most_bytes: int,
+        block: int = BLOCK_TOKENS,
+        writes_per_day: int = limits.PROMPT_WRITES_PER_DAY,
+    ) -> None:
         self.path, self.most_bytes, self.block = path, most_bytes, block
         self._files: dict[PromptFile, FileUse] = {}
         self._lengths: dict[tuple[str, str], Counter[int]] = {}
@@ -320,9 +332,11 @@ class PromptFolder:
         self._latest = 0
         """The time of the latest use of any file: later uses are later, also if the clock has been
         set back."""
+        self._writes_per_day = writes_per_day
         self._lock = threading.RLock()
-        self._locked: int | None = None
-        self._scanned = 0.0
+        self._seen = 0
+        """The folder's time of change, as of the latest scan or change of our own."""
+        self._next_scan = 0.0
 
     @property
     def count(self) -> int:
@@ -332,33 +346,65 @@ class PromptFolder:
         return file in self._files
 
     def open(self) -> None:
-        """Makes the folder, or reads what it has. Raises FolderInUse or OSError."""
+        """Makes the folder, or reads what it has. Raises OSError."""
         self.path = own_path(self.path)
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.chmod(self.path, 0o700)
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        self._locked = os.open(self.path / LOCK, flags, 0o600)
-        try:
-            fcntl.flock(self._locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self.close()
-            raise FolderInUse from None
-        for draft in self.path.glob(f"*{DRAFT}"):
-            if DRAFT_NAME.fullmatch(draft.name):
-                draft.unlink(missing_ok=True)
-        self.scan()
+        with self.reading():  # fails now, rather than later, on a file system without locks
+            self.remove_drafts()
+            self.scan()
         self.make_room(0)
 
-    def close(self) -> None:
-        if self._locked is not None:
-            os.close(self._locked)
-            self._locked = None
+    def remove_drafts(self) -> None:
+        """Removes what killed servers have half written."""
+        for draft in self.path.glob(f"*{DRAFT}"):
+            if _is_draft(draft.name):
+                with suppress(OSError):
+                    remove_abandoned(draft)
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether others have changed the folder since it was read, and it may be read again."""
+        return time.monotonic() >= self._next_scan and self._changed() != self._seen
+
+    def refresh(self) -> None:
+        if self.is_stale:
+            self.scan()
+
+    def _changed(self) -> int:
+        with suppress(OSError):
+            return self.path.stat().st_mtime_ns
+        return 0
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """A change of our own to the folder, which does not make the index stale."""
+        with self._lock:
+            was_known = self._changed() == self._seen
+            yield
+            if was_known:
+                self._seen = self._changed()
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Keeps other servers from removing files meanwhile."""
+        with self._locked(fcntl.LOCK_SH):
+            yield
+
+    @contextmanager
+    def _locked(self, how: int) -> Iterator[bool]:
+        lock = os.open(self.path / LOCK, LOCKED, 0o600)
+        try:
+            yield lock_within(LOCK_SECONDS, lock, how)
+        finally:
+            os.close(lock)
 
     def scan(self) -> None:
         """Reads the folder again. Only the owner's regular files with the right names count. If the
         folder is gone, there are none."""
         own: list[tuple[PromptFile, os.stat_result]] = []
         foreign = 0
+        began, changed = time.monotonic(), self._changed()
         with suppress(FileNotFoundError), os.scandir(self.path) as entries:
             for entry in entries:
                 file = parsed(entry.name)
@@ -367,17 +413,19 @@ class PromptFolder:
                     if file and _is_own(status):
                         own.append((file, status))
                     else:
-                        foreign += entry.name != LOCK and not DRAFT_NAME.fullmatch(entry.name)
+                        foreign += entry.name not in (LOCK, WRITTEN) and not _is_draft(entry.name)
         with self._lock:
             self._files, self._lengths, self.nbytes = {}, {}, 0
             for file, status in sorted(own, key=lambda each: each[1].st_mtime_ns):
                 self._add(file, status, status.st_mtime_ns)
-        if foreign:
+            self._seen = changed
+        if foreign and not self._next_scan:
             log.warning(
                 "the prompt cache's folder has %d entries of other programs, which are ignored",
                 foreign,
             )
-        self._scanned = time.monotonic()
+        now = time.monotonic()
+        self._next_scan = now + SCAN_PAUSE * (now - began)
 
     def _add(self, file: PromptFile, status: os.stat_result, used: int) -> None:
         self._drop(file)
@@ -444,56 +492,93 @@ class PromptFolder:
                 yield state
 
     def write(self, file: PromptFile, pieces: Sequence[memoryview]) -> None:
-        """Writes a file unless it is there, and removes others if they exceed the limit. Raises
-        OSError."""
-        if time.monotonic() - self._scanned > SCAN_SECONDS:
-            self.scan()  # other programs may have removed files
+        """Writes a file unless it is there or another server writes it, and removes others if they
+        exceed the limit. Raises OSError."""
+        self.refresh()
         nbytes = sum(piece.nbytes for piece in pieces)
-        if file in self or nbytes + UNIT > self.most_bytes:
+        if file in self or nbytes + UNIT > self.most_bytes or self._is_there(file):
             return
-        self.make_room(nbytes + UNIT)
+        if not self.make_room(nbytes + UNIT):
+            return
         if shutil.disk_usage(self.path).free < nbytes + RESERVE_BYTES:
             raise OSError(f"less than {RESERVE_BYTES >> 30} GiB would be left free")
-        draft = self.path / f"{secrets.token_hex(8)}{DRAFT}"
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-        used = self._now()
+        draft = self.path / f"{file.name}{DRAFT}"
+        remove_abandoned(draft)
         try:
-            with os.fdopen(os.open(draft, flags, 0o600), "wb", buffering=0) as opened:
+            with self._changing():
+                descriptor = create_locked(draft)
+        except FileExistsError:
+            return
+        used = self._now()
+        with os.fdopen(descriptor, "wb", buffering=0) as opened:
+            try:
+                self._count(nbytes)
                 for part in written(pieces):
                     write_all(opened, part)
-                status = os.fstat(opened.fileno())
-            os.utime(draft, ns=(used, used), follow_symlinks=False)
-            os.replace(draft, self.place(file))
-        except BaseException:
-            with suppress(OSError):
-                draft.unlink(missing_ok=True)
-            raise
+                status = os.fstat(descriptor)
+                os.utime(draft, ns=(used, used), follow_symlinks=False)
+                with self._changing():
+                    os.replace(draft, self.place(file))
+            except BaseException:
+                with suppress(OSError):
+                    draft.unlink(missing_ok=True)
+                raise
         with self._lock:
             self._add(file, status, used)
             self.written += status.st_blocks * 512
         self.make_room(0)
 
-    def make_room(self, nbytes: int) -> None:
-        """Removes the least recently used files until `nbytes` more are within the limits."""
+    def _is_there(self, file: PromptFile) -> bool:
+        """Whether another server has written the file since the folder was read."""
+        with suppress(OSError):
+            status = self.place(file).lstat()
+            if _is_own(status):
+                with self._lock:
+                    self._add(file, status, status.st_mtime_ns)
+                return True
+        return False
+
+    def _count(self, nbytes: int) -> None:
+        if not DailyBytes(self.path, self._writes_per_day).take(nbytes):
+            raise OSError(
+                f"{self._writes_per_day / 1e9:g} GB were written today, which is "
+                "`disk_writes_per_day` under `prompt_cache`"
+            )
+
+    def make_room(self, nbytes: int) -> bool:
+        """Removes the least recently used files until `nbytes` more are within the limits. Returns
+        whether there is room now: a server may be reading."""
         most_files = limits.PROMPT_FILES - bool(nbytes)
-        with self._lock:
-            if self.nbytes + nbytes <= self.most_bytes and self.count <= most_files:
-                return
+        if self.nbytes + nbytes <= self.most_bytes and self.count <= most_files:
+            return True
+        with self._locked(fcntl.LOCK_EX) as is_alone:
+            if not is_alone:
+                return False
+            self.scan()  # other servers may have used or removed files
             most = int(self.most_bytes * KEPT_SHARE) - nbytes
-            for file in self.by_use():
-                if self.nbytes <= most and self.count <= most_files * KEPT_SHARE:
-                    break
-                self.remove(file)
+            with self._lock:
+                for file in self.by_use():
+                    if self.nbytes <= most and self.count <= most_files * KEPT_SHARE:
+                        break
+                    self.remove(file)
+        return True
 
     def by_use(self) -> list[PromptFile]:
         """Returns the files, the least recently used one first."""
         return sorted(self._files, key=lambda file: self._files[file].used)
 
     def remove(self, file: PromptFile) -> None:
-        with self._lock:
+        with self._changing():
             with suppress(OSError):
                 self.place(file).unlink(missing_ok=True)
             self._drop(file)
+
+    def remove_unread(self, files: Sequence[PromptFile]) -> None:
+        """Removes files that are superfluous, unless a server reads some."""
+        if files:
+            with self._locked(fcntl.LOCK_EX) as is_alone:
+                for file in files if is_alone else ():
+                    self.remove(file)
 
     def remove_if(self, is_unwanted: Callable[[PromptFile], bool]) -> None:
         with self._lock:
@@ -517,6 +602,11 @@ class PromptFolder:
             for file, use in self._files.items():
                 groups.setdefault(file.group, []).append((file, use))
         return groups
+
+
+def _is_draft(name: str) -> bool:
+    """In a folder of the owner's choice other files may end like drafts."""
+    return name.endswith(DRAFT) and parsed(name.removesuffix(DRAFT)) is not None
 
 
 def write_all(opened: Any, part: memoryview) -> None:

@@ -22,7 +22,6 @@ from mlx_server.prompt_files import (
     DRAFT,
     LOCK,
     DamagedFile,
-    FolderInUse,
     Ids,
     PromptFile,
     PromptFolder,
@@ -36,6 +35,8 @@ from mlx_server.prompt_files import (
     read,
     written,
 )
+from mlx_server.system import daily_bytes
+from mlx_server.system.daily_bytes import DailyBytes
 
 BLOCK = 4
 GROUP = group_of("m")
@@ -196,8 +197,11 @@ def put(folder: PromptFolder, file: PromptFile, size: int = 10) -> None:
     folder.write(file, [*encoded(file, ids(1), "", {}), memoryview(bytes(size))])
 
 
+OTHERS = {LOCK, daily_bytes.FILE}
+
+
 def on_disk(path: Path) -> int:
-    return sum(e.stat().st_blocks * 512 for e in path.iterdir() if e.name != LOCK)
+    return sum(e.stat().st_blocks * 512 for e in path.iterdir() if e.name not in OTHERS)
 
 
 def test_the_longest_prefix(tmp_path: Path) -> None:
@@ -249,7 +253,6 @@ def test_the_least_recently_used_are_removed_and_last_blocks_first(tmp_path: Pat
     assert files[3] in folder
     folder.touch(files[6:12])
     assert folder.by_use()[-6:] == files[11:5:-1]
-    folder.close()
     assert opened(tmp_path, 10 * 4096).by_use()[-6:] == files[11:5:-1]
 
 
@@ -264,8 +267,7 @@ def test_the_limit_holds_as_the_disk_counts(
         put(folder, numbered(number), size)
         assert on_disk(path) <= most
         assert folder.nbytes == on_disk(path)
-    folder.close()
-    opened(path, 5 * 4096).close()
+    opened(path, 5 * 4096)
     assert on_disk(path) <= 5 * 4096, "a lowered limit holds from the start"
 
 
@@ -278,18 +280,86 @@ def test_the_number_of_files_is_limited(tmp_path: Path, monkeypatch: pytest.Monk
     assert folder.count >= 18
 
 
-def test_a_folder_has_one_engine(tmp_path: Path) -> None:
-    folder = opened(tmp_path)
-    with pytest.raises(FolderInUse):
-        opened(tmp_path)
-    folder.close()
-    opened(tmp_path).close()
+def test_two_servers_use_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompt_files, "SCAN_PAUSE", 0)
+    one, other = opened(tmp_path), opened(tmp_path)
+    os.utime(tmp_path, (0, 0))  # longer ago than a tick of the file system's clock
+    other.refresh()
+    put(one, FILE)
+    assert FILE not in other
+    assert other.is_stale
+    inode = one.place(FILE).stat().st_ino
+    put(PromptFolder(tmp_path, MOST, BLOCK), FILE)
+    assert one.place(FILE).stat().st_ino == inode, "it was not written again"
+    other.refresh()
+    assert FILE in other
+    put(one, numbered(0))
+    assert not one.is_stale, "its own changes are known"
+    other.remove(FILE)
+    put(one, FILE)
+    assert one.place(FILE).exists()
+
+
+def test_a_file_has_one_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = opened(tmp_path), opened(tmp_path)
+
+    def written_twice(*arguments: Any) -> None:
+        monkeypatch.undo()
+        put(other, FILE)
+        assert not other.place(FILE).exists()
+        assert other.written == 0
+        other.open()  # which removes what killed servers have half written
+        prompt_files.write_all(*arguments)
+
+    monkeypatch.setattr(prompt_files, "write_all", written_twice)
+    put(one, FILE)
+    assert one.place(FILE).exists()
+
+
+def test_what_a_server_reads_is_not_removed_to_make_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prompt_files, "LOCK_SECONDS", 0.0)
+    one, other = opened(tmp_path, 10 * 4096), opened(tmp_path, 10 * 4096)
+    files = [numbered(number) for number in range(12)]
+    for file in files[:9]:
+        put(one, file)
+    other.refresh()
+    with other.reading(), one.reading():
+        for file in files[9:]:
+            put(one, file)
+        one.remove_unread(files)
+        assert all(other.place(file).exists() for file in files[:9])
+        assert on_disk(tmp_path) <= 10 * 4096
+    other.touch(files[:3])
+    for file in files[9:]:
+        put(one, file)
+    assert all(file in one for file in files[:3]), "another server's use counts"
+    assert files[3] not in one
+
+
+def test_what_all_servers_write_in_a_day_is_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = (PromptFolder(tmp_path, MOST, BLOCK, writes_per_day=1600) for _ in range(2))
+    one.open()
+    other.open()
+    put(one, numbered(0), 500)
+    put(other, numbered(1), 500)
+    with pytest.raises(OSError, match="`disk_writes_per_day`"):
+        put(one, numbered(2), 500)
+    assert not one.place(numbered(2)).exists()
+    assert 1000 < DailyBytes(tmp_path, 0).today <= 1600
+    monkeypatch.setattr(daily_bytes, "_day", lambda: "2999-01-01")
+    put(one, numbered(2), 500)
+    (tmp_path / daily_bytes.FILE).write_text("damaged")
+    put(one, numbered(3), 500)
 
 
 def test_what_is_not_ours_is_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "elsewhere").write_text("mine")
     (tmp_path / "novel.draft").write_text("mine")
-    (tmp_path / f"{'0a' * 8}{DRAFT}").write_text("half of a file")
+    (tmp_path / f"{numbered(1).name}{DRAFT}").write_text("half of a file")
     (tmp_path / FILE.name).symlink_to(tmp_path / "elsewhere")
     os.mkfifo(tmp_path / PromptFile(GROUP, GROUP, 12).name)
     folder = opened(tmp_path, 4096 * 3)
@@ -314,10 +384,10 @@ def test_a_disk_that_is_nearly_full_takes_nothing(
 def test_files_that_the_owner_removed_are_written_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(prompt_files, "SCAN_PAUSE", 0)
     folder = opened(tmp_path)
     put(folder, FILE)
     folder.place(FILE).unlink()
-    monkeypatch.setattr(prompt_files, "SCAN_SECONDS", 0.0)
     put(folder, FILE)
     assert folder.place(FILE).exists()
 
@@ -353,6 +423,6 @@ def test_a_kill_while_writing_loses_that_file_alone(tmp_path: Path, when: str) -
     assert len(list(tmp_path.glob(f"*{DRAFT}"))) == 1
     folder = opened(tmp_path, 1 << 30)
     assert all(numbered(number) in folder for number in range(5))
-    names = {entry.name for entry in tmp_path.iterdir()} - {LOCK}
+    names = {entry.name for entry in tmp_path.iterdir()} - OTHERS
     assert len(names) == folder.count == 5, "each file is whole, and no draft is left"
     assert {(tmp_path / name).stat().st_size for name in names} == {300_032}

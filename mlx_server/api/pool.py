@@ -32,9 +32,16 @@ async def pool(http: Request) -> Response:
 def shown(pool: Pool) -> dict[str, Any]:
     return {
         "memory": pool.memory(),
+        "disk_writes": _disk_writes(pool),
         "engine": _engine(pool),
         "models": [_model(view) for view in pool.views()],
     }
+
+
+def _disk_writes(pool: Pool) -> dict[str, int] | None:
+    """What all servers of the data directory wrote to the prompt cache's files."""
+    writes = pool.disk_writes
+    return {"today": writes.today, "per_day": writes.most} if writes else None
 
 
 def _engine(pool: Pool) -> dict[str, Any] | None:

@@ -1,6 +1,5 @@
 """`mlx-server cache`: the prompt caches on disk, by model."""
 
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -15,14 +14,8 @@ from mlx_server.cli.root import ConfigFile, command_app
 from mlx_server.cli.tables import print_line
 from mlx_server.config.models_yaml import load_settings
 from mlx_server.config.settings import Settings
-from mlx_server.prompt_files import (
-    DamagedFile,
-    FileUse,
-    FolderInUse,
-    PromptFile,
-    PromptFolder,
-    model_in,
-)
+from mlx_server.prompt_files import DamagedFile, FileUse, PromptFile, PromptFolder, model_in
+from mlx_server.system.daily_bytes import DailyBytes
 
 app = command_app()
 
@@ -44,8 +37,8 @@ def cache(
     mlx-server cache --clear
     mlx-server cache --clear --model qwen3
 
-    The limit is set by `prompt_cache` under `server` in models.yaml. This command also works while
-    a server is running, which then computes again what was removed.
+    The limits are set by `prompt_cache` under `server` in models.yaml. This command also works
+    while servers are running, which then compute again what was removed.
     """
     if model and not clear:
         raise typer.BadParameter("--model needs --clear.")
@@ -72,34 +65,29 @@ class CacheSummary:
     most_bytes: int
     """0: nothing is kept on disk any more."""
     models: Sequence[ModelFiles] = ()
+    writes: DailyBytes | None = None
     removed: int | None = None
     """The number of files that were removed; None if that was not requested."""
 
 
 def look(settings: Settings, *, clear: bool = False, model: str | None = None) -> CacheSummary:
-    """Reads the folder, also while a server uses it."""
-    path, most = settings.kept_prompt_folder, settings.server.prompt_cache.disk
+    """Reads the folder, also while servers use it."""
+    cache = settings.server.prompt_cache
+    path, most = settings.kept_prompt_folder, cache.disk
     if path is None or not path.is_dir():
-        return CacheSummary(path, most, (), 0 if clear else None)
+        return CacheSummary(path, most, removed=0 if clear else None)
+    writes = DailyBytes(path, cache.disk_writes_per_day)
     folder = PromptFolder(path, most)
     folder.scan()
     groups = folder.by_group()
     names = {group: _model(folder, files) for group, files in groups.items()}
     if not clear:
-        return CacheSummary(path, most, _by_model(groups, names))
-    _remove_drafts(path)
+        return CacheSummary(path, most, _by_model(groups, names), writes)
+    folder.remove_drafts()
     before = folder.count
     folder.remove_if(lambda file: model in (None, names[file.group]))
     removed = before - folder.count
-    return CacheSummary(path, most, _by_model(folder.by_group(), names), removed)
-
-
-def _remove_drafts(path: Path) -> None:
-    """Removes what a killed server has half written. A running one needs its draft."""
-    folder = PromptFolder(path, sys.maxsize)
-    with suppress(FolderInUse, OSError):
-        folder.open()
-        folder.close()
+    return CacheSummary(path, most, _by_model(folder.by_group(), names), writes, removed)
 
 
 def _model(folder: PromptFolder, files: Sequence[tuple[PromptFile, FileUse]]) -> str:
@@ -139,8 +127,13 @@ def _lines(summary: CacheSummary) -> list[str]:
         str(summary.path),
         *removed,
         f"size           {nbytes / 1e6:.1f} MB, at most {summary.most_bytes / 1e6:.0f} MB",
+        *([f"written today  {_of(summary.writes)}"] if summary.writes else []),
         *map(_line, summary.models),
     ]
+
+
+def _of(writes: DailyBytes) -> str:
+    return f"{writes.today / 1e6:.1f} MB by all servers, at most {writes.most / 1e6:.0f} MB a day"
 
 
 def _line(each: ModelFiles) -> str:

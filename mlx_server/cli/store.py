@@ -34,7 +34,7 @@ def store(
     MLX_SERVER_DATA=/srv/mlx mlx-server store
 
     The limits are set under `store` in models.yaml. A server prunes once an hour by itself. This
-    command also works while a server is running.
+    command also works while servers are running.
     """
     show(look(load_settings(config), prune=prune), Console())
 
@@ -50,7 +50,7 @@ class StoreSummary:
 
 
 def look(settings: Settings, *, prune: bool = False) -> StoreSummary:
-    """Reads the store, also while a server has it open."""
+    """Reads the store, also while servers have it open."""
     path, retention = settings.store.path, settings.store
     if not path.exists():
         return StoreSummary(path, retention, None)
@@ -58,7 +58,7 @@ def look(settings: Settings, *, prune: bool = False) -> StoreSummary:
 
 
 async def _visit(path: Path, retention: Retention, *, prune: bool) -> StoreSummary:
-    store = await Store.visit(path, retention)
+    store = await Store.open(path, retention)
     try:
         pruned = await store.prune() if prune else None
         return StoreSummary(path, retention, await store.stats(), pruned)

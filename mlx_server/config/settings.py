@@ -276,6 +276,8 @@ class PromptCacheSettings(Strict):
     """The limit in bytes; None: what models and answers leave of the memory budget."""
     disk: BytesOrNone = limits.PROMPT_FILE_BYTES
     """The limit in bytes, as the disk counts them; 0: nothing is written."""
+    disk_writes_per_day: BytesOrNone = limits.PROMPT_WRITES_PER_DAY
+    """The bytes that all servers of the data directory may write there in a day."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -578,12 +580,15 @@ class Settings(Strict):
 
 def pool_limits(settings: Settings) -> PoolLimits:
     server, folder = settings.server, settings.prompt_folder
+    cache = server.prompt_cache
     return PoolLimits(
         concurrency=server.concurrency,
         budget=server.memory_budget,
         wired=server.wired,
-        prompt_cache=server.prompt_cache.memory,
-        prompt_disk=PromptDisk(folder, server.prompt_cache.disk) if folder else NO_DISK,
+        prompt_cache=cache.memory,
+        prompt_disk=PromptDisk(folder, cache.disk, cache.disk_writes_per_day)
+        if folder
+        else NO_DISK,
     )
 
 

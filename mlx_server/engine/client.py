@@ -32,6 +32,7 @@ from mlx_server.engine.messages import (
 from mlx_server.engine.row_stream import Item, RowStream, error_of
 from mlx_server.engine.worker_arguments import RankGroup, WorkerArguments
 from mlx_server.errors import AdapterInvalid, EngineDied, ModelUnusable, ServerError
+from mlx_server.system.daily_bytes import DailyBytes
 from mlx_server.system.turns import turn
 
 LARGE_BYTES = 64 << 10
@@ -164,6 +165,12 @@ class PromptDisk:
     folder: Path
     most_bytes: int
     """The limit on all files; 0 keeps nothing on disk."""
+    writes_per_day: int = limits.PROMPT_WRITES_PER_DAY
+    """The limit on what all servers of the folder write."""
+
+    @property
+    def daily(self) -> DailyBytes:
+        return DailyBytes(self.folder, self.writes_per_day)
 
 
 NO_DISK = PromptDisk(Path(), 0)
@@ -185,11 +192,16 @@ class EngineClient:
         """wired: "auto", "never" or a number of bytes, see `wiring`. group: the ranks that the
         process starts, being rank 0 of them; None if it holds the model alone. early: a process
         that runs already."""
-        most, folder = disk.most_bytes, str(disk.folder)
-        self._process = EngineProcess(
-            WorkerArguments(concurrency, cache_bytes, str(wired), most, folder, group),
-            early,
+        arguments = WorkerArguments(
+            concurrency,
+            cache_bytes,
+            str(wired),
+            disk.most_bytes,
+            str(disk.folder),
+            disk.writes_per_day,
+            group,
         )
+        self._process = EngineProcess(arguments, early)
         self._writer: asyncio.StreamWriter | None = None
         self._outbox = Outbox(self._write)
         self._reading: asyncio.Task[None] | None = None

@@ -75,6 +75,8 @@ class WorkerArguments(msgspec.Struct, frozen=True):
     disk_bytes: int = 0
     """The most bytes of the prompt cache's files; 0: none are written."""
     disk_folder: str = ""
+    disk_writes: int = 0
+    """The most bytes that are written there in a day."""
     group: RankGroup | None = None
     """Set if the process is rank 0 of a group, which it starts."""
 

@@ -91,6 +91,7 @@ GAUGES = {
     "buffer_bytes": "Memory that MLX keeps for reuse.",
     "peak_bytes": "Peak memory held by MLX.",
     "disk_cache_bytes": "Size of the prompt cache's files on disk.",
+    "disk_cache_written_today_bytes": "Bytes written to these files today, by all servers.",
 }
 
 PREFIX = "mlx_server_"
@@ -285,6 +286,8 @@ class EngineMetrics:
         """Sets the gauges that no report sets."""
         if not self._pool.row_slots.taken:  # no step follows that would reset the gauges
             self._set(batch_size=0, queue=0)
+        if writes := self._pool.disk_writes:
+            self._set(disk_cache_written_today_bytes=writes.today)
         for model in self._pool.models.loaded:
             self._model_bytes.labels(model.prepared.id).set(model.nbytes)
         self._process_bytes.labels("server").set(footprint(os.getpid()))

@@ -6,7 +6,7 @@ whose process is rank 0 of the group, so that it does not slow down other models
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -15,7 +15,7 @@ from mlx_server.engine.client import NO_DISK, EngineClient, PromptDisk
 from mlx_server.engine.messages import ComputeAhead, ComputedAhead, DiskCacheUse, StepOutput
 from mlx_server.engine.supervisor import Supervisor
 from mlx_server.engine.worker_arguments import RankGroup
-from mlx_server.errors import EngineDied, ServerError, ShuttingDown
+from mlx_server.errors import EngineDied, Overloaded, ServerError, ShuttingDown
 from mlx_server.pool.memory import MemoryBudget, memory_budget, size
 from mlx_server.pool.models import (
     DiskThreads,
@@ -97,10 +97,11 @@ class EngineModels:
         events: PoolEvents,
         *,
         memory_changed: Callable[[], None],
+        share_memory: Callable[[], Coroutine[None, None, object]],
         part: Callable[[int], int],
         group: RankGroup | None = None,
     ) -> None:
-        """part: returns these models' part of a memory budget in bytes.
+        """share_memory: see `Pool`. part: returns these models' part of a memory budget in bytes.
         group: the ranks of the model, if it runs on several machines."""
         self.entries = entries
         self.group = group
@@ -108,6 +109,9 @@ class EngineModels:
         self._limits = limits if group is None else replace(limits, prompt_disk=NO_DISK)
         self._make_engine = make_engine
         self._events = events
+        self._share_memory = share_memory
+        self._others = 0
+        """The bytes that other servers of the data directory take."""
         self.preparation = ModelPreparation(
             disk,
             lambda: self.engine,
@@ -123,6 +127,7 @@ class EngineModels:
             lambda: self.engine,
             lambda model: events.ready(model),
             memory_changed,
+            self._claim,
         )
         self.next_prompts = NextPrompts(lambda: self.engine)
         self.supervisor = Supervisor(self._spawn, self.scheduler.engine_lost, self._restarted)
@@ -175,6 +180,27 @@ class EngineModels:
         self.scheduler.policy = self._policy_for()
         self._started()
 
+    def leave(self, nbytes: int) -> None:
+        """Leaves these bytes of the machine's memory to other servers."""
+        if nbytes == self._others:
+            return
+        self._others = nbytes
+        self._set_budget()
+        if self.supervisor.ready:
+            with suppress(EngineDied):
+                self.engine.limit_memory(self.budget.mlx_limit)
+            self.scheduler.do(self.policy.limit(self.budget.nbytes, now()))
+
+    async def _claim(self) -> None:
+        """Tells other servers of a model that is about to be loaded. Raises Overloaded if one of
+        them has taken the memory since it was found to be free."""
+        before = self._others
+        await self._share_memory()
+        if self._others > before and self.policy.in_use > self.policy.budget:
+            raise Overloaded(
+                "Another server has just taken the memory for this model. Send the request again."
+            )
+
     async def stop(self, error: ServerError | None) -> None:
         """Ends the engine. Waiting and later requests raise `error`, by default ShuttingDown."""
         self.scheduler.close(error or ShuttingDown("The server is shutting down."))
@@ -190,14 +216,14 @@ class EngineModels:
     def _budget(self, recommended: int | None) -> MemoryBudget:
         """The budget of these models. recommended: Metal's recommended bytes, the least of all
         machines of a group."""
-        whole = memory_budget(self._limits.budget, recommended)
+        whole = memory_budget(self._limits.budget, recommended, self._others)
         return replace(whole, nbytes=self._part(whole.nbytes))
 
     def _set_budget(self) -> None:
         if ready := self.supervisor.ready:
             self.preparation.upcast = not ready.metal
             self.budget = self._budget(ready.recommended_bytes)
-            whole = memory_budget(self._limits.budget, ready.recommended_bytes)
+            whole = memory_budget(self._limits.budget, ready.recommended_bytes, self._others)
             part = "" if self.budget == whole else f"a part of {size(whole.nbytes)}, "
             self.scheduler.budget_origin = part + whole.origin
 
@@ -233,7 +259,7 @@ class EngineModels:
     def _restarted(self) -> None:
         if self.group:  # its machines may have been started after the server
             self._set_budget()
-            self.policy.budget = self.budget.nbytes - self.policy.lowered
+            self.scheduler.do(self.policy.limit(self.budget.nbytes, now()))
         self._started()
 
     def _started(self) -> None:

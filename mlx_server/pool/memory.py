@@ -27,12 +27,14 @@ class MemoryBudget:
     metal: bool
     chosen: bool
     """Whether `memory_budget` in models.yaml sets it."""
+    others: int = 0
+    """The bytes that other servers of the data directory take."""
 
     @property
     def mlx_limit(self) -> int:
         """The limit for MLX in bytes, above which it waits for running work and keeps no freed
         buffers."""
-        return self.nbytes if self.chosen else self.recommended
+        return self.nbytes if self.chosen else max(self.nbytes, self.recommended - self.others)
 
     @property
     def source(self) -> str:
@@ -42,10 +44,15 @@ class MemoryBudget:
 
     @property
     def origin(self) -> str:
+        others = f", minus {size(self.others)} of other servers" if self.others else ""
+        return self._whole + others
+
+    @property
+    def _whole(self) -> str:
         if self.chosen:
             return "set by `memory_budget` in models.yaml"
         whole = "Metal's recommended working set" if self.metal else "three quarters of RAM"
-        working = size(self.recommended - self.nbytes)
+        working = size(self.recommended - default_budget(self.recommended))
         return f"{whole} ({size(self.recommended)}) minus {working} to compute in"
 
     @property
@@ -61,15 +68,23 @@ class MemoryBudget:
         )
 
 
-def memory_budget(chosen: int | None, recommended: int | None) -> MemoryBudget:
+def memory_budget(chosen: int | None, recommended: int | None, others: int = 0) -> MemoryBudget:
     """The budget of a machine.
 
     chosen: the bytes set in models.yaml. recommended: Metal's working set; None without Metal.
+    others: what other servers take. A budget that was set is kept as long as the machine has it.
     """
     whole = recommended or int(SHARE_OF_RAM * psutil.virtual_memory().total)
-    default = whole - int(WORKING_SHARE * whole) - WORKING_BYTES
+    default = default_budget(whole)
+    wanted = chosen or default
+    nbytes = max(0, min(wanted, max(wanted, default) - others))
+    return MemoryBudget(nbytes, whole, bool(recommended), bool(chosen), others)
+
+
+def default_budget(recommended: int) -> int:
     # at least half, since the memory for computing may be most of a small container's
-    return MemoryBudget(chosen or max(default, whole // 2), whole, bool(recommended), bool(chosen))
+    less = recommended - int(WORKING_SHARE * recommended) - WORKING_BYTES
+    return max(less, recommended // 2)
 
 
 def size(nbytes: int) -> str:

@@ -620,6 +620,11 @@ class Policy:
         self.lowered += less
         return self._settle(now)
 
+    def limit(self, budget: int, now: float) -> Actions:
+        """Sets another budget, of which the part that memory ran out within is left out again."""
+        self.budget = max(0, budget - self.lowered)
+        return self._settle(now)
+
     def tick(self, now: float) -> Actions:
         return self._settle(now)
 

@@ -6,8 +6,16 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager
+from collections.abc import (
+    AsyncGenerator,
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -29,7 +37,7 @@ from mlx_server.models.adapter_catalog import AdapterSpec
 from mlx_server.pool.adapters import AdapterCatalogs, LeasedAdapter, catalog_of
 from mlx_server.pool.engine_models import EngineModels, PoolEvents, PoolLimits
 from mlx_server.pool.lease import Lease, MemoryDemand
-from mlx_server.pool.memory import MemoryParts
+from mlx_server.pool.memory import MemoryParts, size
 from mlx_server.pool.models import (
     DiskThreads,
     ModelView,
@@ -44,6 +52,8 @@ from mlx_server.pool.prepare import (
 )
 from mlx_server.pool.scheduler import now
 from mlx_server.requests import GenerateRequest
+from mlx_server.system.daily_bytes import DailyBytes
+from mlx_server.system.servers import Servers
 
 SHARE = 3
 """A client may hold at most this many times the slots that are left free. So a single client gets
@@ -134,6 +144,9 @@ class Pool:
         self.recorder: AnswerRecorder | None = None
         """Records every answer on its way to the client; None if answers are not recorded."""
         self.events = PoolEvents()
+        self.servers: Servers | None = None
+        """The servers with which it shares the machine's memory, if there may be any."""
+        self._others: Mapping[str, int] = {}
         self.make_engine: Callable[..., EngineClient] = EngineClient
         self.engines = [*self._engines_of(on_progress)]
         """The engines. The one with the models on this machine comes first, if there are any."""
@@ -150,6 +163,7 @@ class Pool:
             make_engine=lambda **how: self.make_engine(**how),
             events=self.events,
             memory_changed=self._memory_changed,
+            share_memory=self.share_memory,
         )
         memory = MemoryParts(len(groups), bool(own))
         if own or not groups:
@@ -171,6 +185,12 @@ class Pool:
         return self._limits.prompt_cache != 0
 
     @property
+    def disk_writes(self) -> DailyBytes | None:
+        """What is written to the prompt cache's files in a day; None if there are none."""
+        disk = self._limits.prompt_disk
+        return disk.daily if disk.most_bytes else None
+
+    @property
     def needs_engine(self) -> bool:
         """Whether there is an engine process; there is none if all models are upstream."""
         return bool(self.models.local) or not self.models.upstreams
@@ -189,7 +209,29 @@ class Pool:
             model.connection.learn_soon()
         if not self.needs_engine:
             return
+        await self.share_memory()
         await asyncio.gather(*(each.start() for each in self.engines))
+
+    async def share_memory(self) -> Collection[str]:
+        """Tells the other servers what models and rows take here, and leaves them what theirs take.
+        Returns their ids."""
+        before = self._taken_by_others
+        own = sum(each.policy.used - each.policy.cache for each in self.engines)
+        with suppress(OSError):  # it is tried again
+            if self.servers:
+                self._others = await asyncio.to_thread(self.servers.exchange, own)
+        for each in self.engines:
+            each.leave(self._taken_by_others)
+        is_news = bool(before) != bool(self._taken_by_others)
+        if is_news and self.supervisor.ready:  # before, `start` says it
+            what = f"take {size(self._taken_by_others)}" if self._others else "have ended"
+            budget = size(self.memory()["budget"])
+            log.info("other servers of the data directory %s: the budget is %s", what, budget)
+        return self._others.keys()
+
+    @property
+    def _taken_by_others(self) -> int:
+        return sum(self._others.values())
 
     async def stop(self, error: ServerError | None = None) -> None:
         """Ends the engines and connections. Waiting and later requests raise `error`, by default
@@ -215,7 +257,7 @@ class Pool:
             sums["kv_reserved"] += policy.kv_reserved
             sums["prompt_cache"] += policy.cache
             sums["lowered"] += policy.lowered
-        return dict(sums)
+        return {**sums, "other_servers": self._taken_by_others}
 
     async def prepared(self, name: str) -> PreparedModel:
         """Downloads and reads the model's files, once for all requests. Raises ServerError if they

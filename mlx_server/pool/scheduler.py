@@ -142,9 +142,11 @@ class MemoryScheduler:
         engine: Callable[[], EngineClient],
         on_ready: Callable[[PreparedModel], None],
         on_memory: Callable[[], None],
+        claim: Callable[[], Coroutine[None, None, None]],
     ) -> None:
         """on_ready: called with each model that has been loaded.
-        on_memory: called whenever the bytes in use may have changed."""
+        on_memory: called whenever the bytes in use may have changed.
+        claim: called before a model is loaded; raises Overloaded if its memory is gone."""
         self._models = models
         self._preparation = preparation
         self.policy = policy
@@ -153,6 +155,7 @@ class MemoryScheduler:
         self._engine = engine
         self._on_ready = on_ready
         self._on_memory = on_memory
+        self._claim = claim
         self._tickets = count()
         self.waiting: dict[Ticket, Waiter] = {}
         self.leases = Leases(engine, self._begin, self._resize)
@@ -318,8 +321,9 @@ class MemoryScheduler:
         report = self._preparation.reporter(entry)
         entry.failure = None
         try:
+            await self._claim()
             loaded = await self._preparation.load(prepared, report)
-        except ModelReplaced as error:
+        except (ModelReplaced, Overloaded) as error:
             self._preparation.failed(entry, error)
             self.do(self.policy.load_failed(prepared.id, now()))
             return

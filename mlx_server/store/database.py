@@ -4,7 +4,6 @@ blocks."""
 import asyncio
 import errno
 import logging
-import os
 import sqlite3
 import time
 from collections.abc import Callable, Coroutine, Iterator
@@ -16,7 +15,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from mlx_server import limits
 from mlx_server.errors import BadRequest, ShuttingDown, StoreUnavailable, TooLarge, public_message
-from mlx_server.store.file import SharedFile
+from mlx_server.store.file import StoreFile
 from mlx_server.store.records import ItemRecord, Record, Retention
 
 log = logging.getLogger("mlx_server.store")
@@ -64,14 +63,13 @@ class Database:
     """A database that opens its file again at the first call after a failure, so that the server
     need not be restarted."""
 
-    def __init__(self, file: SharedFile, retention: Retention) -> None:
+    def __init__(self, file: StoreFile, retention: Retention) -> None:
         self.retention = retention
         self._file = file
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="store")
         self._waiting_bytes = 0
         self._closed = False
         self._db: Connection | None = None
-        self._opened: os.stat_result | None = None
         self._trouble = ""
         self._retry_at = 0.0
 
@@ -130,21 +128,10 @@ class Database:
             raise StoreUnavailable(self._trouble) from error
 
     def _connected(self) -> Connection:
-        if self._db is None or self._moved():
+        if self._db is None or self._file.has_moved():
             self._disconnect()
             self._db = self._file.open()
-            self._opened = self._file.path.stat()
         return self._db
-
-    def _moved(self) -> bool:
-        """Whether the file was deleted or replaced, after which all that is written to the open one
-        would be lost."""
-        try:
-            current = self._file.path.stat()
-        except FileNotFoundError:
-            return True
-        assert self._opened is not None
-        return not os.path.samestat(current, self._opened)
 
     def _handle_failure(self, error: Exception) -> None:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the low byte is the primary code
@@ -176,7 +163,7 @@ class Database:
 
     def _close_file(self) -> None:
         self._disconnect()
-        self._file.close()
+        self._file.servers.leave()
 
 
 def reads(

@@ -1,26 +1,28 @@
-"""The SQLite file: its schema, and how it is opened, locked and, if it is damaged, renamed."""
+"""The SQLite file, which several servers may have open: its schema, and how it is opened and, if it
+is damaged, renamed."""
 
 import fcntl
 import logging
 import os
 import sqlite3
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from sqlite3 import Connection
 from typing import Any
 
-import msgspec
-
 from mlx_server.errors import StoreUnavailable
 from mlx_server.store import usage
-from mlx_server.system.files import own_path
+from mlx_server.system.files import LOCKED, lock_within, own_path
+from mlx_server.system.servers import Servers
 
 log = logging.getLogger("mlx_server.store")
 
-VERSION = 3
+VERSION = 4
 
-BUSY_SECONDS = 2.0
-"""How long a call waits for another process, for example `mlx-server store`, to finish writing."""
+BUSY_SECONDS = 5.0
+"""How long a call waits for another server to finish writing."""
 
 PRAGMAS = (
     # lets pruning shrink the file; it has an effect only before the first table is created
@@ -33,6 +35,7 @@ PRAGMAS = (
 )
 
 SCHEMA = (
+    # of a running response: the id of its server, and whether a client of another one cancels it
     """CREATE TABLE records (
         seq INTEGER PRIMARY KEY,
         kind TEXT NOT NULL CHECK (kind IN ('response', 'conversation', 'completion')),
@@ -45,6 +48,8 @@ SCHEMA = (
         conversation TEXT,
         labels TEXT,
         body BLOB NOT NULL,
+        server TEXT,
+        cancelled INTEGER NOT NULL DEFAULT 0,
         UNIQUE (id, owner, kind)
     )""",
     "CREATE INDEX by_age ON records (kind, used_at)",
@@ -70,71 +75,61 @@ SCHEMA = (
     *usage.SCHEMA,
 )
 
-INTERRUPTED = {
-    "code": "server_error",
-    "message": "The server stopped before this response was finished. Send the request again.",
-}
 
-
-class SharedFile:
-    """A file that a server may have open, and to which all repairs are left."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def open(self) -> Connection:
-        return open_database(self.path)
-
-    def set_aside(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
-class OwnedFile(SharedFile):
-    """The file of this server, which locks it until `close` or the end of the process."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self._lock: int | None = None
-        self._interrupted_failed = False
+class StoreFile:
+    def __init__(self, path: Path, servers: Servers) -> None:
+        self.path, self.servers = path, servers
+        self._opened: os.stat_result | None = None
 
     def open(self) -> Connection:
         _make_folder(self.path.parent)
-        if self._lock is None:
-            self._lock = _lock(self.path.with_name(self.path.name + ".lock"))
-        db = open_database(self.path)
+        self.servers.join()
+        with self._alone():
+            path = own_path(self.path)  # SQLite follows links to the file, and none to its "-wal"
+            if not path.exists():
+                path.touch(mode=0o600)
+            self._opened = path.stat()
+            return open_database(path)
+
+    def has_moved(self) -> bool:
+        """Whether the file was deleted or replaced, after which all that is written to the open one
+        would be lost."""
+        assert self._opened is not None
         try:
-            if not self._interrupted_failed:  # later, running responses are this server's
-                _fail_interrupted(db)
-                self._interrupted_failed = True
-        except BaseException:
-            db.close()
-            raise
-        return db
+            return not os.path.samestat(self.path.stat(), self._opened)
+        except FileNotFoundError:
+            return True
 
     def set_aside(self) -> None:
         """Renames the three files of a damaged database, but keeps their endings, so that SQLite's
-        tools can open it."""
-        stamp = time.strftime("%Y%m%dT%H%M%S") + f"-{time.time_ns() % 10**9:09}"
-        aside = self.path.with_name(f"{self.path.name}.damaged-{stamp}")
-        for ending in ("-wal", "-shm", ""):
-            file = self.path.with_name(self.path.name + ending)
-            if file.exists():
-                file.rename(aside.with_name(aside.name + ending))
+        tools can open it. Does nothing if another server has done it."""
+        with self._alone():
+            if self._opened is None or self.has_moved():
+                return
+            stamp = time.strftime("%Y%m%dT%H%M%S") + f"-{time.time_ns() % 10**9:09}"
+            aside = self.path.with_name(f"{self.path.name}.damaged-{stamp}")
+            for ending in ("-wal", "-shm", ""):
+                file = self.path.with_name(self.path.name + ending)
+                if file.exists():
+                    file.rename(aside.with_name(aside.name + ending))
         log.error("%s is damaged and was renamed to %s", self.path.name, aside.name)
 
-    def close(self) -> None:
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Keeps other servers from making, opening or renaming the file meanwhile."""
+        lock = os.open(own_path(self.path.with_name(self.path.name + ".lock")), LOCKED, 0o600)
+        try:
+            if not lock_within(BUSY_SECONDS, lock, fcntl.LOCK_EX):
+                raise StoreUnavailable(
+                    "The store of responses is being opened by another mlx-server. Try again, or "
+                    "set MLX_SERVER_DATA to another folder for this one."
+                )
+            yield
+        finally:
+            os.close(lock)
 
 
 def open_database(path: Path) -> Connection:
-    path = own_path(path)  # SQLite itself follows links to the file, and none to its "-wal"
-    if not path.exists():
-        path.touch(mode=0o600)
     db = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)
     try:
         _prepare(db)
@@ -161,60 +156,20 @@ def _prepare(db: Connection) -> None:
             f"{mode}). Put the data directory on a local disk."
         )
     db.execute("PRAGMA foreign_keys = ON")
-    if version != VERSION:
+    if not version:
         _create(db)
 
 
 def _create(db: Connection) -> None:
     db.execute("BEGIN IMMEDIATE")
-    if not _one(db, "PRAGMA user_version"):  # no other process was faster
-        for statement in SCHEMA:
-            db.execute(statement)
-        db.execute(f"PRAGMA user_version = {VERSION}")
+    for statement in SCHEMA:
+        db.execute(statement)
+    db.execute(f"PRAGMA user_version = {VERSION}")
     db.execute("COMMIT")
 
 
 def _one(db: Connection, pragma: str) -> Any:
     return db.execute(pragma).fetchone()[0]
-
-
-def _fail_interrupted(db: Connection) -> None:
-    running = db.execute(
-        "SELECT seq, body FROM records WHERE status IN ('queued', 'in_progress')"
-    ).fetchall()
-    if not running:
-        return
-    db.execute("BEGIN IMMEDIATE")
-    for seq, body in running:
-        row = (_failed(body), seq)
-        db.execute("UPDATE records SET status = 'failed', body = ? WHERE seq = ?", row)
-    db.execute("COMMIT")
-    log.warning("responses interrupted by the last stop and now marked failed: %d", len(running))
-
-
-def _failed(body: bytes) -> bytes:
-    try:
-        response = msgspec.json.decode(body, type=dict[str, Any])
-    except msgspec.DecodeError:  # a damaged body must not keep the server from starting
-        response = {}
-    return msgspec.json.encode(response | {"status": "failed", "error": INTERRUPTED})
-
-
-def _lock(path: Path) -> int:
-    """Locks a file, and returns its descriptor. The kernel releases the lock when the process
-    ends."""
-    lock = os.open(own_path(path), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(lock)
-        if not isinstance(error, BlockingIOError):
-            raise
-        raise StoreUnavailable(
-            "The store of responses is in use by another mlx-server. "
-            "Stop that server, or set MLX_SERVER_DATA to another folder for this one."
-        ) from error
-    return lock
 
 
 def _make_folder(folder: Path) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from mlx_server import limits
 
@@ -37,6 +37,17 @@ class Record:
     labels: str | None = None
     """A JSON object of the fields by which chat completions are listed: `model` and `metadata`."""
     output: Sequence[ItemRecord] = ()
+
+
+class RunNews(NamedTuple):
+    """What is new of a response that runs in the background."""
+
+    id: str
+    owner: str
+    status: str
+    first: int
+    """The number of the first of these events."""
+    events: Sequence[bytes]
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 Old records are removed by a clock of its own, which distrusts jumps of the system clock.
 """
 
+import logging
 import math
 import sqlite3
 import time
@@ -12,24 +13,31 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
 from sqlite3 import Connection
-from typing import Self, get_args
+from typing import Any, Self, get_args
+
+import msgspec
 
 from mlx_server import limits
 from mlx_server.errors import BadRequest, NotFound, StoreUnavailable, TooLarge
 from mlx_server.store import usage
 from mlx_server.store.database import Database, checked_size, reads, writes
-from mlx_server.store.file import OwnedFile, SharedFile
+from mlx_server.store.file import StoreFile
 from mlx_server.store.records import (
     CONVERSATION_STATUSES,
+    RUNNING,
     ItemRecord,
     Kind,
     Order,
     Page,
     Record,
     Retention,
+    RunNews,
     Stats,
 )
 from mlx_server.store.usage import check_usage
+from mlx_server.system.servers import Servers
+
+log = logging.getLogger("mlx_server.store")
 
 DAY = 86400.0
 
@@ -43,10 +51,20 @@ BATCH_PAGES = 4096
 COLUMNS = ("kind", "id", "created_at", "status", "previous", "conversation", "labels")
 ADD_RECORD = (
     "INSERT INTO records"
-    " (kind, owner, id, created_at, used_at, status, previous, conversation, labels, body) VALUES"
-    " (:kind, :owner, :id, :created_at, :used_at, :status, :previous, :conversation, :labels,"
-    " :body)"
+    " (kind, owner, id, created_at, used_at, status, previous, conversation, labels, body, server)"
+    " VALUES (:kind, :owner, :id, :created_at, :used_at, :status, :previous, :conversation,"
+    " :labels, :body, :server)"
 )
+
+SET_STATUS = (
+    "UPDATE records SET status = :status,"
+    " body = CAST(json_set(CAST(body AS TEXT), '$.status', :status) AS BLOB) WHERE seq = :seq"
+)
+
+INTERRUPTED = {
+    "code": "server_error",
+    "message": "The server stopped before this response was finished. Send the request again.",
+}
 
 CHAIN = """
     WITH RECURSIVE chain (seq, id, previous, depth) AS (
@@ -80,7 +98,7 @@ class CompletionFilter:
 
 
 class Store(Database):
-    """Responses, conversations and chat completions in one file.
+    """Responses, conversations and chat completions in one file, which several servers may share.
 
     A client sees only the records of its `owner`, which identifies the client, or is "" if clients
     are not distinguished. Every call except `close` raises StoreUnavailable while the file can't be
@@ -88,29 +106,37 @@ class Store(Database):
     """
 
     def __init__(
-        self, file: SharedFile, retention: Retention, clock: Callable[[], float] = time.time
+        self, file: StoreFile, retention: Retention, clock: Callable[[], float] = time.time
     ) -> None:
         super().__init__(file, retention)
+        self.servers = file.servers
         self._ageing = AgeClock(clock)
 
     @classmethod
     async def open(
         cls, path: Path, retention: Retention | None = None, clock: Callable[[], float] = time.time
     ) -> Self:
-        """Opens the file for a server, and marks responses as failed that an earlier server left
-        running.
+        """Opens the file, and marks responses as failed whose servers have ended.
 
         If the file can't be used, the error is logged, and later calls try again.
         """
-        store = cls(OwnedFile(path), retention or Retention(), clock)
+        store = cls(StoreFile(path, Servers(path.parent)), retention or Retention(), clock)
         with suppress(StoreUnavailable):
-            await store.stats()
+            await store.adopt()
         return store
 
-    @classmethod
-    async def visit(cls, path: Path, retention: Retention | None = None) -> Self:
-        """Opens the file to read and prune it, even if a server has it open."""
-        return cls(SharedFile(path), retention or Retention())
+    @writes
+    def adopt(self, db: Connection) -> None:
+        """Marks responses as failed that a server was running which has ended."""
+        running = db.execute(
+            "SELECT seq, server FROM records WHERE status IN ('queued', 'in_progress')"
+        ).fetchall()
+        living = {self.servers.id, *self.servers.others()} if running else set()
+        interrupted = [seq for seq, server in running if server not in living]
+        for seq in interrupted:
+            _fail(db, seq)
+        if interrupted:
+            log.warning("responses whose server has ended, now marked failed: %d", len(interrupted))
 
     @writes
     def add(
@@ -130,6 +156,7 @@ class Store(Database):
             "owner": owner,
             "used_at": record.created_at,
             "body": checked_size(record.body),
+            "server": self.servers.id if record.status in RUNNING else None,
         }
         seq = db.execute(ADD_RECORD, row).lastrowid
         assert seq is not None
@@ -175,6 +202,33 @@ class Store(Database):
         if response.output or events:
             check_usage(db, owner, self.retention)
         return bool(updated)
+
+    @writes
+    def share(self, db: Connection, news: Sequence[RunNews]) -> list[tuple[str, str]]:
+        """Stores what is new of responses that this server runs, for the clients of others. Returns
+        the ids and owners of those that have been cancelled or deleted there."""
+        unwanted = []
+        for id, owner, status, first, events in news:
+            row = db.execute(
+                "SELECT seq, status FROM records WHERE kind = 'response' AND id = ? AND owner = ?"
+                " AND status IN ('queued', 'in_progress') AND NOT cancelled",
+                (id, owner),
+            ).fetchone()
+            if row is None:
+                unwanted.append((id, owner))
+                continue
+            seq, stored_status = row
+            if status != stored_status:
+                db.execute(SET_STATUS, {"seq": seq, "status": status})
+            numbered = ((seq, number, body) for number, body in enumerate(events, first))
+            db.executemany("INSERT OR IGNORE INTO events VALUES (?, ?, ?)", numbered)
+        return unwanted
+
+    @writes
+    def cancel(self, db: Connection, id: str, owner: str) -> None:
+        """Makes the server that runs the response cancel it."""
+        seq = _seq(db, "response", id, owner)
+        db.execute("UPDATE records SET cancelled = 1 WHERE seq = ?", (seq,))
 
     @writes
     def update(
@@ -289,6 +343,13 @@ class Store(Database):
         links = db.execute(CHAIN, parameters).fetchall()
         if not links:
             raise NotFound(f"Response with id '{id}' not found.")
+        status = "SELECT status FROM records WHERE seq = ?"
+        if db.execute(status, links[-1][:1]).fetchone()[0] in RUNNING:
+            raise BadRequest(
+                f"Previous response '{id}' has not ended yet. Wait for it, or cancel it.",
+                param="previous_response_id",
+                code="previous_response_not_ended",
+            )
         _, oldest, missing = links[0]
         if missing and len(links) == most:
             raise BadRequest(
@@ -312,10 +373,11 @@ class Store(Database):
     @reads
     def events(
         self, db: Connection, id: str, owner: str, starting_after: int = -1, limit: int = 1000
-    ) -> list[bytes]:
+    ) -> tuple[list[bytes], bool]:
         """A page of the response's events, in order and numbered from 0; empty if the response was
-        not streamed."""
+        not streamed. And whether more may follow, since the response is running."""
         record = _seq(db, "response", id, owner)
+        status = db.execute("SELECT status FROM records WHERE seq = ?", (record,)).fetchone()[0]
         rows = db.execute(
             "SELECT number, length(body) FROM events WHERE record = ? AND number > ?"
             " ORDER BY number LIMIT ?",
@@ -325,7 +387,7 @@ class Store(Database):
             "SELECT body FROM events WHERE record = ? AND number > ? ORDER BY number LIMIT ?",
             (record, starting_after, _fitting_count([size for _, size in rows])),
         )
-        return [body for (body,) in bodies]
+        return [body for (body,) in bodies], status in RUNNING
 
     async def prune(self) -> int:
         """Removes records that exceed the age or the count, the least recently used first. Returns
@@ -422,6 +484,23 @@ def _fill(db: Connection, seq: int, record: Record, owner: str, events: Sequence
             " SELECT ?, 0, id, body FROM items WHERE record = ? ORDER BY output, seq",
             (conversation, seq),
         )
+
+
+def _fail(db: Connection, seq: int) -> None:
+    """Marks a response as failed, and ends its events if it has any."""
+    (body,) = db.execute("SELECT body FROM records WHERE seq = ?", (seq,)).fetchone()
+    try:
+        response = msgspec.json.decode(body, type=dict[str, Any])
+    except msgspec.DecodeError:  # a damaged body must not keep the store from being used
+        response = {}
+    failed = response | {"status": "failed", "error": INTERRUPTED}
+    row = (msgspec.json.encode(failed), seq)
+    db.execute("UPDATE records SET status = 'failed', body = ? WHERE seq = ?", row)
+    last = db.execute("SELECT max(number) FROM events WHERE record = ?", (seq,)).fetchone()[0]
+    if last is not None:
+        event = {"type": "response.failed", "sequence_number": last + 1}
+        ended = msgspec.json.encode({**event, "response": {**failed, "output": []}})
+        db.execute("INSERT INTO events VALUES (?, ?, ?)", (seq, last + 1, ended))
 
 
 def _items(db: Connection, record: int, condition: str = "") -> list[ItemRecord]:

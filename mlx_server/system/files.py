@@ -6,9 +6,11 @@ of a folder could put a link there that leads a program with more rights to anot
 """
 
 import errno
+import fcntl
 import os
 import secrets
 import stat
+import time
 from pathlib import Path
 from typing import BinaryIO
 
@@ -102,3 +104,54 @@ def _is_own(link: Path) -> bool:
     own, folder = {0, os.geteuid()}, link.parent.stat()
     is_open = folder.st_mode & stat.S_IWOTH and not folder.st_mode & stat.S_ISVTX
     return link.lstat().st_uid in own and folder.st_uid in own and not is_open
+
+
+LOCKED = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+def create_locked(path: Path) -> int:
+    """Makes a file that is locked until the descriptor is closed, which the kernel does when the
+    process ends. Raises FileExistsError if there is one."""
+    while True:
+        descriptor = os.open(path, LOCKED | os.O_EXCL, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if os.fstat(descriptor).st_nlink:
+                return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)  # another process removed it before it was locked
+
+
+def remove_abandoned(path: Path) -> bool:
+    """Removes a file of `create_locked` whose process has ended. Returns whether it is gone."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(descriptor).st_nlink:  # else the path may be a new file's by now
+            path.unlink(missing_ok=True)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+POLL_SECONDS = 0.01
+
+
+def lock_within(seconds: float, descriptor: int, how: int) -> bool:
+    """Locks a file as `flock` does. Returns False if others have it locked all the time."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            fcntl.flock(descriptor, how | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                return False
+        time.sleep(POLL_SECONDS)

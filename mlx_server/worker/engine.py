@@ -390,7 +390,7 @@ def engine_of(
         clock=inputs.clock,
         is_done=inputs.is_done,
         wake=inputs.wake,
-        disk=opened(Path(arguments.disk_folder), nbytes) if nbytes else None,
+        disk=opened(Path(arguments.disk_folder), nbytes, arguments.disk_writes) if nbytes else None,
         share=share or WHOLE,
     )
 

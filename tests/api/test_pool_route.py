@@ -1,6 +1,7 @@
 """`GET /v1/pool`: what the owner sees of the models and of the memory."""
 
 import asyncio
+import logging
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,14 +10,16 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from mlx_server import app as app_module
 from mlx_server.app import create_app
-from mlx_server.config.settings import ModelSettings, ServerSettings, Settings
+from mlx_server.config.settings import ModelSettings, ServerSettings, Settings, StoreSettings
 from mlx_server.engine.client import OnLoading
 from mlx_server.engine.messages import AdapterLoaded, KvCost, ModelLoaded
 from mlx_server.errors import ModelUnusable
 from mlx_server.models.adapter_catalog import AdapterSpec
 from mlx_server.pool.adapters import LeasedAdapter
 from mlx_server.pool.lease import MemoryDemand
+from mlx_server.pool.memory import size
 from tests.api import wire
 from tests.api.wire import Json, ScriptedEngine
 
@@ -70,10 +73,15 @@ def test_before_and_after_the_first_request(tiny_path: Path) -> None:
             "adapters": [],
         }
         other = {**unseen, "id": "b", "aliases": [], "pinned": False, "ttl": None}
-        memory = {"budget": BUDGET, "used": 0, "kv_reserved": 0, "prompt_cache": 0, "lowered": 0}
-        models = [unseen, other]
         assert before.pop("processes")["mlx_server"] > 20_000_000
-        assert before == {"object": "pool", "memory": memory, "engine": None, "models": models}
+        memory = dict.fromkeys(("used", "kv_reserved", "prompt_cache", "lowered"), 0)
+        assert before == {
+            "object": "pool",
+            "memory": {"budget": BUDGET, **memory, "other_servers": 0},
+            "disk_writes": None,
+            "engine": None,
+            "models": [unseen, other],
+        }
 
         wire.ok(complete(found))
         used = model(found)
@@ -241,3 +249,42 @@ def test_clients_load_no_model_if_its_owner_says_so(tiny_path: Path) -> None:
         ):
             assert "`runtime_models: true`" in wire.error(response, 403)["message"]
         assert model(found)["state"] == "ready"
+
+
+def shared(folder: Path, tiny: Path, **model: Any) -> TestClient:
+    store = StoreSettings(data_dir=folder)
+    settings = Settings(store=store, models={"a": ModelSettings(source=str(tiny), **model)})
+    app = create_app(settings)
+    app.state.pool.make_engine = lambda **limits: Slow()
+    return TestClient(app, base_url="http://localhost")
+
+
+def test_servers_of_one_data_directory_share_the_memory(
+    tiny_path: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(app_module, "WATCH_SECONDS", 0.01)
+    caplog.set_level(logging.INFO, "mlx_server.pool")
+
+    def memory(client: TestClient) -> Json:
+        return dict(pool(client)["memory"])
+
+    with shared(tmp_path, tiny_path) as second:
+        whole = memory(second)["budget"]
+        with shared(tmp_path, tiny_path, preload=True) as first:
+            while not (taken := memory(first)["used"]):
+                pass
+            while (left := memory(second))["other_servers"] != taken:
+                pass
+            assert left["budget"] == whole - taken < whole
+            assert f"other servers of the data directory take {size(taken)}" in caplog.text
+            assert memory(first)["budget"] == whole
+            with shared(tmp_path, tiny_path) as third:
+                assert memory(third)["budget"] == whole - taken
+                assert f"minus {size(taken)} of other servers" in caplog.text
+        while memory(second)["other_servers"]:
+            pass
+        assert memory(second)["budget"] == whole
+        assert "other servers of the data directory have ended" in caplog.text

@@ -1,5 +1,6 @@
 """`mlx-server cache`: what it shows, and what it removes."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ from typer.testing import CliRunner
 
 from mlx_server.cli import app
 from mlx_server.prompt_files import PromptFile, PromptFolder, encoded, group_of
+from mlx_server.system.files import create_locked
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +46,8 @@ def test_what_is_there_is_counted_by_model_while_a_server_uses_it(folder: Path) 
     fill(folder, "first", "second")
     (folder / PromptFile(group_of("odd"), group_of("odd"), 4).name).write_text("[bold]")
     lines = shown()
-    assert [line.split(", last")[0] for line in sorted(lines[2:])] == [
+    assert lines[2].startswith("written today  0.0 MB by all servers, at most 64000 MB a day")
+    assert [line.split(", last")[0] for line in sorted(lines[3:])] == [
         "first: 3 files, 0.0 MB",
         "second: 3 files, 0.0 MB",
         "unknown: 1 files, 0.0 MB",
@@ -52,16 +55,16 @@ def test_what_is_there_is_counted_by_model_while_a_server_uses_it(folder: Path) 
 
 
 def test_it_is_cleared(folder: Path) -> None:
-    used = fill(folder, "first", "second")
+    fill(folder, "first", "second")
     (folder / "notes").write_text("mine")
-    draft = folder / f"{'0a' * 8}.draft"
-    draft.write_text("half written")
+    draft = folder / f"{PromptFile(group_of('first'), group_of('9'), 4).name}.draft"
+    descriptor = create_locked(draft)
     assert "removed        3 files" in shown("--clear", "--model", "first")
-    assert draft.exists(), "a server may be writing it"
-    used.close()
+    assert draft.exists(), "a server is writing it"
+    os.close(descriptor)
     assert "removed        0 files" in shown("--clear", "--model", "first")
     assert "removed        3 files" in shown("--clear")
-    assert {entry.name for entry in folder.iterdir()} == {"lock", "notes"}
+    assert {entry.name for entry in folder.iterdir()} == {"lock", "notes", "written"}
 
 
 def test_a_server_that_keeps_nothing(tmp_path: Path) -> None:
@@ -72,14 +75,14 @@ def test_a_server_that_keeps_nothing(tmp_path: Path) -> None:
 def test_what_is_left_of_an_earlier_setting_is_shown_and_removed(
     folder: Path, tmp_path: Path
 ) -> None:
-    fill(folder, "first").close()
+    fill(folder, "first")
     (tmp_path / "models.yaml").write_text("server: {prompt_cache: {disk: 0}}\n")
     lines = shown()
     assert "not kept on disk" in lines[0]
     assert lines[1:3] == [str(folder), "size           0.0 MB, at most 0 MB"]
-    assert lines[3].startswith("first: 3 files")
+    assert lines[4].startswith("first: 3 files")
     assert "removed        3 files" in shown("--clear")
-    assert {entry.name for entry in folder.iterdir()} == {"lock"}
+    assert {entry.name for entry in folder.iterdir()} == {"lock", "written"}
 
 
 def test_a_model_is_not_cleared_by_mistake() -> None:

@@ -37,7 +37,7 @@ def test_the_last_words_of_a_server(tmp_path: Path) -> None:
 
 def stored(folder: Path, id: str) -> Record:
     async def get() -> Record:
-        store = await Store.visit(folder / "data" / STORE_FILE)
+        store = await Store.open(folder / "data" / STORE_FILE)
         try:
             return await store.get("response", id, "")
         finally:
@@ -46,21 +46,46 @@ def stored(folder: Path, id: str) -> Record:
     return asyncio.run(get())
 
 
-def test_after_a_crash_nothing_runs(tmp_path: Path) -> None:
-    with replaying(tmp_path) as server, server.openai() as client:
+def test_a_server_that_crashes_next_to_another(tmp_path: Path) -> None:
+    """Both have one data directory. Clients of the other one follow, cancel and delete what the
+    first one runs, until that is killed."""
+    shared = tmp_path / "other" / "data"
+    shared.parent.mkdir()
+    shared.symlink_to(tmp_path / "data")
+    with (
+        replaying(tmp_path) as server,
+        server.openai() as client,
+        replaying(tmp_path / "other") as other,
+        other.openai() as beside,
+    ):
         done = ask(client, "one")
+        assert ask(beside, "two", previous_response_id=done.id).output_text == "Yes."
         running = ask(client, "slow", background=True)
+        with refused(400) as early:
+            ask(beside, previous_response_id=running.id)
+        assert early.value.code == "previous_response_not_ended"
+        assert beside.responses.cancel(running.id).status == "cancelled"
+        beside.responses.delete(ask(client, "slow", background=True).id)
+        eventually(server.idle, "an end of what was deleted")
+        running = ask(client, "slow", background=True)
+        streamed = ask(client, "slow", background=True, stream=True)
+        id = next(iter(streamed)).response.id
+        events = iter(beside.responses.retrieve(id, stream=True))
+        while next(events).type != "response.output_text.delta":
+            pass
+        assert beside.responses.retrieve(id).status == "in_progress"
         with ask(client, "slow", stream=True) as stream:
             foreground = next(iter(stream)).response.id
             os.kill(server.process.pid, signal.SIGKILL)
             server.process.wait()
-    with replaying(tmp_path) as server, server.openai() as client:
-        assert client.responses.retrieve(done.id).to_dict() == done.to_dict()
-        for id in (running.id, foreground):
-            lost = client.responses.retrieve(id)
-            assert lost.status == "failed"
-            assert lost.error
-        assert ask(client, "two", previous_response_id=done.id).output_text == "Yes."
+        *_, last = events
+        assert last.type == "response.failed"
+        assert last.response.status == "failed"
+        assert beside.responses.retrieve(done.id).to_dict() == done.to_dict()
+        for lost in (running.id, id, foreground):
+            ended = beside.responses.retrieve(lost)
+            assert ended.status == "failed"
+            assert ended.error
 
 
 def test_one_key_never_sees_anothers(tmp_path: Path) -> None:

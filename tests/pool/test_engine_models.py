@@ -3,16 +3,18 @@
 import asyncio
 import logging
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mlx_server.engine import supervisor
 from mlx_server.engine.messages import ModelLoaded
-from mlx_server.errors import EngineDied, ModelUnusable, ShuttingDown
+from mlx_server.errors import EngineDied, ModelUnusable, NotEnoughMemory, ShuttingDown
 from mlx_server.pool.engine_models import PoolLimits
 from mlx_server.pool.pool import Pool
 from mlx_server.pool.prepare import ModelSpec
+from mlx_server.system.servers import Servers
 from tests.pool.machine import (
     ONE,
     WEIGHTS,
@@ -360,5 +362,25 @@ def test_stopping_twice_is_stopping(a: ModelSpec) -> None:
             engine = machine.engines[-1]
             assert isinstance(engine, Engine)
             assert engine.ended_with == [None, None]
+
+    run(test)
+
+
+def test_memory_that_another_server_takes_first_is_not_taken_twice(
+    a: ModelSpec, tmp_path: Path
+) -> None:
+    async def test() -> None:
+        async with running(a) as (pool, machine):
+            pool.servers, other = Servers(tmp_path), Servers(tmp_path)
+            other.exchange(1 << 60)
+            (error,) = await results(asking(pool))
+            assert isinstance(error, NotEnoughMemory)
+            assert machine.log == []
+            assert pool.memory()["budget"] == 0
+            other.leave()
+            await pool.share_memory()
+            await held(pool)
+            assert machine.log == ["load a"]
+            assert other.others() == {pool.servers.id: WEIGHTS}
 
     run(test)

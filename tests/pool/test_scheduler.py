@@ -349,6 +349,7 @@ def test_the_prompt_cache_gives_way_first(a: ModelSpec, b: ModelSpec) -> None:
                 "kv_reserved": 0,
                 "prompt_cache": 130,
                 "lowered": 0,
+                "other_servers": 0,
             }
             await held(pool, "b")
             assert machine.log == ["load a", "shrink to 80", "load b"]

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from mlx_server import limits
-from mlx_server.errors import NotFound, StoreUnavailable
-from mlx_server.store import ItemRecord, Retention, Store, database, file
+from mlx_server.errors import BadRequest, NotFound, StoreUnavailable
+from mlx_server.store import ItemRecord, Retention, RunNews, Store, database, file
+from mlx_server.system.servers import Servers
 from tests.store.make import items, response, runs
 
 
@@ -187,13 +187,29 @@ async def test_a_running_response_that_rotted_does_not_keep_the_store_shut(path:
 
 
 @runs
-async def test_a_guest_sets_nothing_aside(path: Path) -> None:
+async def test_two_servers_and_damage_that_one_of_them_finds(path: Path) -> None:
+    await (await filled(path, 50)).close()
+    one, other = await Store.open(path), await Store.open(path)
     path.write_bytes(b"not a database, " * 1000)
-    guest = await Store.visit(path)
     with pytest.raises(StoreUnavailable, match="damaged"):
-        await guest.stats()
-    await guest.close()
-    assert aside(path) == []
+        await one.stats()
+    for store in (one, other):
+        await store.add(response(f"{id(store)}"), "me")
+    assert (await one.stats()).responses == (await other.stats()).responses == 2
+    await one.close()
+    await other.close()
+    assert sound(path)
+
+
+def test_damage_that_two_servers_find_is_set_aside_once(path: Path) -> None:
+    one, other = (file.StoreFile(path, Servers(path.parent)) for _ in range(2))
+    for each in (one, other):
+        each.open().close()
+    one.set_aside()
+    one.open().close()
+    other.set_aside()
+    assert len(aside(path)) == 1
+    assert path.exists()
 
 
 @runs
@@ -212,21 +228,44 @@ async def test_a_file_of_another_version_is_refused_and_not_touched(path: Path) 
 
 
 @runs
-async def test_one_server_a_file_and_guests(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "STORED_RESPONSES", 2)
-    first = await filled(path)
-    await first.add(response("running", "in_progress"), "me")
-    second = await Store.open(path)
-    with pytest.raises(StoreUnavailable, match="in use by another mlx-server"):
-        await second.get("response", "1", "me")
-    guest = await Store.visit(path, Retention(days=1e6))
-    assert (await guest.stats()).responses == 4
-    assert await guest.prune() == 2
-    await guest.close()
-    assert (await first.get("response", "running", "me")).status == "in_progress"
-    await first.close()
-    assert (await second.get("response", "running", "me")).status == "failed"
-    await second.close()
+async def test_servers_share_a_file(path: Path) -> None:
+    one = await filled(path)
+    await one.add(response("running", "queued"), "me", events=[b"0"])
+    other = await Store.open(path)
+    assert (await other.stats()).responses == 4
+    with pytest.raises(BadRequest, match="has not ended yet"):
+        await other.chain("running", "me")
+    news = RunNews("running", "me", "in_progress", 1, [b"1", b"2"])
+    assert await one.share([news]) == []
+    assert await other.events("running", "me") == ([b"0", b"1", b"2"], True)
+    got = await other.get("response", "running", "me")
+    assert (got.status, b'"status":"in_progress"' in got.body) == ("in_progress", True)
+    await other.adopt()
+    await other.cancel("running", "me")
+    assert await one.share([news]) == [("running", "me")]
+    assert await one.put(response("running", "incomplete"), "me", [b"0"])
+    assert await other.events("running", "me") == ([b"0"], False)
+    await one.add(response("deleted", "queued"), "me")
+    await other.delete("response", "deleted", "me")
+    assert await one.share([RunNews("deleted", "me", "queued", 0, [])]) == [("deleted", "me")]
+    await one.close()
+    await other.close()
+
+
+@runs
+async def test_responses_of_a_server_that_has_ended_are_ended(path: Path) -> None:
+    one, other = await filled(path), await Store.open(path)
+    await one.add(response("running", "in_progress"), "me")
+    await one.add(response("streamed", "in_progress"), "me", events=[b"0", b"1"])
+    await other.adopt()
+    assert (await other.get("response", "running", "me")).status == "in_progress"
+    await one.close()
+    await other.adopt()
+    assert (await other.get("response", "running", "me")).status == "failed"
+    (_, _, last), is_running = await other.events("streamed", "me")
+    assert b'{"type":"response.failed","sequence_number":2,"response":{"id":"streamed"' in last
+    assert (b'"output":[]' in last, is_running) == (True, False)
+    await other.close()
 
 
 @runs

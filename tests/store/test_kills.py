@@ -1,4 +1,5 @@
-"""`kill -9` at any moment takes nothing that was acknowledged and leaves nothing running.
+"""`kill -9` of one of two servers at any moment takes nothing that was acknowledged by either, ends
+nothing of the other's, and leaves nothing of its own running.
 
 STORE_KILLS=1000 kills as often.
 """
@@ -8,36 +9,69 @@ import random
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
 from mlx_server.errors import NotFound
+from mlx_server.prompt_files import DRAFT
 from mlx_server.store import RUNNING, Store
+from mlx_server.system.daily_bytes import DailyBytes
+from tests.store import writer
 from tests.store.make import recounted, runs
-from tests.store.writer import OWNER, given, stored
+from tests.store.writer import OWNER, check_file, given, opened, prompt_file, stored
 
-pytestmark = pytest.mark.slow
-
-KILLS = int(os.environ.get("STORE_KILLS", "20"))
-
-Acknowledged = dict[str, str]
-"""What was last said of each id."""
+SHM = Path("/dev/shm")
+KILLS = int(os.environ.get("STORE_KILLS", "100"))
 
 
-def killed_writer(path: Path, run: int, rng: random.Random) -> Acknowledged:
-    command = [sys.executable, "-m", "tests.store.writer", str(path), str(run)]
-    writer = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert writer.stdout is not None
-    lines = [writer.stdout.readline() for _ in range(rng.randrange(60))]
-    for _ in range(rng.randrange(20_000)):  # anywhere within a write
-        pass
-    writer.kill()
-    lines += writer.stdout.readlines()
-    writer.stdout.close()
-    writer.wait()
-    whole = (line.split() for line in lines if line.endswith("\n"))
-    return {id: verb for verb, id in whole}
+@cache
+def template() -> ForkServerContext:
+    context = get_context("forkserver")
+    context.set_forkserver_preload(["tests.store.writer"])
+    return context
+
+
+@dataclass
+class Server:
+    process: ForkServerProcess
+    acknowledged: Connection
+    said: list[tuple[str, str]] = field(default_factory=list)
+
+    def hear(self) -> None:
+        self.said.append(self.acknowledged.recv())
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.join()
+        try:
+            while True:
+                self.hear()
+        except (EOFError, OSError):  # a half of the last message is none
+            self.acknowledged.close()
+
+
+def begun(path: Path, run: int) -> Server:
+    read, write = template().Pipe(duplex=False)
+    process = template().Process(target=writer.serve, args=(path, f"{run}", write))
+    process.start()
+    write.close()
+    return Server(process, read)
+
+
+MAY_BE = {
+    "begun": {"failed", "completed"},  # it may have been put before the kill
+    "put": {"completed"},
+    "deleting": {"completed", "deleted"},
+    "deleted": {"deleted"},
+}
 
 
 async def state(store: Store, id: str) -> str:
@@ -53,22 +87,14 @@ async def state(store: Store, id: str) -> str:
         assert got.output == stored(id, "in_progress").output
         return "failed"
     assert got == stored(id, "completed")
-    assert await store.events(id, OWNER) == [b"e"] * 3
+    assert await store.events(id, OWNER) == ([b"e"] * 3, False)
     return "completed"
 
 
-MAY_BE = {
-    "begun": {"failed", "completed"},  # it may have been put before the kill
-    "put": {"completed"},
-    "deleting": {"completed", "deleted"},
-    "deleted": {"deleted"},
-}
-
-
 @runs
-async def check(path: Path, acknowledged: Acknowledged) -> None:
+async def check_store(path: Path, said: list[tuple[str, str]]) -> None:
     store = await Store.open(path)
-    for id, verb in acknowledged.items():
+    for id, verb in {id: verb for verb, id in said if verb != "file"}.items():
         assert await state(store, id) in MAY_BE[verb], (id, verb)
     assert (await store.stats()).stored == await recounted(store)
     await store.close()
@@ -79,21 +105,50 @@ async def check(path: Path, acknowledged: Acknowledged) -> None:
     db.close()
 
 
-def test_kills(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(Path(__file__).parents[2])
+def check_files(path: Path, said: list[tuple[str, str]]) -> None:
+    folder = opened(path)
+    files = {prompt_file(id) for verb, id in said if verb == "file"}
+    for file in files:
+        assert file in folder
+        check_file(folder, file)
+    assert not list(folder.path.glob(f"*{DRAFT}")), "none of a killed server"
+    assert DailyBytes(folder.path, 1).today >= len(files) * 1024
+
+
+@pytest.fixture
+def in_memory(tmp_path: Path) -> Iterator[Path]:
+    """A folder where nothing waits for a disk: what a kill leaves does not depend on one."""
+    if not SHM.is_dir():
+        yield tmp_path
+        return
+    with TemporaryDirectory(dir=SHM) as folder:
+        yield Path(folder)
+
+
+def test_a_hundred_kills_of_either(in_memory: Path) -> None:
     rng = random.Random(7)
-    acknowledged = 0
-    path = tmp_path / "store.db"
-    earlier: Acknowledged = {}
-    for run in range(KILLS):
-        if run % 20 == 0:  # or each check reads more than the last
-            path = tmp_path / f"{run}" / "store.db"
-            earlier = {}
-        earlier |= killed_writer(path, run, rng)
-        check(path, earlier)
-        acknowledged += len(earlier)
-    assert acknowledged > KILLS
-    assert not list(tmp_path.rglob("*.damaged-*"))
+    path = in_memory / "data" / "store.db"
+    said: list[tuple[str, str]] = []
+    survivor = begun(path, 0)
+    for run in range(1, KILLS + 1):
+        servers = [survivor, begun(path, run)]
+        rng.shuffle(servers)
+        victim, survivor = servers
+        for _ in range(rng.randrange(1, 8)):
+            victim.hear()
+        for _ in range(rng.randrange(20_000)):  # anywhere within a write
+            pass
+        victim.kill()
+        said += victim.said
+        while survivor.acknowledged.poll():
+            survivor.hear()
+    survivor.kill()
+    said += survivor.said
+    assert not [what for verb, what in said if verb == "failed"]
+    check_store(path, said)
+    check_files(path, said)
+    assert not list(path.parent.glob("*.damaged-*"))
+    assert not list((path.parent / "servers").iterdir())
 
 
 OUTLIVES = """

@@ -230,6 +230,9 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(owner=owners, id=ids)
     def chain(self, owner: str, id: str) -> None:
+        head = self.responses.get((owner, id))
+        if head and head.response.status in RUNNING:
+            return self.refused(self.store.chain(id, owner), BadRequest)
         links: list[Known] = []
         wanted: str | None = id
         while wanted is not None:
@@ -250,13 +253,17 @@ class StoreMachine(RuleBasedStateMachine):
         if known is None:
             return self.refused(self.store.get("response", id, owner), NotFound)
         got = self.run(self.store.get("response", id, owner))
+        events, is_running = self.run(self.store.events(id, owner))
+        assert is_running == (got.status in RUNNING)
         if not known.response.body:
+            assert bool(events) == bool(known.events)
+            assert not events or b"response.failed" in events.pop()
             body = msgspec.json.decode(got.body)
             assert (body["id"], body["status"]) == (id, "failed")
             assert "stopped before" in body["error"]["message"]
             got = replace(got, body=b"")
         assert got == known.response
-        assert self.run(self.store.events(id, owner)) == known.events
+        assert events == known.events
         page = self.run(self.store.items("response", id, owner, order="asc"))
         assert page.items == known.input
         return None

@@ -14,9 +14,10 @@ from mlx_server.clients.client_files import ClientFile, ClientRecord, Connection
 from mlx_server.errors import SettingsError
 from mlx_server.http.security import KEY_BYTES, KEY_FILE, secret_key
 from mlx_server.prompt_files import PromptFolder
-from mlx_server.store.file import OwnedFile, SharedFile
+from mlx_server.store.file import StoreFile
 from mlx_server.system import logs, service
 from mlx_server.system.files import MOST_BYTES, not_linked, open_regular, own_path, read_regular
+from mlx_server.system.servers import FOLDER, Servers
 
 OTHER = 54321
 Give = Callable[[Path], None]
@@ -88,11 +89,12 @@ def _record(path: Path) -> None:
 
 
 def _store(path: Path) -> None:
-    OwnedFile(path).open()
+    StoreFile(path, Servers(path.parent)).open()
 
 
-def _visit(path: Path) -> None:
-    SharedFile(path).open()
+def _servers(path: Path) -> None:
+    path.rename(path.with_name(FOLDER))
+    Servers(path.parent).join()
 
 
 def _prompts(path: Path) -> None:
@@ -100,7 +102,7 @@ def _prompts(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "writes", [_prompts, _store, _visit, _connect, _install, _record, logs.write_to]
+    "writes", [_prompts, _store, _servers, _connect, _install, _record, logs.write_to]
 )
 def test_no_command_writes_where_another_user_points(
     writes: Callable[[Path], None], tmp_path: Path, give: Give, monkeypatch: pytest.MonkeyPatch
@@ -128,7 +130,7 @@ def test_a_lock_is_not_made_where_another_user_points(
     link.symlink_to(target)
     give(link)
     with pytest.raises(PermissionError, match="another user may have made"):
-        OwnedFile(tmp_path / "responses.db").open()
+        StoreFile(tmp_path / "responses.db", Servers(tmp_path)).open()
     assert not (tmp_path / "missing").exists()
 
 

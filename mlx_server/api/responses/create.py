@@ -82,13 +82,6 @@ async def create(
     name, _ = pool.models.split(body.model)
     pool.models.spec(name)  # refuses an unknown model now, also for a background response
     previous = body.previous_response_id
-    running = runs.find(previous, owner) if previous else None
-    if running and not running.ended:
-        raise BadRequest(
-            f"Previous response '{previous}' has not ended yet. Wait for it, or cancel it.",
-            param="previous_response_id",
-            code="previous_response_not_ended",
-        )
     resolved = await read_all(connection, body, recalled)
     record = Record(
         "response",

@@ -1,12 +1,12 @@
 """The routes of `/v1/responses`."""
 
+import asyncio
 import re
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Annotated, Literal
 
-import msgspec
 from fastapi import APIRouter, Query, Request, Response, WebSocket
 
 from mlx_server import limits
@@ -15,14 +15,22 @@ from mlx_server.api.handlers import documented, json_response, read, while_conne
 from mlx_server.api.responses.create import CreatedResponse, create, page_body, read_all
 from mlx_server.api.responses.items import Wire
 from mlx_server.api.responses.protocol import ResponsesBody
-from mlx_server.api.responses.runs import Background, EventLog, Run, Runs, decoded
+from mlx_server.api.responses.runs import (
+    SHARE_SECONDS,
+    TERMINAL,
+    Background,
+    EventLog,
+    Run,
+    Runs,
+    decoded,
+)
 from mlx_server.api.responses.web_socket import Socket
 from mlx_server.errors import BadRequest, NotFound
 from mlx_server.generation.plan import plan
 from mlx_server.http.sse import OPENAI, EventStream, Frames
 from mlx_server.pool.pool import Pool
 from mlx_server.request_threads import in_thread
-from mlx_server.store import Store
+from mlx_server.store import RUNNING, Store
 
 After = Annotated[str | None, Query(description="Id after which the list starts.")]
 Limit = Annotated[int, Query(ge=1, le=limits.PAGE_ITEMS)]
@@ -128,15 +136,7 @@ async def retrieve_response(
         return await _streamed_again(runs, id, owner, start, headers)
     if starting_after is not None:
         raise BadRequest("`starting_after` needs `stream=true`.", param="starting_after")
-    return json_response(await _response(runs, id, owner), headers)
-
-
-async def _response(runs: Runs, id: str, owner: str) -> Wire:
-    if run := runs.find(id, owner):
-        return run.response
-    stored = await runs.store.get("response", id, owner)
-    fields = msgspec.json.decode(stored.body, type=Wire)
-    return {**fields, "output": [msgspec.Raw(item.body) for item in stored.output]}
+    return json_response(await runs.response(id, owner), headers)
 
 
 async def _streamed_again(
@@ -145,42 +145,74 @@ async def _streamed_again(
     run = runs.find(id, owner)
     if run and run.log:
         return _followed(runs, run, run.log, start, headers)
+    response = await runs.response(id, owner)
     if run or not await runs.store.has_events(id, owner):
         raise BadRequest(
             f"Response '{id}' can't be streamed: create it with `background` and `stream`.",
             param="stream",
         )
+
     events = _stored_events(runs.store, id, owner, start)
-    return EventStream(events, headers, source=events)
+    if response["status"] not in RUNNING:
+        return EventStream(events, headers, source=events)
+
+    def alive(number: int) -> Wire:  # another server runs it
+        return {"type": "response.in_progress", "sequence_number": number, "response": response}
+
+    return _counted_events(events, alive, start, headers)
 
 
 def _followed(
     runs: Runs, run: Run, log: EventLog, start: int, headers: Mapping[str, str]
 ) -> Response:
-    """Streams the events of a running response: from memory, then from the store once it has ended.
-    While there are none, an event repeats the state of the response and the number of the last
+    """Streams the events of a running response: from memory, then from the store once it has
+    ended."""
+
+    async def followed() -> AsyncGenerator[Wire]:
+        event: Wire = {"type": "", "sequence_number": start - 1}
+        async for event in log.read(start):
+            yield event
+        if event["type"] not in TERMINAL:
+            with suppress(NotFound):  # deleted in the meantime
+                after = event["sequence_number"] + 1
+                async for event in _stored_events(runs.store, run.id, run.owner, after):
+                    yield event
+
+    return _counted_events(followed(), run.output.alive, start, headers)
+
+
+def _counted_events(
+    events: AsyncGenerator[Wire],
+    alive: Callable[[int], Wire],
+    start: int,
+    headers: Mapping[str, str],
+) -> Response:
+    """While there are no events, one repeats the state of the response and the number of the last
     event, for clients that count events."""
     position = start - 1
 
-    async def followed() -> AsyncGenerator[Wire]:
+    async def counted() -> AsyncGenerator[Wire]:
         nonlocal position
-        async for event in log.read(start):
-            position = event["sequence_number"]
-            yield event
-        with suppress(NotFound):  # deleted in the meantime
-            async for event in _stored_events(runs.store, run.id, run.owner, position + 1):
+        async with aclosing(events):
+            async for event in events:
+                position = event["sequence_number"]
                 yield event
 
-    events = followed()
-    frames = Frames(keep_alive=lambda: OPENAI.encode(run.output.alive(max(position, 0))))
-    return EventStream(events, headers, source=events, frames=frames)
+    frames = Frames(keep_alive=lambda: OPENAI.encode(alive(max(position, 0))))
+    return EventStream(counted(), headers, source=events, frames=frames)
 
 
 async def _stored_events(store: Store, id: str, owner: str, start: int) -> AsyncGenerator[Wire]:
-    while events := await store.events(id, owner, start - 1):
+    """The events from `start` on, of a response that another server may be running."""
+    while True:
+        events, is_running = await store.events(id, owner, start - 1)
         for event in events:
             yield decoded(event)
         start += len(events)
+        if not events:
+            if not is_running:
+                return
+            await asyncio.sleep(SHARE_SECONDS)
 
 
 @router.delete(ONE)
@@ -196,15 +228,7 @@ async def delete_response(http: Request, id: str) -> Response:
 @router.post(ONE + "/cancel")
 async def cancel_response(http: Request, id: str) -> Response:
     """Cancels a background response; one that has ended is returned unchanged."""
-    runs, owner = _runs(http), http.state.owner
-    run = runs.find(id, owner)
-    if run and (background := runs.in_background(run)):
-        await background.cancel()
-        return json_response(run.response)
-    response = await _response(runs, id, owner)
-    if not response["background"]:
-        raise BadRequest("Only responses with `background: true` can be cancelled.", param="id")
-    return json_response(response)
+    return json_response(await _runs(http).cancel(id, http.state.owner))
 
 
 @router.get(ONE + "/input_items")

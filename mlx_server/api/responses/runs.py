@@ -1,7 +1,7 @@
 """The running responses: they are found by id here, and stored when they begin and end.
 
 A run in the background goes on whether or not a client waits for it, and keeps its events in
-memory meanwhile.
+memory meanwhile. The store gets them each second, for clients of other servers.
 """
 
 import asyncio
@@ -16,10 +16,17 @@ import msgspec
 from mlx_server import limits
 from mlx_server.api.responses.answer import BROKEN, ResponseOutput
 from mlx_server.api.responses.items import Wire
-from mlx_server.errors import NotFound, Overloaded, ServerError, ShuttingDown, StoreUnavailable
+from mlx_server.errors import (
+    BadRequest,
+    NotFound,
+    Overloaded,
+    ServerError,
+    ShuttingDown,
+    StoreUnavailable,
+)
 from mlx_server.events import Event, Finished, Started
 from mlx_server.http.web_sockets import ByteBudget, OpenSockets
-from mlx_server.store import ItemRecord, Record, Store
+from mlx_server.store import RUNNING, ItemRecord, Record, RunNews, Store
 
 
 class EventLog:
@@ -29,6 +36,8 @@ class EventLog:
         self.events: list[bytes] = []
         """JSON of each event, at the index of its sequence number."""
         self.is_full = False
+        self.shared = 0
+        """How many events the store has, for the clients of other servers."""
         self._budget = budget
         """Shared by the logs of all responses."""
         self._bytes = 0
@@ -115,6 +124,15 @@ class Run:
     @property
     def response(self) -> Wire:
         return self.output.response
+
+    @property
+    def goes_on(self) -> bool:
+        return not self.ended and self.response["status"] in RUNNING
+
+    def news(self) -> RunNews:
+        """What the store does not have yet."""
+        first, events = (self.log.shared, self.log.events) if self.log else (0, [])
+        return RunNews(self.id, self.owner, self.response["status"], first, events[first:])
 
     def record(self, response: Wire) -> Record:
         """The record of the response as it is now, or will have ended."""
@@ -298,6 +316,11 @@ LONGEST_RETRY_SECONDS = 60.0
 """First and longest pause between attempts to store an end, which go on until one succeeds."""
 STOP_SECONDS = 5.0
 
+SHARE_SECONDS = 1.0
+"""The interval at which the servers of one data directory look at each other's responses."""
+CANCEL_SECONDS = 10.0
+"""How long a client waits until another server has cancelled a response."""
+
 NOT_STORED = {"code": "server_error", "message": "The response could not be stored."}
 
 
@@ -315,6 +338,7 @@ class Runs:
         self._background: dict[str, Background] = {}
         self._connections: set[asyncio.Task[Any]] = set()
         self._later: set[asyncio.Task[Any]] = set()
+        self._sharing: asyncio.Task[None] | None = None
 
     def find(self, id: str, owner: str) -> Run | None:
         return self._running.get((id, owner))
@@ -328,7 +352,10 @@ class Runs:
                 "Ended responses can't be stored, and no new ones are started until they are. See "
                 "the server's log, or send `store: false`."
             )
-        await self.store.add(run.record(run.response), run.owner, run.input)
+        events = [*run.log.events] if run.log else []
+        await self.store.add(run.record(run.response), run.owner, run.input, events)
+        if run.log:
+            run.log.shared = len(events)
         self._running[run.id, run.owner] = run
 
     async def end(self, run: Run, events: Sequence[bytes]) -> bool:
@@ -377,6 +404,49 @@ class Runs:
         """Starts a response that has claimed its place."""
         id = background.run.id
         background.begin(self._turn).add_done_callback(lambda _: self._background.pop(id, None))
+        if self._sharing is None or self._sharing.done():
+            self._sharing = asyncio.create_task(self._share())
+
+    async def _share(self) -> None:
+        """Stores what is new of the responses in the background, for the clients of other servers,
+        and cancels those that were cancelled or deleted there. It ends with the last one."""
+        while self._background:
+            await asyncio.sleep(SHARE_SECONDS)
+            begun = [each for each in self._background.values() if each.task and each.run.goes_on]
+            news = [each.run.news() for each in begun]
+            with suppress(ServerError):  # it is tried again
+                unwanted = await self.store.share(news)
+                for each, told in zip(begun, news, strict=True):
+                    if (told.id, told.owner) in unwanted:
+                        self._in_task(each.cancel())
+                    elif each.run.log:
+                        each.run.log.shared += len(told.events)
+
+    async def response(self, id: str, owner: str) -> Wire:
+        """The response as it is now. Raises NotFound."""
+        if run := self.find(id, owner):
+            return run.response
+        stored = await self.store.get("response", id, owner)
+        fields = msgspec.json.decode(stored.body, type=Wire)
+        return {**fields, "output": [msgspec.Raw(item.body) for item in stored.output]}
+
+    async def cancel(self, id: str, owner: str) -> Wire:
+        """Cancels a background response, which another server may run. Returns it as it is then."""
+        run = self.find(id, owner)
+        if run and (background := self.in_background(run)):
+            await background.cancel()
+            return run.response
+        response = await self.response(id, owner)
+        if not response["background"]:
+            raise BadRequest("Only responses with `background: true` can be cancelled.", param="id")
+        if response["status"] in RUNNING:
+            await self.store.cancel(id, owner)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(CANCEL_SECONDS):
+                    while response["status"] in RUNNING:
+                        await asyncio.sleep(SHARE_SECONDS / 4)
+                        response = await self.response(id, owner)
+        return response
 
     async def drain(self) -> None:
         """Refuses new background responses, and waits for these and for WebSockets to end."""
@@ -392,6 +462,8 @@ class Runs:
 
     async def stop(self) -> None:
         self.stopping.set()
+        if self._sharing:
+            self._sharing.cancel()
         running = [each for each in self._background.values() if each.task]
         await asyncio.gather(*(each.cancel() for each in running))
         if self._later:

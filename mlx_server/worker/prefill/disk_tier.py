@@ -24,7 +24,6 @@ from mlx_server.engine.messages import FLUSH_SECONDS, DiskCacheUse
 from mlx_server.errors import public_message
 from mlx_server.models.files import identity_of_model
 from mlx_server.prompt_files import (
-    FolderInUse,
     PromptFile,
     PromptFolder,
     PromptNames,
@@ -293,8 +292,7 @@ class PromptSaver:
         return kept, [file for n, file in known.items() if n in unwanted]
 
     def _tidy(self, used: Sequence[PromptFile], dropped: Sequence[PromptFile]) -> None:
-        for file in dropped:
-            self._folder.remove(file)
+        self._folder.remove_unread(dropped)
         self._folder.touch(used)
 
     def _save(self, model: DiskModel, prompt: CachedPrompt, file: PromptFile) -> Iterator[None]:
@@ -383,7 +381,7 @@ class PromptRestorer:
             return False
         names = self._folder.names(model.group(key), ids_of(tokens))
         read = PromptRead(row, key, tokens, model, names)
-        if self._gain(read) < LEAST_GAIN:
+        if not self._may_gain(read):
             self.use.misses += len(tokens) - self._memory.known(key, tokens) >= LEAST_GAIN
             return False
         self._waiting.append(read)
@@ -420,15 +418,22 @@ class PromptRestorer:
         files = files_of(self._folder, read.model.layout, read.names)
         return files[-1].length - self._memory.known(read.key, read.tokens) if files else 0
 
+    def _may_gain(self, read: PromptRead) -> bool:
+        """Whether the disk has enough, or may have since another server has written to it."""
+        return self._gain(read) >= LEAST_GAIN or self._folder.is_stale
+
     def _load(self, read: PromptRead) -> None:
-        if self._gain(read) < LEAST_GAIN:
+        if not self._may_gain(read):
             return
         least = self._memory.known(read.key, read.tokens) + LEAST_GAIN
         self._read = read
-        self._loading = self._thread.submit(
-            load, self._folder, read.model.layout, read.names, least
-        )
+        self._loading = self._thread.submit(self._loaded, read, least)
         self._loading.add_done_callback(lambda done: self._wake())
+
+    def _loaded(self, read: PromptRead, least: int) -> StoredPrompt | None:
+        with self._folder.reading():
+            self._folder.refresh()
+            return load(self._folder, read.model.layout, read.names, least)
 
     def _take(self, read: PromptRead, loading: Future[StoredPrompt | None]) -> None:
         self._loading = None
@@ -478,13 +483,11 @@ BUSY_SECONDS, OLD_SECONDS = 0.25, 5.0
 written then."""
 
 
-def opened(path: Path, most_bytes: int) -> PromptFolder | None:
+def opened(path: Path, most_bytes: int, writes_per_day: int) -> PromptFolder | None:
     """Opens the folder; returns None, after a log line, if it can't be used."""
-    folder = PromptFolder(path, most_bytes)
+    folder = PromptFolder(path, most_bytes, writes_per_day=writes_per_day)
     try:
         folder.open()
-    except FolderInUse:
-        log.warning("another server uses the folder of prompt caches: this one uses memory only")
     except OSError as error:
         log.warning("the folder of prompt caches can't be used: %s", public_message(error))
     else:
@@ -595,9 +598,7 @@ class DiskTier:
         return [use]
 
     def stop(self) -> None:
-        """Writes what is not written, and closes the folder."""
+        """Writes what is not written."""
         self.flush()
         self._restorer.stop()
         self.saver.stop()
-        if self._folder:
-            self._folder.close()

@@ -68,6 +68,8 @@ function Memory({ memory }) {
           <li><i class=${name} />${words} <span class="dim">${bytes(size)}</span></li>`)}
         <li><i />free <span class="dim">${bytes(Math.max(0, memory.budget - memory.used))}</span></li>
       </ul>
+      ${memory.other_servers > 0 && html`
+        <p class="dim">Other servers take ${bytes(memory.other_servers)} more.</p>`}
       ${memory.lowered > 0 && html`
         <p class="warn">Memory ran out: the budget is ${bytes(memory.lowered)} lower until the next
           start.</p>`}
@@ -84,6 +86,7 @@ function Figures({ now }) {
     ["requests ended", number(ended)],
     ["of prompts cached", prompt_tokens ? percent(cached_tokens / prompt_tokens) : "–"],
     ["engine restarts", number(now.restarts)],
+    ...(now.disk_writes ? [["written to disk today", bytes(now.disk_writes.today)]] : []),
   ];
   return html`
     <dl class="gauges">
