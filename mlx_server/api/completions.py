@@ -25,8 +25,9 @@ from mlx_server.http.errors import prompt_too_long
 from mlx_server.request_threads import in_thread
 from mlx_server.requests import GenerateRequest, Infill, Prompt
 
-TokenId = Annotated[int, Field(ge=0, lt=2**31)]
-TokenIds = Annotated[Items[TokenId], Field(min_length=1)]
+Ids = Annotated[list[Annotated[int, Field(ge=0, lt=2**31), WHOLE]], Field(fail_fast=True)]
+"""Token ids. WHOLE is Python: other threads run between two of them, as with `Items`."""
+TokenIds = Annotated[Ids, Field(min_length=1)]
 Texts = Annotated[Items[str], Field(min_length=1, max_length=limits.PROMPTS)]
 TokenLists = Annotated[Items[TokenIds], Field(min_length=1, max_length=limits.PROMPTS)]
 

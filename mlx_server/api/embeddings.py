@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
 from mlx_server import limits
-from mlx_server.api.completions import TokenId
+from mlx_server.api.completions import Ids
 from mlx_server.api.fields import WHOLE, Items, WireModel, ignored_header
 from mlx_server.api.handlers import (
     documented,
@@ -26,7 +26,6 @@ from mlx_server.http.metrics import Metrics
 from mlx_server.pool.pool import Pool
 from mlx_server.request_threads import in_thread
 
-Ids = Items[TokenId]
 Dimensions = Annotated[int, Field(ge=1, lt=2**31), WHOLE]
 
 

@@ -16,6 +16,7 @@ from mlx_server.api.completions import to_request as completion_request
 from mlx_server.api.fields import WHOLE, Items, SamplingBody, WireModel
 from mlx_server.api.handlers import documented, read, respond, while_connected
 from mlx_server.api.models import model_or_default
+from mlx_server.errors import BadRequest
 from mlx_server.events import Event, Finished, TextDelta
 from mlx_server.http.errors import prompt_too_long
 from mlx_server.http.sse import Frames
@@ -156,6 +157,8 @@ async def fim_completions(http: Request) -> Response:
     body = await read(http, FimBody)
     ignored = await in_thread(body.ignored)
     request = replace(completion_request(body), max_tokens=body.max_tokens)
+    if len(request.prompts) > 1:
+        raise BadRequest("`prompt` should be one text.", param="prompt")
     if body.seed is None:
         request = replace(request, seed=body.random_seed)
     return await respond(

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from mlx_server import limits
 from mlx_server.api.chat_completions.input import ChatBody, MessageParam, ToolParam, to_request
-from mlx_server.api.completions import TokenId
+from mlx_server.api.completions import Ids
 from mlx_server.api.fields import Items, WireModel, ignored_header
 from mlx_server.api.handlers import documented, json_response, read
 from mlx_server.api.histories import MENDED
@@ -67,7 +67,7 @@ class TokenizeBody(WireModel):
 
 class DetokenizeBody(WireModel):
     model: Annotated[str, Field(min_length=1)] | None = None
-    tokens: Annotated[Items[TokenId], Field(max_length=limits.TOKENIZED)]
+    tokens: Annotated[Ids, Field(max_length=limits.TOKENIZED)]
 
 
 TEXTS = ("prompt", "content", "messages")

@@ -115,10 +115,10 @@ def test_mistrals_route_which_continue_and_zed_know(client: TestClient, prompt: 
     deltas = [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
     assert "".join(delta.get("content") or "" for delta in deltas) == TEXT
     without = body | {"suffix": None}
-    assert (
-        ok(client.post("/v1/fim/completions", json=without))["choices"][0]["finish_reason"]
-        == "stop"
-    )
+    (choice,) = ok(client.post("/v1/fim/completions", json=without))["choices"]
+    assert choice["finish_reason"] == "stop"
+    several = client.post("/v1/fim/completions", json=body | {"prompt": ["ab", "c"]})
+    assert error(several)["param"] == "prompt"
 
 
 def test_ollamas_route_which_continue_knows(client: TestClient, prompt: list[str]) -> None:

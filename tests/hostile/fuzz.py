@@ -143,6 +143,8 @@ def judge(route: Route, answer: Answer) -> None:
         assert len(error["message"]) <= limits.ERROR_CHARACTERS, answer
     elif answer.kind == "application/json":
         body = strictly(answer.content)
+        if isinstance(body, list):  # several answers of /infill
+            body = body[0]
         assert not body.get("error"), answer
         JUDGES.get(route.path, dict)(body)
     elif is_ollama(route):
@@ -216,6 +218,10 @@ JUDGES: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
 
 def _judge_stream(route: Route, text: str) -> None:
     *events, end = text.split("\n\n")
+    if route.path == "/infill":
+        last_event = strictly(events[-1].removeprefix("data: "))
+        assert last_event.get("stop") or last_event["error"], text[-200:]
+        return
     last = ("event: message_stop", "event: error") if is_anthropic(route) else ("data: [DONE]",)
     assert events[-1].partition("\n")[0] in last, text[-200:]
     assert not end, text[-200:]

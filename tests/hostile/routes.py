@@ -10,10 +10,11 @@ from mlx_server.api.completions import CompletionBody
 from mlx_server.api.conversations import ConversationBody, ItemsBody, UpdateBody
 from mlx_server.api.embeddings import EmbeddingsBody
 from mlx_server.api.fields import SamplingBody, WireModel
+from mlx_server.api.infill import FimBody, InfillBody
 from mlx_server.api.messages.protocol import MessagesBody, PromptBody
 from mlx_server.api.native import NativeBody
 from mlx_server.api.ollama import input as ollama
-from mlx_server.api.pool import Load, Unload
+from mlx_server.api.pool import Load, LoadModel, Unload, UnloadModel
 from mlx_server.api.replay import Reset
 from mlx_server.api.rerank import RerankBody
 from mlx_server.api.responses.protocol import ResponsesBody
@@ -144,6 +145,21 @@ SEVERAL_PROMPTS: tuple[Json, ...] = (
         "store": False,
     },
 )
+COMPLETED = (*with_all_fields("/v1/completions"), *SEVERAL_PROMPTS)
+SUFFIX: Json = {"model": SAID, "prompt": "a", "suffix": "b", "max_tokens": 2}
+OF_MISTRAL: Json = {**SUFFIX, "n": 2, "best_of": 2, "prompt_logprobs": 1, "random_seed": 1}
+INFILL: Json = {
+    **{n: v for body in COMPLETED for n, v in body.items() if n in SamplingBody.model_fields},
+    "model": SAID,
+    "input_prefix": "a",
+    "input_suffix": "b",
+    "input_extra": [{"filename": "x.py", "text": "x"}],
+    "prompt": "c",
+    "n_predict": 2,
+    "n_cmpl": 2,
+    "repeat_penalty": 1.1,
+    "stream": True,
+}
 BACKGROUND: Json = {"model": TINY, "input": "hi", "max_output_tokens": 2, "background": True}
 MESSAGES = with_all_fields("/v1/messages")
 COUNTED = tuple(
@@ -160,9 +176,13 @@ ROUTES = (
         answers=404,  # the id is that of another thing
     ),
     Route("/v1/chat/completions/render", ChatBody, with_all_fields("/v1/chat/completions")),
+    Route("/v1/completions", CompletionBody, (*COMPLETED, SUFFIX)),
     Route(
-        "/v1/completions", CompletionBody, (*with_all_fields("/v1/completions"), *SEVERAL_PROMPTS)
+        "/v1/fim/completions",
+        FimBody,
+        (*with_all_fields("/v1/completions"), SEVERAL_PROMPTS[2] | SUFFIX, OF_MISTRAL),
     ),
+    Route("/infill", InfillBody, (INFILL,)),
     Route("/v1/embeddings", EmbeddingsBody, EMBEDDED),
     Route("/v1/rerank", RerankBody, RANKED),
     Route("/api/embed", ollama.EmbedBody, EMBEDDED_BY_OLLAMA),
@@ -188,8 +208,18 @@ ROUTES = (
         ({"lora_name": "a", "lora_path": "adapters/a", "model": TINY},),
         answers=404,  # there is none
     ),
+    Route(
+        "/v1/models/load",
+        LoadModel,
+        ({"model": SAID, "instance_id": None, "echo_load_config": True},),
+    ),
+    Route("/v1/models/unload", UnloadModel, ({"instance_id": SAID, "model": None},)),
     Route("/api/chat", ollama.OllamaChatBody, with_all_fields("/api/chat")),
-    Route("/api/generate", ollama.GenerateBody, with_all_fields("/api/generate")),
+    Route(
+        "/api/generate",
+        ollama.GenerateBody,
+        (*with_all_fields("/api/generate"), {"model": SAID, "prompt": "a", "suffix": "b"}),
+    ),
     Route("/api/show", ollama.ShowBody, ({"model": TINY}, {"name": SAID})),
     *(Route(f"/api/{name}", WireModel, ({},), status) for name, status in NO_SUCH_THING.items()),
     Route("/v1/replay/reset", Reset, ({}, {"model": SAID})),

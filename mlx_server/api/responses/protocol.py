@@ -10,6 +10,7 @@ from pydantic import Field
 from mlx_server import limits
 from mlx_server.api import formats
 from mlx_server.api.fields import (
+    EMPTY_IS_UNSET,
     USUAL_VERBOSITY,
     WHOLE,
     Effort,
@@ -107,11 +108,11 @@ class ResponsesBody(SamplingBody, ThinkingBody):
     model: Annotated[str, Field(min_length=1)]
     input: str | Annotated[Items[InputItem], MENDED] | None = None
     instructions: str | None = None
-    previous_response_id: Annotated[str, Field(min_length=1)] | None = None
-    conversation: Annotated[str, Field(min_length=1)] | ConversationParam | None = None
+    previous_response_id: Annotated[str | None, EMPTY_IS_UNSET] = None
+    conversation: Annotated[str | ConversationParam | None, EMPTY_IS_UNSET] = None
 
     tools: Annotated[Items[ToolParam], Field(max_length=limits.RESPONSE_TOOLS)] | None = None
-    tool_choice: Choice | None = None
+    tool_choice: Annotated[Choice | None, EMPTY_IS_UNSET] = None
     parallel_tool_calls: bool | None = None
     max_tool_calls: Annotated[int, Field(ge=1, lt=2**53), WHOLE] | None = None
 
@@ -120,7 +121,7 @@ class ResponsesBody(SamplingBody, ThinkingBody):
     reasoning: Reasoning | None = None
     text: Text | None = None
     structured_outputs: StructuredOutputs | None = None
-    truncation: Literal["auto", "disabled"] | None = None
+    truncation: Annotated[Literal["auto", "disabled"] | None, EMPTY_IS_UNSET] = None
 
     include: Items[Include] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=limits.TOP_LOGPROBS), WHOLE] | None = None
