@@ -116,7 +116,8 @@ print(json.dumps({
     "version": mx.__version__,
     "gpu": mx.default_device().type == mx.gpu,
     "name": info.get("device_name"),
-    "working_set": info.get("max_recommended_working_set_size"),
+    "working_set": info.get("max_recommended_working_set_size")
+    or (int(0.9 * info["total_memory"]) if mx.cuda.is_available() else None),
 }))
 """
 
@@ -173,19 +174,24 @@ def _platform() -> Check:
         case "darwin", "arm64":
             return Check("ok", "platform", system)
         case "linux", "x86_64" | "aarch64":
-            return Check("ok", "platform", f"{system}, on the CPU")
+            return Check("ok", "platform", system)
         case _:
             return Check("fail", "platform", system, "use a Mac with Apple silicon, or Linux")
 
 
 def budget_here(chosen: int | None) -> MemoryBudget:
     """The memory budget that a server on this machine has. chosen: bytes from models.yaml."""
-    asks_metal = chosen is None and sys.platform == "darwin"
-    return memory_budget(chosen, _mlx()[1] if asks_metal else None)
+    asks_gpu = chosen is None and (sys.platform == "darwin" or _cuda_library() is not None)
+    return memory_budget(chosen, _mlx()[1] if asks_gpu else None)
+
+
+def _cuda_library() -> str | None:
+    """The package that has MLX's library for NVIDIA GPUs, if it is installed."""
+    return next((name for name in ("mlx-cuda-13", "mlx-cuda-12") if _version(name)), None)
 
 
 def _mlx() -> tuple[Check, int | None]:
-    """The check, and Metal's recommended working set in bytes, if there is one."""
+    """The check, and the GPU's recommended working set in bytes, if there is a GPU."""
     fix = "pip install --force-reinstall " + ("'mlx[cpu]'" if sys.platform == "linux" else "mlx")
     command = [sys.executable, "-c", PROBE]
     try:
@@ -199,6 +205,10 @@ def _mlx() -> tuple[Check, int | None]:
     device = f"{facts['version']} on {facts['name']}, {'GPU' if facts['gpu'] else 'CPU'}"
     if sys.platform == "darwin" and not facts["gpu"]:
         return Check("warn", "mlx", device, "Metal is off: is this a virtual machine?"), None
+    if (cuda := _cuda_library()) and not facts["gpu"]:
+        # mlx[cpu] has a file of the same name, and the one that is installed last stays
+        fix = f"pip install --force-reinstall --no-deps {cuda}, and look whether nvidia-smi works"
+        return Check("warn", "mlx", f"{device}, though {cuda} is installed", fix), None
     return Check("ok", "mlx", device), facts["working_set"]
 
 
@@ -206,7 +216,7 @@ def _memory(working_set: int | None) -> Check:
     memory = psutil.virtual_memory()
     sizes = f"{_size(memory.available)} of {_size(memory.total)} free"
     if working_set:
-        sizes += f"; recommended for Metal: up to {_size(working_set)}"
+        sizes += f"; recommended for the GPU: up to {_size(working_set)}"
     if memory.available < SCARCE_MEMORY:
         return Check("warn", "memory", sizes, "close other programs, or serve only small models")
     return Check("ok", "memory", sizes)

@@ -1,8 +1,8 @@
 """Classifies the errors of failed GPU commands, and whether a retry can help.
 
-MLX (mlx/backend/metal) raises them as RuntimeErrors, with the text of Metal's NSError, at the next
-point where it waits for the GPU or begins to encode: later than the work that failed, and not
-always in the same step or model.
+MLX raises them as RuntimeErrors, at the next point where it waits for the GPU or begins to encode:
+later than the work that failed, and not always in the same step or model. Their text is that of
+Metal's NSError (mlx/backend/metal), or CUDA's after the call (mlx/backend/cuda/utils.cpp).
 """
 
 import re
@@ -23,8 +23,10 @@ MESSAGES: dict[DeviceErrorKind, str] = {
     "peer": "another machine of its group was lost",
 }
 
-_METAL = re.compile(
-    r"\[METAL\]|\[metal::|CommandBuffer|MTL4?Command|\[Event::|\[Fence::|metal device|GPU", re.I
+_DEVICE = re.compile(
+    r"\[METAL\]|\[metal::|CommandBuffer|MTL4?Command|\[Event::|\[Fence::|metal device|GPU|"
+    r"(?-i:\bcu(da|dnn|blas)?[A-Z])\w{0,64}(\(.{0,200}\))? failed:",
+    re.I,
 )
 """Matches texts about the device, which a row's own values can't cause."""
 
@@ -38,7 +40,10 @@ _KINDS: tuple[tuple[DeviceErrorKind, str], ...] = (
         r"DeviceRemoved|DeviceLost|device (was |has been )?(lost|removed|reset|disconnected)|"
         r"BackgroundExecutionNotPermitted|NotPermitted|"
         r"failed to make new command queue|unable to create new command buffer|"
-        r"failed to load device",
+        r"failed to load device|"
+        # after these a CUDA context takes no more work
+        r"illegal memory access|illegal instruction|misaligned address|device-side assert|"
+        r"unspecified launch failure|launch timed out|uncorrectable|no CUDA-capable device",
     ),
     ("out_of_memory", r"OutOfMemory|out of memory|Insufficient Memory|unable to allocate"),
     ("timeout", r"ImpactingInteractivity|Impacting Interactivity|CallbackErrorTimeout|ErrorTimeout"
@@ -68,7 +73,7 @@ def kind_of(text: str) -> DeviceErrorKind | None:
         return "out_of_memory"
     if _PEER.search(text):
         return "peer"
-    if not _METAL.search(text):
+    if not _DEVICE.search(text):
         return None
     return next((kind for kind, pattern in _MATCHES if pattern.search(text)), None)
 

@@ -317,9 +317,9 @@ Stop = Literal["stop", "length"]
 
 class Ready(msgspec.Struct, tag=True):
     pid: int
-    metal: bool
+    gpu: bool
     recommended_bytes: int | None
-    """Metal's recommended working set; None without Metal."""
+    """The GPU's memory that programs may use; None without a GPU."""
 
 
 IMPORTING = "importing MLX"

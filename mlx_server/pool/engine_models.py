@@ -221,7 +221,7 @@ class EngineModels:
 
     def _set_budget(self) -> None:
         if ready := self.supervisor.ready:
-            self.preparation.upcast = not ready.metal
+            self.preparation.upcast = not ready.gpu
             self.budget = self._budget(ready.recommended_bytes)
             whole = memory_budget(self._limits.budget, ready.recommended_bytes, self._others)
             part = "" if self.budget == whole else f"a part of {size(whole.nbytes)}, "

@@ -23,8 +23,9 @@ SHARE_OF_RAM = 0.75
 class MemoryBudget:
     nbytes: int
     recommended: int
-    """Metal's recommended working set in bytes; without Metal, a share of the RAM."""
-    metal: bool
+    """Metal's recommended working set, or most of an NVIDIA GPU's memory, in bytes; without a GPU,
+    a share of the RAM."""
+    gpu: bool
     chosen: bool
     """Whether `memory_budget` in models.yaml sets it."""
     others: int = 0
@@ -51,7 +52,7 @@ class MemoryBudget:
     def _whole(self) -> str:
         if self.chosen:
             return "set by `memory_budget` in models.yaml"
-        whole = "Metal's recommended working set" if self.metal else "three quarters of RAM"
+        whole = "the GPU's recommended working set" if self.gpu else "three quarters of RAM"
         working = size(self.recommended - default_budget(self.recommended))
         return f"{whole} ({size(self.recommended)}) minus {working} to compute in"
 
@@ -60,7 +61,7 @@ class MemoryBudget:
         """The log line for a budget that is larger than recommended; else None."""
         if self.nbytes <= self.recommended:
             return None
-        whole = "Metal recommends for this machine" if self.metal else "make three quarters of RAM"
+        whole = "are recommended for this GPU" if self.gpu else "make three quarters of RAM"
         return (
             f"The memory budget of {size(self.nbytes)} is more than the {size(self.recommended)} "
             f"that {whole}: when it is used up, the system may swap or kill programs. Lower "
@@ -71,7 +72,7 @@ class MemoryBudget:
 def memory_budget(chosen: int | None, recommended: int | None, others: int = 0) -> MemoryBudget:
     """The budget of a machine.
 
-    chosen: the bytes set in models.yaml. recommended: Metal's working set; None without Metal.
+    chosen: the bytes set in models.yaml. recommended: the GPU's working set; None without a GPU.
     others: what other servers take. A budget that was set is kept as long as the machine has it.
     """
     whole = recommended or int(SHARE_OF_RAM * psutil.virtual_memory().total)

@@ -24,6 +24,7 @@ from mlx_server.engine.wired_memory import next_limit, parse_wired, wiring
 from mlx_server.requests import SamplingParams
 from mlx_server.worker import weights
 from mlx_server.worker.batch import Batch, StepResult
+from mlx_server.worker.device import has_gpu
 from mlx_server.worker.kv_caches import set_kv_bits
 from mlx_server.worker.lora_adapters import AdapterWeights
 from mlx_server.worker.share import WHOLE, WholeModel
@@ -31,10 +32,10 @@ from mlx_server.worker.weights import WeightReadPace
 
 log = logging.getLogger("mlx_server.engine")
 
-IS_WARM_UP_USEFUL = mx.metal.is_available()
+IS_WARM_UP_USEFUL = has_gpu()
 """A CPU has no kernels to compile, and the memory of the rows is not part of any reservation."""
 
-METAL_PROMPT, CPU_PROMPT = 256, 32
+GPU_PROMPT, CPU_PROMPT = 256, 32
 """Prompt tokens: as many as in the first piece of a prompt, fewer on a CPU, which is slow."""
 
 ROWS, TOKENS = 4, 3
@@ -74,7 +75,7 @@ def warm_up(batch: Batch, rows: int, clock: Callable[[], float] = time.monotonic
 
 
 def _steps(batch: Batch, rows: int) -> Iterator[None]:
-    tokens = METAL_PROMPT if mx.metal.is_available() else CPU_PROMPT
+    tokens = GPU_PROMPT if has_gpu() else CPU_PROMPT
     batch.add(_request(0, batch, tokens))
     while batch.waiting:
         batch.step()

@@ -18,6 +18,7 @@ from mlx_server.engine.messages import STEP, CacheMeasured, CacheNotMeasured, Kv
 from mlx_server.errors import message_of
 from mlx_server.models.architectures import is_encoder, texts
 from mlx_server.system.files import read_regular
+from mlx_server.worker.device import has_gpu
 from mlx_server.worker.encoders import encoder_classes
 from mlx_server.worker.kv_caches import make_caches, set_kv_bits
 from mlx_server.worker.mlx_lm_internals import CacheList, QuantizedKVCache, make_prompt_cache
@@ -96,9 +97,9 @@ def _check_kv_bits(model: nn.Module, bits: int) -> None:
 
 def _activations(config: dict[str, Any]) -> mx.Dtype:
     """Returns the type in which the model computes; half precisions are loaded as float32 without
-    Metal."""
+    a GPU."""
     types = {text.get(key) for text in texts(config) for key in ("dtype", "torch_dtype")}
-    return mx.bfloat16 if mx.metal.is_available() and "float32" not in types else mx.float32
+    return mx.bfloat16 if has_gpu() and "float32" not in types else mx.float32
 
 
 def _caches(model: nn.Module, tokens: int) -> list[Any]:
@@ -133,13 +134,6 @@ def _largest(model: nn.Module) -> KvCost:
     return KvCost(2 * min(widest.shape) * widest.itemsize * len(make_prompt_cache(model)))
 
 
-def recommended_bytes() -> int | None:
-    """Returns Metal's recommended working set; None without Metal."""
-    if not mx.metal.is_available():
-        return None
-    return int(mx.device_info()["max_recommended_working_set_size"])
-
-
 MOST_FREED, FREED_SHARE = 32 << 20, 0.01
 """Bounds on the freed buffers that MLX keeps on a CPU, where they do not count against its memory
 limit: MLX's own default in bytes, and a share of the limit."""
@@ -147,7 +141,7 @@ limit: MLX's own default in bytes, and a share of the limit."""
 
 def limit_memory(max_bytes: int) -> None:
     mx.set_memory_limit(max_bytes)
-    if not mx.metal.is_available():  # with Metal, the limit includes freed buffers
+    if not has_gpu():  # on a GPU, the limit includes freed buffers
         mx.set_cache_limit(min(MOST_FREED, int(FREED_SHARE * max_bytes)))
 
 

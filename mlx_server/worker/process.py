@@ -74,11 +74,11 @@ def _run(
 
 def _ready(others: list[int]) -> Ready:
     """others: the recommended working sets of the group's other machines, where there is Metal."""
-    from mlx_server.worker.memory import recommended_bytes
+    from mlx_server.worker.device import recommended_bytes
 
     own = recommended_bytes()
     least = None if own is None else min([own, *others])
-    return Ready(os.getpid(), metal=own is not None, recommended_bytes=least)
+    return Ready(os.getpid(), gpu=own is not None, recommended_bytes=least)
 
 
 def _read_after_imports(connection: socket.socket) -> bytes:

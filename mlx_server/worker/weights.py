@@ -13,6 +13,7 @@ from mlx.utils import tree_flatten
 from mlx_server.errors import ModelUnusable, public_message
 from mlx_server.models.architectures import SAME, is_encoder
 from mlx_server.models.files import why_not_read
+from mlx_server.worker.device import has_gpu
 from mlx_server.worker.encoders import encoder_classes
 from mlx_server.worker.mlx_lm_internals import get_classes, load_model, read_config
 from mlx_server.worker.replay_model import ReplayModel
@@ -93,7 +94,7 @@ def load(
     # The model's random initial weights were never evaluated. Seeding drops their unevaluated
     # random keys, which would form a longer chain with each load.
     mx.random.seed(0)
-    if not mx.metal.is_available():
+    if not has_gpu():
         # MLX's CPU kernels are several times faster in float32 than in either half precision.
         model.set_dtype(mx.float32)
     cut(model)

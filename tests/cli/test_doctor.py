@@ -114,12 +114,23 @@ def test_doctor_says_what_the_budget_is_and_where_it_comes_from(
 
     assert (found().status, found().fix) == ("ok", "")
     assert found().found == (
-        "21.5 GB for weights and caches: Metal's recommended working set (22.9 GB) minus "
+        "21.5 GB for weights and caches: the GPU's recommended working set (22.9 GB) minus "
         "1.4 GB to compute in; change it with `memory_budget` in models.yaml"
     )
     Path("models.yaml").write_text("server: {memory_budget: 24GB}\nmodels: {m: {source: a/b}}")
     assert found().status == "warn"
-    assert "24.0 GB is more than the 22.9 GB that Metal recommends" in found().fix
+    assert "24.0 GB is more than the 22.9 GB that are recommended for this GPU" in found().fix
+
+
+def test_doctor_says_that_cuda_is_installed_and_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = {"mlx-cuda-13": "0.32.4"}
+    monkeypatch.setattr(
+        machine_checks, "version", lambda name: installed.get(name) or version(name)
+    )
+    (check,) = [check for check in machine_checks.examine(None) if check.name == "mlx"]
+    assert check.status == "warn"
+    assert "CPU, though mlx-cuda-13 is installed" in check.found
+    assert "pip install --force-reinstall --no-deps mlx-cuda-13" in check.fix
 
 
 @pytest.mark.slow

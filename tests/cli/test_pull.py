@@ -40,8 +40,8 @@ def test_on_a_mac_the_budget_is_what_metal_recommends(
     monkeypatch.setattr(sys, "platform", system)
     monkeypatch.setattr(machine_checks, "PROBE", METAL)
     budget = machine_checks.budget_here(None)
-    assert budget.metal is (system == "darwin")
-    assert (budget.nbytes < 700_000_000) is budget.metal
+    assert budget.gpu is (system == "darwin")
+    assert (budget.nbytes < 700_000_000) is budget.gpu
     assert machine_checks.budget_here(10).nbytes == 10
     asked: list[int] = []
 

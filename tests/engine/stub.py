@@ -18,7 +18,7 @@ class StubEngine(EngineClient):
         return True
 
     async def start(self) -> Ready:
-        return Ready(0, metal=False, recommended_bytes=None)
+        return Ready(0, gpu=False, recommended_bytes=None)
 
     async def stop(self, error: ServerError | None = None) -> None: ...
 

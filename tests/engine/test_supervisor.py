@@ -297,7 +297,7 @@ class Stub(EngineClient):
         if not self._starts:
             raise EngineDied("no")
         self._serves = True
-        return Ready(0, metal=False, recommended_bytes=None)
+        return Ready(0, gpu=False, recommended_bytes=None)
 
     async def stop(self, error: ServerError | None = None) -> None:
         self._death = self._death or EngineDied("stopped")

@@ -168,7 +168,7 @@ class Within(EngineClient):
         self._reading = asyncio.create_task(self._step())
         # or those who wait for it would wait for ever
         self._reading.add_done_callback(lambda _: self._die(EngineDied("It is over.")))
-        return Ready(0, metal=False, recommended_bytes=None)
+        return Ready(0, gpu=False, recommended_bytes=None)
 
     async def stop(self, error: ServerError | None = None) -> None:
         assert self._reading

@@ -157,7 +157,7 @@ class Engine(EngineClient):
 
     async def start(self) -> Ready:
         self._serves = True
-        return Ready(1, metal=False, recommended_bytes=None)
+        return Ready(1, gpu=False, recommended_bytes=None)
 
     async def stop(self, error: ServerError | None = None) -> None:
         self.ended_with.append(error)

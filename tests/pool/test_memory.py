@@ -233,7 +233,7 @@ def test_no_more_is_left_out_than_a_tenth(ram: int) -> None:
     budget = memory_budget(None, WORKING_SETS[ram])
     assert 0.9 * WORKING_SETS[ram] < budget.nbytes < WORKING_SETS[ram]
     assert (budget.warning, budget.mlx_limit) == (None, WORKING_SETS[ram])
-    assert "Metal's recommended working set" in budget.source
+    assert "the GPU's recommended working set" in budget.source
     assert "`memory_budget`" in budget.source
 
 
@@ -249,7 +249,7 @@ def test_the_owner_decides_and_is_warned() -> None:
     assert (small.nbytes, small.mlx_limit, small.warning) == (10 * GB, 10 * GB, None)
     assert (large.nbytes, large.mlx_limit) == (21 * GB, 21 * GB)
     assert large.warning
-    assert "21.0 GB is more than the 20.0 GB that Metal recommends" in large.warning
+    assert "21.0 GB is more than the 20.0 GB that are recommended for this GPU" in large.warning
     assert "set by `memory_budget`" in large.source
 
 

@@ -16,7 +16,7 @@ from mlx_server.engine.messages import (
     MeasureCache,
     StepOutput,
 )
-from mlx_server.worker import memory
+from mlx_server.worker import device, memory
 from mlx_server.worker.engine import Engine
 from mlx_server.worker.memory import (
     EVERY_STEPS,
@@ -95,6 +95,13 @@ def test_a_model_that_looks_at_values_is_taken_for_a_large_one() -> None:
     cost = cache_cost({**LOOKS, "dtype": "float32"})
     assert cost == KvCost(4 * 2 * 64 * 4)
     assert cost.for_tokens(300) >= real_bytes(LOOKS, 300)
+
+
+def test_an_nvidia_gpu_has_most_of_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mlx.core.cuda.is_available", lambda: True)
+    monkeypatch.setattr("mlx.core.device_info", lambda: {"total_memory": 80 * 10**9})
+    assert (device.device(), device.recommended_bytes()) == ("cuda", 72 * 10**9)
+    assert cache_cost(config_of("llama")) == KvCost(LAYERS * 2 * 2 * 32 * 2), "in half precision"
 
 
 @pytest.mark.parametrize(

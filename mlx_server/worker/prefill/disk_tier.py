@@ -31,6 +31,7 @@ from mlx_server.prompt_files import (
     encoded,
     group_of,
 )
+from mlx_server.worker.device import device
 from mlx_server.worker.prefill.memory_tier import (
     SNAPSHOT_SHARE,
     CachedPrompt,
@@ -76,8 +77,7 @@ def disk_model(id: str, path: Path, network: nn.Module) -> DiskModel | None:
     """Returns None, perhaps after a log line, if the model has to work without files."""
     try:
         if layout := layout_of(network):
-            device = "metal" if mx.metal.is_available() else "cpu"
-            versions = (version("mlx"), version("mlx-lm"), device)
+            versions = (version("mlx"), version("mlx-lm"), device())
             files = identity_of_model(path)
             return DiskModel(id, group_of(files, *versions, layout.describe()), layout)
     except Exception as error:

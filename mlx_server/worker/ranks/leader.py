@@ -114,7 +114,7 @@ class Leader:
 
     @property
     def recommended(self) -> list[int]:
-        """Metal's recommended working sets of the other machines that have Metal."""
+        """The recommended bytes of the other machines that have a GPU."""
         return [rank.recommended_bytes for rank in self._ranks if rank.recommended_bytes]
 
     def join(self, own: OwnInputs) -> tuple["Share", RecordedInputs, Callable[..., None]]:

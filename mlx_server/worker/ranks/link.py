@@ -86,7 +86,7 @@ class RankReady(msgspec.Struct, tag=True):
     """MLX is imported; the rank waits for the first input to join the group."""
 
     recommended_bytes: int | None
-    """Metal's recommended working set; None without Metal."""
+    """The GPU's memory that programs may use; None without a GPU."""
 
 
 class RankHeartbeat(msgspec.Struct, tag=True):
