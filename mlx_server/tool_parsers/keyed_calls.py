@@ -247,8 +247,11 @@ def _write_assigned(name: str, arguments: dict[str, str], calls: ToolCallEmitter
 def _read_argument(source: Source, call: ToolCallWriter, key: str) -> Steps[str]:
     """Reads an argument; returns the delimiter after it. key: its key, if that was read."""
     pieces = [key]
-    delimiter = yield from source.up_to(KEY_END, "\n", VALUE, into=pieces.append)
+    delimiter = yield from source.up_to(KEY_END, VALUE_END, "\n", VALUE, into=pieces.append)
     key = "".join(pieces).strip()
+    if delimiter == VALUE_END:
+        call.repaired("format")
+        delimiter = KEY_END
     yield from source.space()
     if delimiter not in (KEY_END, VALUE):
         yield from source.expect(VALUE)
