@@ -13,12 +13,15 @@ import jsonschema
 
 from mlx_server.families import FAMILIES as KNOWN
 from mlx_server.families import family_named
+from mlx_server.families.answer_writer import write_answer
 from mlx_server.families.base import ModelFamily
+from mlx_server.messages import Message, ToolCall
 from mlx_server.parsers.harmony_grammar import FINAL, NEXT, REASONING
 from mlx_server.parsers.markup_grammar import STRAY_DELIMITERS
 from mlx_server.requests import ChoiceFormat as ChoiceFormat
 from mlx_server.requests import Format, GrammarFormat, JsonFormat, RegexFormat
 from tests.contract.answers import Answer, Completion
+from tests.families.goldens import tokenizer_of
 from tests.grammars.matching import matcher_of, matches
 from tests.live.server import SHALLOW
 
@@ -183,9 +186,9 @@ STOP = "~"
 ROOM = 140
 """Tokens in which any of the formats and calls can be written, byte by byte."""
 LIMIT, SHALLOW_LIMIT = 220, 40
-OPENING = 32
-"""Tokens of an answer before its first output, which no limit counts: white space, and a call from
-its block's opening delimiter up to the end of its name. `opening` adds the family's delimiters."""
+OPENING = 12
+"""Tokens of an answer before its first output, which no limit counts: white space. `opening_of` has
+what the family writes there."""
 BUDGET = 7
 TORN = len("</think>")
 """Tokens of a mark that is text, most of which come before it is known for one."""
@@ -301,11 +304,13 @@ def is_short(row: Row, found: Completion) -> None:
 
 
 def opening_of(family: ModelFamily) -> str:
-    """The longest delimiters before an answer's first output: what leads from reasoning to it, and
-    stray ones or the one that opens a block of calls."""
-    layout = family.layout_with()
-    stray, calls = (max(each, key=len, default="") for each in (layout.dropped, layout.calls))
-    return family.answer_prefix + max(stray * STRAY_DELIMITERS, calls, key=len)
+    """The longest text before an answer's first output: what leads from reasoning to it, and stray
+    delimiters or a call from its block's opening delimiter up to the end of its name."""
+    call = Message("assistant", tool_calls=(ToolCall("call_0", "look", '{"at": "here"}'),))
+    written = write_answer(family, tokenizer_of(family.name), call)
+    before, name, _ = written.partition("look")
+    stray = max(family.layout_with().dropped, key=len, default="") * STRAY_DELIMITERS
+    return family.answer_prefix + max(stray, before + name, key=len)
 
 
 def has_logprobs(tops: int) -> Check:
