@@ -127,7 +127,6 @@ def create_app(
     app.state.started = int(time.time())
     app.state.max_body_bytes = server.max_body_bytes
     app.state.reasoning_field = server.reasoning_field
-    app.state.show_prompts = server.show_prompts
     app.state.runtime_models = server.runtime_models
     errors.install(app)
     if server.page:

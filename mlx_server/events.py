@@ -5,7 +5,7 @@ several answers interleave.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
@@ -71,8 +71,6 @@ class Started:
     """Parameters of the first answer, resolved from client, models.yaml and checkpoint."""
     tool_output_tokens: int = 0
     """Tokens of the tool results at the end of the prompt, which no earlier prompt had."""
-    prompt_token_ids: tuple[tuple[int, ...], ...] = ()
-    """The prompts as the model reads them, if requested."""
     normalized: tuple[str, ...] = ()
     """Names of the lines that were taken out of the prompt, see `VOLATILE_LINES`."""
     estimated_prompt_tokens: int = 0
@@ -93,26 +91,6 @@ class PromptProgress:
     cached: int
     computed: int
     """Prompt tokens that are done, cached ones included."""
-
-
-@dataclass(frozen=True, slots=True)
-class PromptScored:
-    """The log probabilities of a prompt, before anything of its first answer, if requested."""
-
-    index: int
-    tokens: tuple[TokenLogprob, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class TokensSoFar:
-    """Sent with each token, before the deltas that it makes, if requested."""
-
-    index: int
-    completion_tokens: int
-    cached_tokens: int
-    reasoning_tokens: int
-    token: int | None = None
-    """The id of the token, if requested. Those of rejected attempts come too, as they count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,8 +328,6 @@ class Finished:
 Event = (
     Started
     | PromptProgress
-    | PromptScored
-    | TokensSoFar
     | TextDelta
     | ReasoningDelta
     | ToolCallStarted
@@ -397,10 +373,6 @@ class Answer:
     has_built_in_call: bool = False
     repairs: list[Repaired] = field(default_factory=list)
     violations: list[Violation] = field(default_factory=list)
-    prompt_logprobs: Sequence[TokenLogprob] | None = None
-    """Log probabilities of the prompt's tokens, if the client requested them."""
-    token_ids: list[int] = field(default_factory=list)
-    """The ids of the answer's tokens, if the client requested them."""
     counts: TokenCounts = field(default_factory=TokenCounts)
     finished: Finished | None = None
 
@@ -423,12 +395,6 @@ class Answer:
                 self.repairs.append(event)
             case Violation():
                 self.violations.append(event)
-            case PromptScored():
-                self.prompt_logprobs = event.tokens
-            case TokensSoFar(_, completion, cached, reasoning, token):
-                self.counts = TokenCounts(completion, cached, reasoning)
-                if token is not None:
-                    self.token_ids.append(token)
             case Finished():
                 self.counts, self.finished = event.counts, event
 

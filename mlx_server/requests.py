@@ -128,9 +128,6 @@ class GenerateRequest:
     logit_bias: dict[int, float] = field(default_factory=dict)
     seed: int | None = None
     logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    """The number of alternatives to report with the log probability of each token of the prompt,
-    or None for no `PromptScored` event."""
     format: Format | None = None
     format_param: str = "response_format"
     """The client's name of the parameter, for error messages."""
@@ -155,10 +152,6 @@ class GenerateRequest:
     """Whether the answer to a prompt that is no conversation has the text of special tokens."""
     progress: bool = False
     """Whether `PromptProgress` events are sent."""
-    continuous_usage: bool = False
-    """Whether `TokensSoFar` events are sent."""
-    token_ids: bool = False
-    """Whether `Started` and `TokensSoFar` have the ids of the tokens."""
     client: str = ""
     """Digest of an API key, or an address, which the number of a program may follow. Waiting
     requests take turns by client."""

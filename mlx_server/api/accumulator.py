@@ -16,7 +16,6 @@ from mlx_server.events import (
     Event,
     Finished,
     PromptProgress,
-    PromptScored,
     Repaired,
     Started,
     TextDelta,
@@ -46,7 +45,7 @@ class Timing:
         self._has_answered = False
 
     def note(self, event: Event) -> None:
-        if self._has_answered or isinstance(event, PromptProgress | PromptScored):
+        if self._has_answered or isinstance(event, PromptProgress):
             return
         self._answered = time.perf_counter_ns()
         if isinstance(event, Started):
@@ -145,10 +144,7 @@ class Accumulator:
         """The log probabilities of each answer as they are written, if they are collected."""
         self._kept_logprobs = KeptLogprobs() if keeps_logprobs else None
         self._write_logprobs = write_logprobs
-        self._sent_ids = [0] * (prompts * n)
-        """How many of each answer's token ids the stream's chunks have had."""
         self._n = n
-        self.prompt_token_ids: Sequence[Sequence[int]] = ()
         self._timing = Timing()
         self.prompt_tokens = self.estimated_prompt_tokens = self._tool_output_tokens = 0
         self._unenforced: Sequence[str] = ()
@@ -158,7 +154,6 @@ class Accumulator:
         self._timing.note(event)
         match event:
             case Started():
-                self.prompt_token_ids = event.prompt_token_ids
                 self.model = event.model
                 self.fingerprint = event.fingerprint
                 self.prompt_tokens = event.prompt_tokens
@@ -174,12 +169,6 @@ class Accumulator:
                 self.prompt_tokens += event.further_prompt_tokens
                 self._tool_output_tokens += event.further_tool_output_tokens
         self.answers[event.index].add(event)
-
-    def new_token_ids(self, index: int) -> list[int]:
-        """The ids of an answer's tokens that no chunk had."""
-        ids = self.answers[index].token_ids
-        sent, self._sent_ids[index] = self._sent_ids[index], len(ids)
-        return ids[sent:]
 
     def fingerprint_fields(self) -> dict[str, str]:
         """Empty without a fingerprint: OpenAI's schema does not allow null."""
@@ -229,10 +218,8 @@ class Reporting:
     logprobs: bool = False
     usage: bool = False
     """Whether a stream ends with the usage."""
-    continuous_usage: bool = False
-    """Whether each of its chunks has the usage so far."""
-    token_ids: bool = False
     timings: bool = False
+    """Whether the whole answer and a stream's last chunks have llama.cpp's `timings`."""
     has_body: bool = True
     """Whether a whole body is needed, which has all log probabilities."""
 
@@ -283,41 +270,18 @@ class CompletionsOutput:
         }
 
     def _chunk(self, choices: Sequence[Wire]) -> Wire:
-        chunk = {**self._head(self.CHUNK), "choices": choices, **self._timings()}
-        if self._reporting.usage:
-            usage = self._accumulator.usage() if self._reporting.continuous_usage else None
-            chunk["usage"] = usage
-        return chunk
+        unset = {"usage": None} if self._reporting.usage else {}
+        return {**self._head(self.CHUNK), "choices": choices, **unset}
+
+    def _last_chunk(self, choices: Sequence[Wire], answer: Answer) -> Wire:
+        """The last chunk of one answer."""
+        return {**self._chunk(choices), **self._timings(), **self._accumulator.warnings(answer)}
 
     def _timings(self) -> Wire:
         return self._accumulator.timings() if self._reporting.timings else {}
 
     def _progress(self, event: PromptProgress) -> Wire:
         return prompt_progress(event, time.monotonic() - self._began)
-
-
-def prompt_logprobs_body(answer: Answer) -> dict[str, Any]:
-    """vLLM's `prompt_logprobs`, if the client requested them: for each token of the prompt its own
-    and its alternatives' by their ids, and null for the first. The rank of a token that is not
-    among the alternatives is null."""
-    if answer.prompt_logprobs is None:
-        return {}
-    scores = [
-        _ranked(token) if token.logprob is not None else None for token in answer.prompt_logprobs
-    ]
-    return {"prompt_logprobs": scores}
-
-
-def _ranked(token: TokenLogprob) -> dict[str, Any]:
-    ranks = {top.id: rank for rank, top in enumerate(token.top, 1)}
-    return {
-        str(each.id): {
-            "logprob": each.logprob,
-            "rank": ranks.get(each.id),
-            "decoded_token": each.token,
-        }
-        for each in (token, *token.top)
-    }
 
 
 def warnings_body(

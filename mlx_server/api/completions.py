@@ -14,9 +14,8 @@ from mlx_server.api.accumulator import (
     CompletionsOutput,
     Reporting,
     Wire,
-    prompt_logprobs_body,
 )
-from mlx_server.api.fields import EMPTY_IS_UNSET, WHOLE, Items
+from mlx_server.api.fields import EMPTY_IS_UNSET, WHOLE, Items, check_stream_options
 from mlx_server.api.formats import ConstrainedBody
 from mlx_server.api.handlers import documented, read, respond
 from mlx_server.errors import BadRequest
@@ -50,7 +49,7 @@ DEFAULT_MAX_TOKENS = 16
 
 
 def to_request(body: CompletionBody) -> GenerateRequest:
-    body.check_stream()
+    check_stream_options(body.stream, body.stream_options)
     n = body.n or 1
     if body.best_of not in (None, n):
         raise BadRequest(
@@ -65,7 +64,8 @@ def to_request(body: CompletionBody) -> GenerateRequest:
     return GenerateRequest(
         model=body.model,
         **body.shared_fields(),
-        **body.reporting_fields(),
+        buffered=not body.stream,
+        progress=body.wants_progress,
         **body.constrained(),
         prompts=prompts,
         n=n,
@@ -107,19 +107,12 @@ class CompletionOutput(CompletionsOutput):
         super().__init__(accumulator, reporting)
         self._offsets = [0] * (prompts * n)
         """The offset in characters of the next token, for each answer."""
-        self._is_begun = [False] * (prompts * n)
-        """Whether a chunk has been sent, for each answer."""
-        self._n = n
 
     def body(self) -> Wire:
-        answers, logprobs = self._accumulator.answers, self._accumulator.logprobs
+        answers = zip(self._accumulator.answers, self._accumulator.logprobs, strict=True)
         choices = [
-            {
-                **self._choice(i, answer.text, logprobs[i], answer.finish_reason),
-                **prompt_logprobs_body(answers[i - i % self._n]),
-                **self._ids(i, answer.token_ids, begins=True),
-            }
-            for i, answer in enumerate(answers)
+            self._choice(i, answer.text, logprobs, answer.finish_reason)
+            for i, (answer, logprobs) in enumerate(answers)
         ]
         return self._whole(choices)
 
@@ -127,25 +120,12 @@ class CompletionOutput(CompletionsOutput):
         self._accumulator.add(event)
         match event:
             case TextDelta(index, text, logprobs):
-                yield self._part(self._choice(index, text, list(map(_scored, logprobs)), None))
+                yield self._chunk([self._choice(index, text, list(map(_scored, logprobs)), None)])
             case PromptProgress(index):
-                yield {**self._part(self._choice(index, "", (), None)), **self._progress(event)}
+                yield {**self._chunk([self._choice(index, "", (), None)]), **self._progress(event)}
             case Finished(index, reason):
-                warnings = self._accumulator.warnings(self._accumulator.answers[index])
-                yield {**self._part(self._choice(index, "", (), reason)), **warnings}
-
-    def _part(self, choice: Wire) -> Wire:
-        index = choice["index"]
-        begins, self._is_begun[index] = not self._is_begun[index], True
-        ids = self._ids(index, self._accumulator.new_token_ids(index), begins=begins)
-        return self._chunk([{**choice, **ids}])
-
-    def _ids(self, index: int, ids: Sequence[int], *, begins: bool) -> Wire:
-        """The answer's next tokens, after those of its prompt if it begins with them."""
-        if not self._reporting.token_ids:
-            return {}
-        prompt = self._accumulator.prompt_token_ids[index // self._n]
-        return {**({"prompt_token_ids": list(prompt)} if begins else {}), "token_ids": list(ids)}
+                choice = self._choice(index, "", (), reason)
+                yield self._last_chunk([choice], self._accumulator.answers[index])
 
     def _choice(
         self, index: int, text: str, logprobs: Sequence["Scored"], reason: str | None

@@ -159,16 +159,6 @@ class SharedFields(AdapterChoice):
     include_raw: bool | None
 
 
-class ReportingFields(TypedDict):
-    """Those of them by which clients of OpenAI's completions say what they want reported."""
-
-    buffered: bool
-    progress: bool
-    continuous_usage: bool
-    token_ids: bool
-    prompt_logprobs: int | None
-
-
 class WireModel(BaseModel):
     """An object of a body. It takes fields that it does not know, which `ignored` lists."""
 
@@ -252,8 +242,6 @@ class UsageStreamOptions(StreamOptions):
     """The options where OpenAI sends no usage unless a client asks for it."""
 
     include_usage: bool | None = None
-    continuous_usage_stats: bool | None = None
-    """vLLM's: every chunk has the usage so far."""
 
 
 class SamplingBody(WireModel):
@@ -345,48 +333,31 @@ def check_stream_options(stream: bool | None, options: WireModel | None) -> None
 class GenerationBody(SamplingBody):
     """The fields that `/v1/chat/completions` and `/v1/completions` share."""
 
+    UNSUPPORTED: ClassVar[Mapping[str, str]] = {
+        **SamplingBody.UNSUPPORTED,
+        "prompt_logprobs": "send `echo` and `logprobs` to /v1/completions",
+        "return_token_ids": "/tokenize has the ids of texts and messages",
+    }
+
     model: Annotated[str, Field(min_length=1)]
     stream: bool | None = None
     stream_options: UsageStreamOptions | None = None
     return_progress: bool | None = None
     """llama.cpp's name for `include_progress`."""
     n: Annotated[int, Field(ge=1, le=limits.ANSWERS), WHOLE] | None = None
-    prompt_logprobs: Annotated[int, Field(ge=0, le=limits.TOP_LOGPROBS), WHOLE] | None = None
-    """vLLM's: the log probabilities of the prompt's tokens, with so many alternatives."""
-    return_token_ids: bool | None = None
-    """vLLM's: the ids of the tokens of prompt and answer."""
     timings_per_token: bool | None = None
-    """llama.cpp's: how long prompt and answer took, with each chunk or the whole answer."""
+    """llama.cpp's: how long prompt and answer took, with the whole answer or its last chunk."""
 
-    def check_stream(self) -> None:
-        """Raises BadRequest for options of a stream that is none, as OpenAI does, and for log
-        probabilities of a prompt in a stream, as vLLM does."""
-        check_stream_options(self.stream, self.stream_options)
-        if self.stream and self.prompt_logprobs is not None:
-            raise BadRequest(
-                "`prompt_logprobs` come with the whole answer: leave out `stream`.",
-                param="prompt_logprobs",
-            )
-
-    def reporting_fields(self) -> ReportingFields:
+    @property
+    def wants_progress(self) -> bool:
         options = self.stream_options or UsageStreamOptions()
-        progress = self.stream and (options.include_progress or self.return_progress)
-        counts = self.stream and options.include_usage and options.continuous_usage_stats
-        return {
-            "buffered": not self.stream,
-            "progress": bool(progress),
-            "continuous_usage": bool(counts or self.return_token_ids or self.timings_per_token),
-            "token_ids": bool(self.return_token_ids),
-            "prompt_logprobs": self.prompt_logprobs,
-        }
+        return bool(self.stream and (options.include_progress or self.return_progress))
 
     def reporting(self, logprobs: int | None, *, is_stored: bool = False) -> Reporting:
         options = self.stream_options or UsageStreamOptions()
         return Reporting(
             logprobs=logprobs is not None,
             usage=bool(options.include_usage),
-            continuous_usage=bool(options.include_usage and options.continuous_usage_stats),
-            token_ids=bool(self.return_token_ids),
             timings=bool(self.timings_per_token),
             has_body=is_stored or not self.stream,
         )

@@ -173,9 +173,9 @@ async def respond_buffered(
 ) -> Response:
     events, started = await _started(http, request, overflow)
     async with aclosing(events):
-        body = await while_connected(http, _body(started, events, output, store, request))
+        body = await while_connected(http, _body(started, events, output, store))
     headers = _headers(started, ignored)
-    if request.logprobs is None and request.prompt_logprobs is None:
+    if request.logprobs is None:
         return json_response(body, headers)
     return in_pieces(await in_thread(list, json_pieces(body)), headers)
 
@@ -199,14 +199,11 @@ async def _body(
     events: AsyncIterator[Event],
     output: Output,
     store: Store | None,
-    request: GenerateRequest,
 ) -> Mapping[str, Any]:
     output.add(started)
     async for event in events:
         output.add(event)
-    # the log probabilities of a prompt may be a million
-    of_prompts = request.prompt_logprobs is not None
-    body = await in_thread(output.body) if of_prompts else output.body()
+    body = output.body()
     if store:
         await store(body)
     return body

@@ -318,8 +318,6 @@ class ServerSettings(Strict):
     runtime_models: bool = True
     """Whether clients may load and unload models, and say how long they stay; if not, models are
     loaded by the requests that need them."""
-    show_prompts: bool = False
-    """Whether `/v1/chat/completions/render` shows a request's prompt."""
     reasoning_field: Literal["reasoning_content", "reasoning", "both"] = "both"
     """The fields of chat completions that hold reasoning: most clients read only one of the names,
     and a few refuse a message with both."""

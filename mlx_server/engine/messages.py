@@ -138,8 +138,6 @@ class Generate(msgspec.Struct, tag=True):
     """Seconds that a replay model takes for each token."""
     prompt_logprobs: bool = False
     """Whether to report the log probabilities of the prompt's tokens first."""
-    prompt_top_logprobs: int = 0
-    """The number of alternatives to report with them, if more than with the answer's tokens."""
     adapter: str | None = None
     adapter_scale: float = 1.0
     grammar: Grammar | None = None

@@ -115,8 +115,6 @@ async def generate_here(request: GenerateRequest, pool: Pool) -> AsyncGenerator[
                 for index, row in enumerate(planned.rows)
             }
             started = _started(prepared, planned, adapter, partial(_unfinished, answers.values()))
-            if request.token_ids:
-                started = replace(started, prompt_token_ids=planned.prompt_token_ids(request.n))
             yield replace(started, normalized=left_out, rows=lease.progress)
             for answer in answers.values():
                 for event in answer.begin():

@@ -1,7 +1,7 @@
 """Turns the engine's output for one row into events."""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import msgspec
@@ -23,13 +23,11 @@ from mlx_server.events import (
     Finished,
     FinishReason,
     PromptProgress,
-    PromptScored,
     ReasoningDelta,
     Repaired,
     TextDelta,
     TokenCounts,
     TokenLogprob,
-    TokensSoFar,
     ToolCallFinished,
     Violation,
 )
@@ -113,11 +111,7 @@ class RowOutput(OutputProcessor):
         scored += [_token_logprob(self._tokenizer, *token) for token in tokens]
         if len(scored) < len(self._row.prompt):
             return
-        if (most := self._request.prompt_logprobs) is not None:
-            yield PromptScored(self._index, _with_top(scored, most))
-        if self._echo:
-            most = self._request.logprobs or 0
-            yield TextDelta(self._index, self._prompt_text(), _with_top(scored, most))
+        yield TextDelta(self._index, self._prompt_text(), tuple(scored))
         if not self._row.max_tokens:
             yield self._finished("length")
 
@@ -127,9 +121,6 @@ class RowOutput(OutputProcessor):
     def _token(self, token: Token) -> Iterator[Event]:
         self._tokens += 1
         self._raw_ids.append(token.id)
-        if self._request.continuous_usage:
-            id = token.id if self._request.token_ids else None
-            yield TokensSoFar(self._index, self._tokens, self._cached or 0, self._reasoning, id)
         if token.looped:
             place = "reasoning_content" if self._parser.section == "reasoning" else "content"
             what = f"{place}: it repeated the same {token.looped} tokens, so it was ended"
@@ -430,8 +421,3 @@ def _token_logprob(tokenizer: Tokenizer, token: int, found: Logprobs) -> TokenLo
         return TokenLogprob(text, spelled, logprob, id=token)
 
     return replace(entry(token, found.chosen), top=tuple(entry(*top) for top in found.top))
-
-
-def _with_top(tokens: Iterable[TokenLogprob], most: int) -> tuple[TokenLogprob, ...]:
-    """The tokens, each with at most `most` alternatives."""
-    return tuple(replace(token, top=token.top[:most]) for token in tokens)

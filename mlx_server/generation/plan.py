@@ -63,10 +63,6 @@ class RequestPlan:
     tool_output_tokens: int = 0
     """Tokens of the tool results at the end of the prompts."""
 
-    def prompt_token_ids(self, n: int) -> tuple[tuple[int, ...], ...]:
-        """The tokens of each prompt, which has n answers."""
-        return tuple(tuple(row.prompt) for row in self.rows[::n])
-
     def without_constraints(self) -> "RequestPlan":
         for row in self.rows:
             row.grammar = None
@@ -193,9 +189,7 @@ def retry_row(
     if room <= 0:
         return None
     try:
-        (row,), _ = _rows(
-            prepared, replace(request, n=1, prompt_logprobs=None), conversation, prompt
-        )
+        (row,), _ = _rows(prepared, replace(request, n=1), conversation, prompt)
     except NoRecording:
         return None
     row.max_tokens, row.overflow_tokens = first.max_tokens, first.overflow_tokens
@@ -276,8 +270,7 @@ def _row(
         overflow_tokens=overflow,
         stop_tokens=sorted(stops),
         sampling=sampling(prepared.spec, request, prepared.checkpoint.sampling, choice),
-        prompt_logprobs=_scores_prompt(request, choice),
-        prompt_top_logprobs=request.prompt_logprobs or 0,
+        prompt_logprobs=request.echo and (request.logprobs is not None or request.max_tokens == 0),
         client=request.client,
         cache_scope=request.cache_scope,
         on_disk=request.on_disk,
@@ -289,23 +282,15 @@ def _row(
     return row
 
 
-def _scores_prompt(request: GenerateRequest, choice: int) -> bool:
-    """Whether the answer has its prompt's log probabilities: with `echo` every answer, otherwise
-    the first of each prompt."""
-    if request.echo and (request.logprobs is not None or request.max_tokens == 0):
-        return True
-    return request.prompt_logprobs is not None and choice == 0
-
-
 def _check_prompt_logprobs(request: GenerateRequest, rows: Sequence[Generate]) -> None:
     """Raises BadRequest if the prompts have more log probabilities than a response may hold."""
-    top = max(request.prompt_logprobs or 0, request.logprobs or 0 if request.echo else 0)
+    top = request.logprobs or 0
     count = sum((1 + top) * len(row.prompt) for row in rows if row.prompt_logprobs)
     if count > limits.KEPT_LOGPROBS:
         raise BadRequest(
             f"The prompts have {count:,} log probabilities, and a response holds "
             f"{limits.KEPT_LOGPROBS:,}. Ask for fewer alternatives or a shorter prompt.",
-            param="echo" if request.prompt_logprobs is None else "prompt_logprobs",
+            param="echo",
         )
 
 

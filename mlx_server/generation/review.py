@@ -12,13 +12,11 @@ from mlx_server.events import (
     Event,
     Finished,
     PromptProgress,
-    PromptScored,
     ReasoningDelta,
     Repaired,
     RepairKind,
     TextDelta,
     TokenCounts,
-    TokensSoFar,
     Violation,
     total,
 )
@@ -133,10 +131,8 @@ class Review:
         for event in events:
             if isinstance(event, Finished):
                 reported += await self._end_attempt(event)
-            elif isinstance(event, PromptProgress | PromptScored):
+            elif isinstance(event, PromptProgress):
                 reported.append(event)
-            elif isinstance(event, TokensSoFar):
-                reported.append(self._with_rejected_tokens(event))
             else:
                 self._collected.add(event)
                 is_known = isinstance(event, Repaired) and event in self._repairs
@@ -231,16 +227,6 @@ class Review:
             yield Repaired(self._index, self._rejection, where)
         for error in checked.errors:
             yield Violation(self._index, error)
-
-    def _with_rejected_tokens(self, counted: TokensSoFar) -> TokensSoFar:
-        if (before := self._rejected) is None:
-            return counted
-        return replace(
-            counted,
-            completion_tokens=before.completion_tokens + counted.completion_tokens,
-            reasoning_tokens=before.reasoning_tokens + counted.reasoning_tokens,
-            cached_tokens=before.cached_tokens,
-        )
 
     def _with_rejected_usage(self, finished: Finished) -> Finished:
         if (before := self._rejected) is None:

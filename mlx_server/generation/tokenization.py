@@ -7,8 +7,6 @@ from dataclasses import replace
 from mlx_server import limits
 from mlx_server.errors import BadRequest, ContextTooLong
 from mlx_server.generation.plan import (
-    RequestPlan,
-    plan,
     with_continued_messages,
 )
 from mlx_server.generation.rendering import chat_prompt, check_text, without_volatile_lines
@@ -71,13 +69,6 @@ def text_of(prepared: PreparedModel, tokens: Sequence[int]) -> str:
             param="tokens",
         )
     return tokenizer.raw(list(tokens))
-
-
-def dry_run(prepared: PreparedModel, request: GenerateRequest) -> RequestPlan:
-    """The plan of a request that is not run. A replay model does not count it as a request."""
-    request, _ = without_volatile_lines(request)
-    request = with_continued_messages(prepared, request)
-    return plan(replace(prepared, transcript=None), request)
 
 
 @contextmanager

@@ -31,7 +31,6 @@ from mlx_server.events import (
     McpCallReady,
     McpCallStarted,
     PromptProgress,
-    PromptScored,
     ReasoningDelta,
     Repaired,
     Started,
@@ -136,7 +135,7 @@ class ToolTurn:
     def visible_events(self, event: Event) -> Iterator[Event]:
         self.answer.add(event)
         match event:
-            case TextDelta() | ReasoningDelta() | BuiltInCall() | PromptProgress() | PromptScored():
+            case TextDelta() | ReasoningDelta() | BuiltInCall() | PromptProgress():
                 yield event
             case ToolCallStarted(call=at):
                 self.answer.begun_calls[at] = self.calls[at] = self._begun(event)

@@ -123,10 +123,6 @@ def _inexpressible(
         yield "logprobs", "its `capabilities` say that it sends none"
     if request.echo:
         yield "echo", "prompts are not read from other servers"
-    if request.prompt_logprobs is not None:
-        yield "prompt_logprobs", "prompts are not read from other servers"
-    if request.token_ids:
-        yield "return_token_ids", "its answers are texts"
     if request.logit_bias and not can.logit_bias:
         yield "logit_bias", "its `capabilities` say that it takes none"
     if request.seed is not None and not can.seed:
@@ -152,8 +148,6 @@ def ignored(can: UpstreamCapabilities, request: GenerateRequest) -> tuple[str, .
 
 
 def _ignored(can: UpstreamCapabilities, request: GenerateRequest) -> Iterator[str]:
-    if request.continuous_usage:
-        yield "stream_options.continuous_usage_stats"
     if request.progress:
         yield "return_progress"
     if request.special_tokens and not can.special_tokens:

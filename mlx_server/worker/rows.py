@@ -227,8 +227,7 @@ class RowAdmission:
         return [Admitted(command.row)]
 
     def _score(self, command: Generate, constraint: LogitConstraint | None) -> None:
-        top = max(command.sampling.logprobs or 0, command.prompt_top_logprobs)
-        network = self._batches[command.model].model
+        network, top = self._batches[command.model].model, command.sampling.logprobs or 0
         scoring = prompt_logprobs(network, command.prompt, top, row_adapter_of(command))
         self._scored[command.row] = _ScoredRow(command, constraint, scoring)
 

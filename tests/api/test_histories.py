@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("_as_before")
 
 @pytest.fixture(scope="module")
 def client(tiny_path: Path, engine: ScriptedEngine) -> Iterator[TestClient]:
-    with wire.client(tiny_path, engine, show_prompts=True) as client:
+    with wire.client(tiny_path, engine) as client:
         yield client
 
 
@@ -42,7 +42,6 @@ def user(content: Any) -> list[Json]:
 
 TEXT_PLACES: dict[str, Any] = {
     "/v1/chat/completions": lambda text: {"messages": user(text)},
-    "/v1/chat/completions/render": lambda text: {"messages": user(text)},
     "/v1/completions": lambda text: {"prompt": text},
     "/v1/messages": lambda text: {"messages": user(text), "max_tokens": 4},
     "/v1/messages/count_tokens": lambda text: {"messages": user(text)},
@@ -190,7 +189,6 @@ def test_what_is_left_out_makes_no_room_for_more_items(client: TestClient) -> No
             "input.content.input_image",
         ),
         ("/tokenize", {"messages": user([IMAGE])}, "messages.content.image_url"),
-        ("/v1/chat/completions/render", chat(*user([IMAGE])), "messages.content.image_url"),
     ],
 )
 def test_an_image_is_counted_as_its_line(

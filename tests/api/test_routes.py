@@ -56,7 +56,6 @@ ENDLESS = {("GET", "/page/events")}
 PAGE = {(method, route.path) for route in page_routes() for method in route.methods or ()}
 HEADS = {("HEAD", "/"), ("HEAD", "/api/tags"), ("HEAD", "/api/version")}
 REFUSED = {
-    ("POST", "/v1/chat/completions/render"),
     ("POST", "/v1/embeddings"),
     ("POST", "/v1/rerank"),
     ("POST", "/infill"),

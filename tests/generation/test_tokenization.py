@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mlx_server.families import FAMILIES
-from mlx_server.generation.tokenization import chat_tokens, dry_run, text_of, text_tokens
+from mlx_server.generation.tokenization import chat_tokens, text_of, text_tokens
 from mlx_server.messages import Conversation, Message
 from mlx_server.pool.prepare import ModelSpec, PreparedModel, prepare
 from mlx_server.requests import GenerateRequest
@@ -36,9 +36,6 @@ def request(conversation: Conversation = HI) -> GenerateRequest:
 def test_a_prompt_of_each_family(folder: Path, family: str) -> None:
     prepared = replayed(folder, family)
     tokens = chat_tokens(prepared, request(), add_special_tokens=False)
-    assert dry_run(prepared, request()).rows[0].prompt == tokens
-    assert prepared.transcript
-    assert prepared.transcript.pick("x", ("m",)), "its one answer is still to come"
 
     ended = chat_tokens(
         prepared, request(replace(HI, add_generation_prompt=False)), add_special_tokens=False

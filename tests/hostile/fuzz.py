@@ -103,10 +103,7 @@ def target(folder: Path, tiny: Path) -> Iterator[Target]:
         EMBEDS: {"source": str(tiny), "task": "embed", **_brief()},
         RANKS: {"source": str(reranker), **_brief()},
     }
-    server_settings = {
-        "adapter_dirs": ["."],
-        "show_prompts": True,
-    }
+    server_settings = {"adapter_dirs": ["."]}
     with serving(folder, {"server": server_settings, "models": models}) as server:
         response = _made(
             server, "/v1/responses", {"model": TINY, "input": "hi", "background": True}

@@ -131,7 +131,7 @@ def with_all_fields(path: str) -> tuple[Json, ...]:
 
 SEVERAL_PROMPTS: tuple[Json, ...] = (
     {"model": TINY, "prompt": [[1, 5], [6]], "max_tokens": 2, "n": 2, "best_of": 2},
-    {"model": TINY, "prompt": ["a", "b"], "max_tokens": 0, "echo": True, "prompt_logprobs": 2},
+    {"model": TINY, "prompt": ["a", "b"], "max_tokens": 0, "echo": True, "logprobs": 2},
     {
         "model": TINY,
         "prompt": ["a", "b"],
@@ -140,7 +140,6 @@ SEVERAL_PROMPTS: tuple[Json, ...] = (
         "stream_options": {"include_usage": True},
         "skip_special_tokens": False,
         "return_progress": True,
-        "return_token_ids": True,
         "timings_per_token": True,
         "store": False,
     },
@@ -175,7 +174,6 @@ ROUTES = (
         ({"metadata": {"a": "b"}},),
         answers=404,  # the id is that of another thing
     ),
-    Route("/v1/chat/completions/render", ChatBody, with_all_fields("/v1/chat/completions")),
     Route("/v1/completions", CompletionBody, (*COMPLETED, SUFFIX)),
     Route(
         "/v1/fim/completions",

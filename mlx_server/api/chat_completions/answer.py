@@ -12,7 +12,6 @@ from mlx_server.api.accumulator import (
     Reporting,
     Wire,
     logprob_json,
-    prompt_logprobs_body,
 )
 from mlx_server.api.freeform import FreeformInput, text_of_arguments
 from mlx_server.events import (
@@ -67,8 +66,7 @@ class ChatOutput(CompletionsOutput):
     def body(self) -> Wire:
         """The completion of the events so far."""
         choices = [self._choice(i, answer) for i, answer in enumerate(self._accumulator.answers)]
-        first, *_ = self._accumulator.answers
-        return {**self._whole(choices), **self._prompt_ids(), **prompt_logprobs_body(first)}
+        return self._whole(choices)
 
     def chunks(self, event: Event) -> Iterator[Wire]:
         self._accumulator.add(event)
@@ -82,39 +80,16 @@ class ChatOutput(CompletionsOutput):
                     yield self._delta(index, delta)
             case Started():
                 for index in range(len(self._accumulator.answers)):
-                    begun = self._delta(index, {"role": "assistant", "content": self._echoed})
-                    yield begun if index else {**begun, **self._prompt_ids()}
+                    yield self._delta(index, {"role": "assistant", "content": self._echoed})
             case PromptProgress(index):
                 yield {**self._delta(index, {}), **self._progress(event)}
             case Finished(index, reason):
-                warnings = self._accumulator.warnings(self._accumulator.answers[index])
-                finished = self._delta(index, {}, finish_reason=self._finish_reason(reason))
-                yield {**finished, **warnings}
+                choice = _streamed(index, {}, finish_reason=reason)
+                yield self._last_chunk([choice], self._accumulator.answers[index])
 
-    def _delta(
-        self,
-        index: int,
-        delta: Wire,
-        logprobs: Sequence[TokenLogprob] = (),
-        finish_reason: str | None = None,
-    ) -> Wire:
-        choice = {
-            "index": index,
-            "delta": delta,
-            "logprobs": _logprobs(list(map(logprob_json, logprobs))) if logprobs else None,
-            "finish_reason": finish_reason,
-            **self._ids(self._accumulator.new_token_ids(index)),
-        }
-        return self._chunk([choice])
-
-    def _ids(self, ids: Sequence[int]) -> Wire:
-        return {"token_ids": list(ids)} if self._reporting.token_ids else {}
-
-    def _prompt_ids(self) -> Wire:
-        if not self._reporting.token_ids:
-            return {}
-        (ids,) = self._accumulator.prompt_token_ids
-        return {"prompt_token_ids": list(ids)}
+    def _delta(self, index: int, delta: Wire, logprobs: Sequence[TokenLogprob] = ()) -> Wire:
+        scored = _logprobs(list(map(logprob_json, logprobs))) if logprobs else None
+        return self._chunk([_streamed(index, delta, scored)])
 
     def _choice(self, index: int, answer: Answer) -> Wire:
         text, reasoning = self._echoed + answer.text, answer.thoughts
@@ -132,8 +107,7 @@ class ChatOutput(CompletionsOutput):
             "index": index,
             "message": message,
             "logprobs": _logprobs(logprobs) if self._reporting.logprobs else None,
-            "finish_reason": self._finish_reason(answer.finish_reason),
-            **self._ids(answer.token_ids),
+            "finish_reason": answer.finish_reason,
         }
 
     def _thought(self, text: str) -> Wire:
@@ -165,26 +139,12 @@ class ChatOutput(CompletionsOutput):
                 piece = _freeform_delta(text)
         return {**details, "tool_calls": [{"index": event.call, **piece}]} if piece else {}
 
-    def _finish_reason(self, reason: str | None) -> str | None:
-        return reason
 
-
-class FunctionCallOutput(ChatOutput):
-    """The same for clients that know `functions` and not `tools`: an answer has one call."""
-
-    def _calls(self, calls: Sequence[ToolCall]) -> Wire:
-        return {"function_call": _function(calls[0])}
-
-    def _call_delta(self, event: ToolCallStarted | ToolCallDelta | ToolCallFinished) -> Wire:
-        match event:
-            case ToolCallStarted(_, _, id, name):
-                return {"function_call": _function(ToolCall(id, name, ""))}
-            case ToolCallDelta(_, _, arguments):
-                return {"function_call": {"arguments": arguments}}
-        return {}
-
-    def _finish_reason(self, reason: str | None) -> str | None:
-        return "function_call" if reason == "tool_calls" else reason
+def _streamed(
+    index: int, delta: Wire, logprobs: Wire | None = None, finish_reason: str | None = None
+) -> Wire:
+    part = {"delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
+    return {"index": index, **part}
 
 
 def _call(call: ToolCall) -> Wire:

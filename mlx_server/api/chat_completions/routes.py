@@ -4,9 +4,7 @@ without an answer.
 
 import re
 import time
-import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 import msgspec
@@ -18,7 +16,6 @@ from mlx_server.api.accumulator import Wire
 from mlx_server.api.chat_completions.answer import (
     REASONING_FIELDS,
     ChatOutput,
-    FunctionCallOutput,
 )
 from mlx_server.api.chat_completions.input import ChatBody, MessageParam, echoed, to_request
 from mlx_server.api.conversations import UpdateBody
@@ -28,13 +25,9 @@ from mlx_server.api.handlers import documented, json_pieces, json_response, read
 from mlx_server.api.responses.create import page_body
 from mlx_server.api.responses.protocol import Metadata
 from mlx_server.api.responses.routes import After, Limit, Sorted
-from mlx_server.errors import BadRequest, Forbidden
-from mlx_server.generation.tokenization import dry_run
+from mlx_server.errors import BadRequest
 from mlx_server.http.errors import validation_error
-from mlx_server.pool.pool import Pool
-from mlx_server.pool.prepare import PreparedModel
 from mlx_server.request_threads import in_thread
-from mlx_server.requests import GenerateRequest
 from mlx_server.store import CompletionFilter, ItemRecord, Record, Store
 
 ECHOED = frozenset(
@@ -114,33 +107,8 @@ def filter_of(http: Request) -> CompletionFilter:
     return CompletionFilter(http.query_params.get("model"), metadata)
 
 
-def rendered(
-    prepared: PreparedModel, request: GenerateRequest
-) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The body, and the names of the parameters that the template does not read."""
-    planned = dry_run(prepared, request)
-    row = planned.rows[0]
-    sampling = {
-        **asdict(row.sampling),
-        "n": request.n,
-        "max_tokens": row.max_tokens,
-        "stop": list(request.stop),
-        "stop_token_ids": row.stop_tokens,
-    }
-    body = {
-        "request_id": f"chatcmpl-{uuid.uuid4().hex}",
-        "model": prepared.id,
-        "prompt": prepared.checkpoint.tokenizer.raw(row.prompt),
-        "token_ids": row.prompt,
-        "features": None,
-        "sampling_params": sampling,
-    }
-    return body, planned.ignored
-
-
 PATH = "/v1/chat/completions"
 ONE = PATH + "/{id}"
-RENDER = PATH + "/render"
 
 router = APIRouter()
 
@@ -149,7 +117,7 @@ router = APIRouter()
 async def chat_completions(http: Request) -> Response:
     body = await read(http, ChatBody)
     request = await in_thread(to_request, body)
-    output = (FunctionCallOutput if body.is_legacy else ChatOutput)(
+    output = ChatOutput(
         body.model,
         request.n,
         body.reporting(request.logprobs, is_stored=bool(body.store)),
@@ -161,23 +129,6 @@ async def chat_completions(http: Request) -> Response:
     store = await _storing(http, body, output.id) if body.store else None
     stream = bool(body.stream)
     return await respond(http, request, output, stream=stream, ignored=ignored, store=store)
-
-
-@router.post(RENDER, openapi_extra=documented(RENDER, ChatBody))
-async def render(http: Request) -> Response:
-    if not http.app.state.show_prompts:
-        raise Forbidden(
-            "This route shows the prompt that the chat template makes of a request. The server's "
-            "owner can allow that: `show_prompts: true` under `server` in models.yaml."
-        )
-    body = await read(http, ChatBody)
-    request = await in_thread(to_request, body)
-    pool: Pool = http.app.state.pool
-    name, _ = pool.models.split(body.model)
-    prepared = await pool.prepared(name)
-    dry, unread = await in_thread(rendered, prepared, request, model=prepared.id)
-    ignored = await in_thread(body.ignored)
-    return json_response(dry, ignored_header([*ignored, *unread]))
 
 
 @router.get(PATH)

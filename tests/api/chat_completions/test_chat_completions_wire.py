@@ -132,11 +132,9 @@ def test_log_probabilities_of_a_whole_response_are_bounded(
 def test_log_probabilities_of_a_prompt_are_bounded(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prompt = len(ok(post(client, prompt_logprobs=4))["prompt_logprobs"])
-    monkeypatch.setattr(limits, "KEPT_LOGPROBS", 5 * prompt)
-    ok(post(client, prompt_logprobs=4))
-    assert error(post(client, prompt_logprobs=5))["param"] == "prompt_logprobs"
-    echo = {"model": BODY["model"], "prompt": "a" * prompt, "echo": True, "logprobs": 5}
+    monkeypatch.setattr(limits, "KEPT_LOGPROBS", 5 * 20)
+    echo = {"model": BODY["model"], "prompt": "a" * 20, "echo": True, "logprobs": 5}
+    ok(client.post("/v1/completions", json={**echo, "prompt": "a", "max_tokens": 1}))
     for more in ({}, {"stream": True}):
         assert error(client.post("/v1/completions", json=echo | more))["param"] == "echo"
 
@@ -164,15 +162,3 @@ def test_names_can_not_break_out_of_the_header(
     assert value.isascii()
     assert value.isprintable()
     assert 0 < len(value) <= 2048
-
-
-def test_usage_of_every_chunk(client: TestClient) -> None:
-    options = {"include_usage": True, "continuous_usage_stats": True}
-    *chunks, last = events(post(client, stream=True, stream_options=options))
-    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
-    assert counts == sorted(counts)
-    assert len(set(counts)) > len(TEXT) / 2
-    assert counts[-1] == last["usage"]["completion_tokens"]
-    assert all(chunk["usage"]["prompt_tokens"] for chunk in chunks)
-    without = events(post(client, stream=True, stream_options={"continuous_usage_stats": True}))
-    assert not any("usage" in chunk for chunk in without)

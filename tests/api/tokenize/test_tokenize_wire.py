@@ -22,9 +22,9 @@ TOOL: Json = {"type": "function", "function": {"name": "f", "parameters": {}}}
 
 @pytest.fixture(scope="module")
 def shown(tiny_path: Path) -> Iterator[TestClient]:
-    """A server whose owner shows prompts. Its engine loads no model."""
+    """A server whose engine loads no model."""
     engine = ScriptedEngine()
-    with wire.client(tiny_path, engine, show_prompts=True) as client:
+    with wire.client(tiny_path, engine) as client:
         yield client
     assert not engine.taken
 
@@ -160,28 +160,6 @@ def test_fields_without_effect_are_listed(client: TestClient) -> None:
     assert answer.headers[IGNORED] == "add_special, parse_special, with_pieces"
     body = {"model": wire.MODEL, "content": "x", "add_special_tokens": True}
     assert client.post("/tokenize", json=body).headers[IGNORED] == "add_special_tokens"
-
-
-def test_the_prompt_is_shown_only_if_the_owner_says_so(client: TestClient) -> None:
-    path = "/v1/chat/completions/render"
-    assert "show_prompts" in refused(client, {"messages": [HI]}, path, 403)["message"]
-
-
-def test_a_dry_run(shown: TestClient) -> None:
-    body = {"model": wire.MODEL, "messages": [HI], "max_tokens": 5, "stop": "x", "temperature": 0}
-    answer = shown.post("/v1/chat/completions/render", json={**body, "frobnicate": 1})
-    found = ok(answer)
-    assert found["prompt"] == RENDERED == text_of(shown, found["token_ids"])
-    sampling = found["sampling_params"]
-    assert (sampling["max_tokens"], sampling["stop"], sampling["temperature"]) == (5, ["x"], 0)
-    assert answer.headers[IGNORED] == "frobnicate"
-
-
-def test_a_dry_run_of_what_does_not_fit(shown: TestClient) -> None:
-    long = [{"role": "user", "content": "x" * 3000}]
-    found = refused(shown, {"messages": long}, "/v1/chat/completions/render")
-    assert found["code"] == "context_length_exceeded"
-    assert tokenize(shown, messages=long)["count"] > 3000, "it is counted all the same"
 
 
 @pytest.mark.parametrize("kind", ["prompt", "messages"])

@@ -49,7 +49,6 @@ def groups(target: Target) -> list[Group]:
                 "a tool of null": case("400 param=tools[0]", set={"tools": [None]}),
                 "a tool without a function": case("400 param=tools[0].function", set={"tools": [{"type": "function"}]}),
                 "a function without a name": case("400 param=tools[0].function.name", set={"tools": [function()]}),
-                "functions of old without a name": case("400 param=functions[0].name", set={"functions": [{}]}),
             },
         ),
     ]
