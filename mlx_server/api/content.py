@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from mlx_server import limits
-from mlx_server.api.fields import REPORTED_ELSEWHERE, Items, Text, WireModel, as_text
+from mlx_server.api.fields import REPORTED_ELSEWHERE, Items, Text, WireModel, as_text, type_of
 from mlx_server.messages import ContentPart, Media, MediaKind
 from mlx_server.sandbox import pdf
 
@@ -344,15 +344,14 @@ THOUGHTS = ("thinking", "reasoning", "thought")
 def _kind(value: Any) -> str:
     """A union tag that is no field name, so that errors show only field names. One of a known type
     is wrong, or it would not come here."""
-    kind: str = value["type"] if isinstance(value, dict) else value.type
+    kind: str = type_of(value)
     if kind in THOUGHTS:
         return "<thought>"
     return "<media>" if kind_of(kind) and kind not in KNOWN else "<other>"
 
 
 def _refuse_known(value: Any) -> Any:
-    kind = value.get("type") if isinstance(value, dict) else value.type
-    if kind in KNOWN:
+    if type_of(value) in KNOWN:
         raise ValueError("its fields are wrong")
     return value
 
@@ -365,6 +364,10 @@ ForeignPart = Annotated[
 ]
 Part = Annotated[KnownPart | ForeignPart, Field(union_mode="left_to_right")]
 """Known parts come first, for which no Python is called."""
+
+
+def medium_of(part: MediaPart, where: str) -> Media:
+    return of_part(kind_of(part.type) or "file", part.model_extra or {}, path_to(where, part.type))
 
 
 def as_parts(value: Any) -> Any:
@@ -380,8 +383,7 @@ def as_parts(value: Any) -> Any:
 
 
 def _is_typed(part: Any) -> bool:
-    kind = part.get("type") if isinstance(part, dict) else getattr(part, "type", None)
-    return isinstance(kind, str)
+    return isinstance(type_of(part), str)
 
 
 def _as_part(value: Any) -> dict[str, Any]:
@@ -429,8 +431,7 @@ def _content_part(part: Part, where: str) -> ContentPart:
     place = path_to(where, part.type)
     match part:
         case MediaPart():
-            kind = kind_of(part.type)
-            return of_part(kind or "file", part.model_extra or {}, place)
+            return medium_of(part, where)
         case InputFilePart():
             return content_of_file(part, place)
     return content_of_file(part.file or FileData(), place)

@@ -14,6 +14,7 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Discriminator,
     Field,
     field_validator,
 )
@@ -189,6 +190,24 @@ class WireModel(BaseModel):
             if len(paths) < limits.IGNORED_NAMES:
                 paths[path] = None
         return list(paths)
+
+
+def type_of(value: Any) -> Any:
+    """The `type` of an object of a body, be it validated or not."""
+    return value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+
+
+def by_type(*known: str, otherwise: str = "other", untyped: str = "") -> Discriminator:
+    """Chooses among a union's members by their tags, which are no field names, so that errors show
+    only field names. untyped: the tag of one without a type."""
+
+    def tag(value: Any) -> str:
+        kind = type_of(value)
+        if kind in known:
+            return f"<{kind}>"
+        return f"<{otherwise}>" if isinstance(kind, str) else f"<{untyped or otherwise}>"
+
+    return Discriminator(tag)
 
 
 def _ignored_paths(node: WireModel | list[Any], path: str) -> Iterator[str]:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Field, Tag
 
 from mlx_server import limits
 from mlx_server.api import formats
@@ -29,6 +29,7 @@ from mlx_server.api.fields import (
     ThinkingTokens,
     Verbosity,
     WireModel,
+    by_type,
     check_choice,
     check_offered,
     check_stream_options,
@@ -82,15 +83,9 @@ class FreeformCallParam(WireModel):
     extra_content: dict[str, Any] | None = None
 
 
-def _kind(value: Any) -> str:
-    """A union tag that is no field name; calls and choices may come without a type."""
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    return "<custom>" if kind == "custom" else "<function>"
-
-
 ToolCallParam = Annotated[
     Annotated[FunctionCallParam, Tag("<function>")] | Annotated[FreeformCallParam, Tag("<custom>")],
-    Discriminator(_kind),
+    by_type("custom", otherwise="function"),
 ]
 
 ASSISTANT = (
@@ -175,17 +170,11 @@ class OtherToolParam(WireModel):
         return self.type
 
 
-def _kind_of_tool(value: Any) -> str:
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    is_other = isinstance(kind, str) and kind not in ("function", "custom")
-    return "<other>" if is_other else _kind(value)
-
-
 ToolParam = Annotated[
     Annotated[FunctionToolParam, Tag("<function>")]
     | Annotated[FreeformToolParam, Tag("<custom>")]
     | Annotated[OtherToolParam, Tag("<other>")],
-    Discriminator(_kind_of_tool),
+    by_type("function", "custom", untyped="function"),
 ]
 
 
@@ -213,7 +202,7 @@ class FreeformChoice(WireModel):
 
 AllowedTool = Annotated[
     Annotated[FunctionChoice, Tag("<function>")] | Annotated[FreeformChoice, Tag("<custom>")],
-    Discriminator(_kind),
+    by_type("custom", otherwise="function"),
 ]
 
 

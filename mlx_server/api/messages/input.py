@@ -11,11 +11,12 @@ from typing import Any
 from mlx_server.api import formats
 from mlx_server.api.content import (
     FileData,
+    MediaPart,
     OtherPart,
     content_of_data,
     content_of_file,
-    kind_of,
-    of_part,
+    medium_of,
+    parts_of,
     path_to,
 )
 from mlx_server.api.fields import SOME_EFFORT, check_offered, check_usable
@@ -24,26 +25,18 @@ from mlx_server.api.messages.protocol import (
     AnthropicMessageParam,
     AnthropicTool,
     Block,
-    ContentSource,
     CustomTool,
-    DataSource,
     DocumentBlock,
-    FileSource,
-    HostedBlock,
-    MediaBlock,
     MessagesBody,
     OutputFormat,
     PromptBody,
-    RedactedThinkingBlock,
     ResultBlock,
     SearchResultBlock,
     TextBlock,
     Texts,
-    TextSource,
     ThinkingBlock,
     ToolReferenceBlock,
     ToolResultBlock,
-    ToolSearchBlock,
     ToolUseBlock,
 )
 from mlx_server.errors import BadRequest
@@ -225,11 +218,6 @@ class Turns:
                 self._calls.append(ToolCall(id, name, arguments, extra_content=extra))
             case ThinkingBlock():
                 self._think(block)
-            case ToolSearchBlock():
-                for reference in block.content.tool_references or ():
-                    self.named_tools[reference.tool_name] = None
-            case HostedBlock() | RedactedThinkingBlock():
-                pass
             case OtherPart() if not block.text:
                 pass
             case _:
@@ -277,8 +265,8 @@ class Turns:
         match block:
             case TextBlock() | OtherPart():
                 return [block.text or ""]
-            case MediaBlock():
-                return [_medium(block, where)]
+            case MediaPart():
+                return [medium_of(block, where)]
             case SearchResultBlock():
                 texts = (block.title or "", block.source or "", system_text(block.content))
                 return ["\n".join(filter(None, texts))]
@@ -290,27 +278,19 @@ class Turns:
                 return [f"The tool {name} is available now."]
 
 
-def _medium(block: MediaBlock, where: str) -> Media:
-    kind = kind_of(block.type) or "file"
-    return of_part(kind, block.model_extra or {}, path_to(where, block.type))
-
-
 def _document(block: DocumentBlock, place: str) -> Sequence[ContentPart]:
-    match block.source:
-        case TextSource(data=text):
-            return [text or ""]
-        case DataSource(media_type=kind, data=data):
-            return [content_of_data(f"data:{kind or ''};base64,{data or ''}", place)]
-        case FileSource() as elsewhere:
-            known = [each for each in (elsewhere.url, elsewhere.file_id) if isinstance(each, str)]
-            return [content_of_file(FileData(filename=" ".join(known)), place)]
-        case ContentSource(content=parts):
-            pass
-        case None:
-            return []
-    if isinstance(parts, str):
-        return [parts]
-    return [_medium(p, place) if isinstance(p, MediaBlock) else p.text or "" for p in parts]
+    if (source := block.source) is None:
+        return []
+    match source.type:
+        case "text":
+            return [source.data or ""]
+        case "base64":
+            data = f"data:{source.media_type or ''};base64,{source.data or ''}"
+            return [content_of_data(data, place)]
+        case "content":
+            return parts_of(source.content, place)
+    known = filter(None, (source.url, source.file_id))
+    return [content_of_file(FileData(filename=" ".join(known)), place)]
 
 
 def _merged(drafts: Sequence[Draft]) -> Draft:

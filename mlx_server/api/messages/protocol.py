@@ -1,15 +1,14 @@
 """`POST /v1/messages` and `/v1/messages/count_tokens` on the wire, as Anthropic documents them."""
 
-from collections.abc import Container, Iterable, Mapping
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from mlx_server import limits
-from mlx_server.api.content import OtherPart, as_parts, kind_of
+from mlx_server.api.content import Content, MediaPart, OtherPart, as_parts, kind_of
 from mlx_server.api.fields import (
     EMPTY_IS_UNSET,
-    REPORTED_ELSEWHERE,
     UNKNOWN_ROLE,
     WHOLE,
     Arguments,
@@ -20,7 +19,9 @@ from mlx_server.api.fields import (
     Text,
     ThinkingTokens,
     WireModel,
+    by_type,
     role_of,
+    type_of,
 )
 from mlx_server.api.histories import MENDED
 from mlx_server.errors import BadRequest
@@ -53,15 +54,9 @@ class AnthropicTool(WireModel):
         return self.type
 
 
-def _kind(value: Any) -> str:
-    """A union tag that is no field name, so that errors show only field names."""
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    return "<custom>" if kind in (None, "custom") else "<anthropic>"
-
-
 ToolParam = Annotated[
     Annotated[CustomTool, Tag("<custom>")] | Annotated[AnthropicTool, Tag("<anthropic>")],
-    Discriminator(_kind),
+    by_type("custom", otherwise="anthropic", untyped="custom"),
 ]
 
 
@@ -81,15 +76,6 @@ Texts = Annotated[
 ]
 
 
-class MediaBlock(WireModel):
-    """An image, a sound or a video, in any form."""
-
-    type: str
-
-    def ignored_as(self) -> str:
-        return REPORTED_ELSEWHERE
-
-
 class SearchResultBlock(WireModel):
     ACCEPTED = CACHE_CONTROL
 
@@ -99,79 +85,22 @@ class SearchResultBlock(WireModel):
     content: Texts | None = None
 
 
-class TextSource(WireModel):
-    ACCEPTED: ClassVar[frozenset[str]] = frozenset({"media_type"})  # it is always text/plain
+class DocumentSource(WireModel):
+    """A text, base64 of a text or a PDF file, parts, or a file elsewhere."""
 
-    type: Literal["text"]
-    data: Text = None
-
-
-class FileSource(WireModel):
-    """A file elsewhere: this server keeps no files and fetches none."""
-
-    type: str
-    url: Any = None
-    file_id: Any = None
-
-
-class DataSource(WireModel):
-    """A PDF file, or text."""
-
-    type: Literal["base64"]
+    type: Text = None
     media_type: Text = None
     data: Text = None
-
-
-def _type_of(value: Any) -> Any:
-    return value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-
-
-def _kind_of_block(known: Container[str], value: Any) -> str:
-    """A union tag that is no field name, so that errors show only field names. A block of a known
-    type is wrong, or it would not come here, and gets no tag."""
-    kind = _type_of(value)
-    if not isinstance(kind, str) or kind in known:
-        return ""
-    return "<media>" if kind_of(kind) else "<other>"
-
-
-def _kind_of_content(value: Any) -> str:
-    return _kind_of_block(("text",), value)
-
-
-def _kind_of_source(value: Any) -> str:
-    return "<known>" if _type_of(value) in ("text", "content", "base64", None) else "<file>"
-
-
-Other = Annotated[MediaBlock, Tag("<media>")] | Annotated[OtherPart, Tag("<other>")]
-
-
-class ContentSource(WireModel):
-    type: Literal["content"]
-    content: Annotated[
-        str
-        | Items[
-            Annotated[
-                TextBlock | Annotated[Other, Discriminator(_kind_of_content)],
-                Field(union_mode="left_to_right"),
-            ]
-        ],
-        BeforeValidator(as_parts),
-    ]
-
-
-KnownSource = Annotated[TextSource | ContentSource | DataSource, Field(discriminator="type")]
-Source = Annotated[
-    Annotated[KnownSource, Tag("<known>")] | Annotated[FileSource, Tag("<file>")],
-    Discriminator(_kind_of_source),
-]
+    content: Content | None = None
+    url: Text = None
+    file_id: Text = None
 
 
 class DocumentBlock(WireModel):
     ACCEPTED = CACHE_CONTROL
 
     type: Literal["document"]
-    source: Source | None = None
+    source: DocumentSource | None = None
     title: Text = None
     context: Text = None
 
@@ -188,18 +117,26 @@ class ToolReferenceBlock(WireModel):
     tool_name: Name
 
 
+def _foreign(*known: str) -> Discriminator:
+    """For blocks of types that are not known. One of a known type is wrong, or it would not come
+    here, and gets no tag."""
+
+    def tag(value: Any) -> str:
+        kind = type_of(value)
+        if not isinstance(kind, str) or kind in known:
+            return ""
+        return "<media>" if kind_of(kind) else "<other>"
+
+    return Discriminator(tag)
+
+
+Foreign = Annotated[MediaPart, Tag("<media>")] | Annotated[OtherPart, Tag("<other>")]
 KnownResultBlock = Annotated[
     TextBlock | SearchResultBlock | DocumentBlock | ToolReferenceBlock, Field(discriminator="type")
 ]
-RESULT_TYPES = frozenset({"text", "search_result", "document", "tool_reference"})
-
-
-def _kind_of_result(value: Any) -> str:
-    return _kind_of_block(RESULT_TYPES, value)
-
-
+RESULT_TYPES = ("text", "search_result", "document", "tool_reference")
 ResultBlock = Annotated[
-    KnownResultBlock | Annotated[Other, Discriminator(_kind_of_result)],
+    KnownResultBlock | Annotated[Foreign, _foreign(*RESULT_TYPES)],
     Field(union_mode="left_to_right"),
 ]
 
@@ -232,53 +169,6 @@ class ThinkingBlock(WireModel):
     signature: Text = None
 
 
-class RedactedThinkingBlock(WireModel):
-    """A thought that only the server that sent it can read."""
-
-    type: Literal["redacted_thinking"]
-    data: Text = None
-
-    def ignored_as(self) -> str:
-        return self.type
-
-
-class ToolReferences(WireModel):
-    """The tools that Anthropic's tool search found; empty if it failed."""
-
-    tool_references: Items[ToolReferenceBlock] | None = None
-
-
-class ToolSearchBlock(WireModel):
-    type: Literal["tool_search_tool_result"]
-    content: ToolReferences
-
-
-Hosted = Literal[
-    "advisor_tool_result",
-    "bash_code_execution_tool_result",
-    "code_execution_tool_result",
-    "container_upload",
-    "fallback",
-    "mcp_tool_listing",
-    "mcp_tool_result",
-    "mcp_tool_use",
-    "server_tool_use",
-    "text_editor_code_execution_tool_result",
-    "web_fetch_tool_result",
-    "web_search_tool_result",
-]
-
-
-class HostedBlock(WireModel):
-    """A call or a result of Anthropic's own tools earlier in the conversation. It is left out and
-    reported."""
-
-    type: Hosted
-
-    def ignored_as(self) -> str:
-        return self.type
-
-
 KnownBlock = Annotated[
     TextBlock
     | SearchResultBlock
@@ -286,27 +176,13 @@ KnownBlock = Annotated[
     | ToolReferenceBlock
     | ToolResultBlock
     | ToolUseBlock
-    | ThinkingBlock
-    | RedactedThinkingBlock
-    | ToolSearchBlock
-    | HostedBlock,
+    | ThinkingBlock,
     Field(discriminator="type"),
 ]
-HOSTED = frozenset(get_args(Hosted))
-BLOCK_TYPES = RESULT_TYPES | HOSTED
-BLOCK_TYPES |= {"tool_result", "tool_use", "thinking", "redacted_thinking"}
-BLOCK_TYPES |= {"tool_search_tool_result"}
-
-
-def _kind_of_any(value: Any) -> str:
-    return _kind_of_block(BLOCK_TYPES, value)
-
-
 Block = Annotated[
-    KnownBlock | Annotated[Other, Discriminator(_kind_of_any)],
+    KnownBlock | Annotated[Foreign, _foreign(*RESULT_TYPES, "tool_result", "tool_use", "thinking")],
     Field(union_mode="left_to_right"),
 ]
-
 
 SPEAKERS = ("user", "assistant", "system")
 

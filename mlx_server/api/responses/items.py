@@ -19,6 +19,7 @@ from mlx_server.api.fields import (
     Text,
     WireModel,
     role_of,
+    type_of,
 )
 from mlx_server.api.responses.tools import ToolParam
 from mlx_server.messages import Phase
@@ -212,7 +213,7 @@ def _typed(value: Any) -> Any:
 
 def _foreign(value: Any) -> Any:
     """An item of a known type is wrong, or it would not come here."""
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    kind = type_of(value)
     if not isinstance(kind, str) or kind in KNOWN:
         raise ValueError("this is not an item")
     return value

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Field, Tag
 
 from mlx_server import limits
-from mlx_server.api.fields import Items, WireModel
+from mlx_server.api.fields import Items, WireModel, by_type
 from mlx_server.api.freeform import FreeformText, TextGrammar, freeform_tool
 from mlx_server.errors import BadRequest
 from mlx_server.generation.tool_loop import callable_name, unused_name
@@ -107,22 +107,11 @@ class HostedTools:
 NOT_OFFERED = HostedTools()
 
 
-def _by_type(*known: str) -> Discriminator:
-    """Chooses among a union's members by their tags, which are no field names, so that errors show
-    only field names."""
-
-    def tag(value: Any) -> str:
-        kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-        return f"<{kind}>" if kind in known else "<other>"
-
-    return Discriminator(tag)
-
-
 NamespacedTool = Annotated[
     Annotated[FunctionTool, Tag("<function>")]
     | Annotated[FreeformTool, Tag("<custom>")]
     | Annotated[OtherTool, Tag("<other>")],
-    _by_type("function", "custom"),
+    by_type("function", "custom"),
 ]
 
 
@@ -154,7 +143,7 @@ ToolParam = Annotated[
     | Annotated[ToolSearchTool, Tag("<tool_search>")]
     | Annotated[McpTool, Tag("<mcp>")]
     | Annotated[OtherTool, Tag("<other>")],
-    _by_type("function", "custom", "namespace", "tool_search", "mcp"),
+    by_type("function", "custom", "namespace", "tool_search", "mcp"),
 ]
 
 AllowedTool = Annotated[
@@ -162,7 +151,7 @@ AllowedTool = Annotated[
     | Annotated[ToolChoiceFunction, Tag("<custom>")]
     | Annotated[ToolChoiceMcp, Tag("<mcp>")]
     | Annotated[OtherTool, Tag("<other>")],
-    _by_type("function", "custom", "mcp"),
+    by_type("function", "custom", "mcp"),
 ]
 
 
@@ -180,7 +169,7 @@ Choice = (
         | Annotated[ToolChoiceMcp, Tag("<mcp>")]
         | Annotated[ToolChoiceAllowed, Tag("<allowed_tools>")]
         | Annotated[OtherTool, Tag("<other>")],
-        _by_type("function", "custom", "mcp", "allowed_tools"),
+        by_type("function", "custom", "mcp", "allowed_tools"),
     ]
 )
 

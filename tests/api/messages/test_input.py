@@ -402,14 +402,7 @@ def test_tools_that_can_not_be_offered(asked: Json, param: str) -> None:
         assert repr(asked["tools"][-1]["type"]) in error.message
 
 
-def searched(*names: str) -> Json:
-    references = [{"type": "tool_reference", "tool_name": name} for name in names]
-    content = {"type": "tool_search_tool_search_result", "tool_references": references}
-    return {"type": "tool_search_tool_result", "tool_use_id": "s", "content": content}
-
-
 REFERENCE: Json = {"type": "tool_reference", "tool_name": "later"}
-FAILED_SEARCH: Json = {"type": "tool_search_tool_result_error", "error_code": "unavailable"}
 
 
 @pytest.mark.parametrize(
@@ -419,8 +412,6 @@ FAILED_SEARCH: Json = {"type": "tool_search_tool_result_error", "error_code": "u
         ([assistant(use("1")), user(result("1", "later"))], ["f"]),
         ([assistant(use("1")), user(result("1", [REFERENCE]))], ["f", "later"]),
         ([HO, user({**REFERENCE, "tool_name": "last"}), HI], ["f", "last"]),
-        ([assistant(searched("later")), HI], ["f", "later"]),
-        ([assistant({**searched(), "content": FAILED_SEARCH}), HI], ["f"]),
         ([assistant(use("1", "last")), user(result("1", [REFERENCE]))], ["f", "last", "later"]),
     ],
 )
