@@ -6,13 +6,14 @@ ignored, because a refusal would end the conversation: its next request has the 
 
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from pydantic import ValidationError, ValidationInfo, ValidatorFunctionWrapHandler, WrapValidator
 
 from mlx_server.api.fields import MendedItems
 from mlx_server.http.errors import problem_of
-from mlx_server.messages import ToolCall
+from mlx_server.messages import ContentPart, Message, Phase, ToolCall, media_parts
 
 WITHOUT_MENDING: Final[Mapping[str, bool]] = {"mends_histories": False}
 """The context of a validation that refuses what is wrong, and so is short."""
@@ -104,3 +105,43 @@ class UnansweredCalls:
             id = first if first in self._ids else None
         self._ids.discard(id or "")
         return id
+
+
+@dataclass
+class AssistantDraft:
+    """A text of the assistant, and the reasoning before it."""
+
+    reasoning: list[str] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    """In lines of their own."""
+    phase: Phase | None = None
+    parts: tuple[ContentPart, ...] = ()
+
+
+def assistant_messages(
+    drafts: Sequence[AssistantDraft], calls: tuple[ToolCall, ...]
+) -> list[Message]:
+    """The messages of a turn. Results must directly follow their calls, so that a turn with calls
+    is one message."""
+    return [
+        Message(
+            "assistant",
+            "\n".join(draft.texts),
+            reasoning="\n\n".join(draft.reasoning) or None,
+            tool_calls=calls,
+            phase=draft.phase,
+            parts=draft.parts,
+        )
+        for draft in ([_merged(drafts)] if calls else drafts)
+    ]
+
+
+def _merged(drafts: Sequence[AssistantDraft]) -> AssistantDraft:
+    texts = [("\n".join(draft.texts), draft.phase) for draft in drafts if any(draft.texts)]
+    phases = {phase for _, phase in texts}
+    return AssistantDraft(
+        parts=media_parts([part for draft in drafts for part in draft.parts]),
+        reasoning=[text for draft in drafts for text in draft.reasoning],
+        texts=["\n\n".join(text for text, _ in texts)],
+        phase=phases.pop() if len(phases) == 1 else None,
+    )

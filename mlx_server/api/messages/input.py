@@ -5,7 +5,7 @@ request and as a string in the next gives the same prompt, and so is found in th
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from mlx_server.api import formats
@@ -21,6 +21,7 @@ from mlx_server.api.content import (
 )
 from mlx_server.api.fields import SOME_EFFORT, check_offered, check_usable
 from mlx_server.api.formats import FormatChoice, the_only_format
+from mlx_server.api.histories import AssistantDraft, assistant_messages
 from mlx_server.api.messages.protocol import (
     AnthropicMessageParam,
     AnthropicTool,
@@ -128,14 +129,6 @@ ROLES = {
 """The role to which such a block belongs, wherever it is; others belong to their message's."""
 
 
-@dataclass
-class Draft:
-    """Text of the assistant, and the reasoning before it."""
-
-    reasoning: list[str] = field(default_factory=list)
-    texts: list[str] = field(default_factory=list)
-
-
 class Turns:
     """Takes messages one by one; `messages` is complete after `end`."""
 
@@ -146,7 +139,7 @@ class Turns:
         self.ignored: dict[str, None] = {}
         self._signer = signer
         self._role = ""
-        self._drafts: list[Draft] = []
+        self._drafts: list[AssistantDraft] = []
         self._calls: list[ToolCall] = []
         self._results: list[Message] = []
         self._parts: list[ContentPart] = []
@@ -173,7 +166,8 @@ class Turns:
         """Ends the turn: what was collected becomes messages."""
         match self._role:
             case "assistant":
-                self.messages += self._answers()
+                drafts = self._drafts or [AssistantDraft()]
+                self.messages += assistant_messages(drafts, tuple(self._calls))
             case "user":
                 last = len(self._known)
                 self._results.sort(key=lambda each: self._known.get(each.tool_call_id or "", last))
@@ -188,20 +182,6 @@ class Turns:
     def _say_as(self, role: Role) -> None:
         parts = self._parts
         self.messages.append(Message(role, content_of(parts), parts=media_parts(parts)))
-
-    def _answers(self) -> list[Message]:
-        drafts, calls = self._drafts, tuple(self._calls)
-        if calls or not drafts:  # results must directly follow their calls: one message
-            drafts = [_merged(drafts)]
-        return [
-            Message(
-                "assistant",
-                "\n".join(draft.texts),
-                reasoning="\n\n".join(draft.reasoning) or None,
-                tool_calls=calls,
-            )
-            for draft in drafts
-        ]
 
     def _add(self, block: Block, where: str) -> None:
         match block:
@@ -231,7 +211,7 @@ class Turns:
             self._parts.append(part)
             return
         if not self._drafts:
-            self._drafts.append(Draft())
+            self._drafts.append(AssistantDraft())
         if isinstance(part, Media):
             self.ignored[part.place] = None
             part = part.line
@@ -245,7 +225,7 @@ class Turns:
         if not thought:
             return
         if not self._drafts or self._drafts[-1].texts:
-            self._drafts.append(Draft())
+            self._drafts.append(AssistantDraft())
         self._drafts[-1].reasoning.append(thought)
 
     def _result(self, block: ToolResultBlock, where: str) -> None:
@@ -291,12 +271,6 @@ def _document(block: DocumentBlock, place: str) -> Sequence[ContentPart]:
             return parts_of(source.content, place)
     known = filter(None, (source.url, source.file_id))
     return [content_of_file(FileData(filename=" ".join(known)), place)]
-
-
-def _merged(drafts: Sequence[Draft]) -> Draft:
-    texts = ["\n".join(draft.texts) for draft in drafts if draft.texts]
-    reasoning = [thought for draft in drafts for thought in draft.reasoning]
-    return Draft(reasoning, ["\n\n".join(texts)] if texts else [])
 
 
 def turns_of(messages: Sequence[AnthropicMessageParam], signer: Signer) -> Turns:

@@ -4,7 +4,7 @@ Items of one model turn are merged into one message.
 """
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mlx_server import limits
@@ -12,6 +12,7 @@ from mlx_server.api import formats
 from mlx_server.api.content import parts_of, thoughts_of
 from mlx_server.api.fields import check_choice, check_stream_options, check_usable, role_of
 from mlx_server.api.freeform import arguments_of_text
+from mlx_server.api.histories import AssistantDraft, assistant_messages
 from mlx_server.api.responses.items import (
     AdditionalToolsItem,
     CallOutputItem,
@@ -55,7 +56,6 @@ from mlx_server.messages import (
     ContentPart,
     Conversation,
     Message,
-    Phase,
     Tool,
     ToolCall,
     content_of,
@@ -75,14 +75,6 @@ from mlx_server.requests import (
 )
 
 DENIED = "The user has denied this call"
-
-
-@dataclass
-class AssistantDraft:
-    reasoning: list[str] = field(default_factory=list)
-    text: str | None = None
-    phase: Phase | None = None
-    parts: tuple[ContentPart, ...] = ()
 
 
 class ItemsToMessages:
@@ -133,20 +125,7 @@ class ItemsToMessages:
 
     def end(self) -> None:
         """Ends the model's turn: drafts, calls and results become messages."""
-        drafts, calls = self._drafts, tuple(self._calls)
-        if calls:  # results must directly follow their calls, so all drafts become one message
-            drafts = [_merged(drafts)]
-        self.messages += [
-            Message(
-                "assistant",
-                each.text or "",
-                reasoning="\n\n".join(each.reasoning) or None,
-                tool_calls=calls,
-                phase=each.phase,
-                parts=each.parts,
-            )
-            for each in drafts
-        ]
+        self.messages += assistant_messages(self._drafts, tuple(self._calls))
         self.messages += self._results
         self._drafts, self._calls, self._results = [], [], []
 
@@ -155,14 +134,14 @@ class ItemsToMessages:
         self._flush()
         if self._results:
             self.end()
-        if not self._drafts or self._drafts[-1].text is not None:
+        if not self._drafts or self._drafts[-1].texts:
             self._drafts.append(AssistantDraft())
         return self._drafts[-1]
 
     def _say(self, item: MessageItem, parts: tuple[ContentPart, ...]) -> None:
         draft = self._draft()
         draft.reasoning += thoughts_of(item.content)
-        draft.text, draft.phase = content_of(parts), item.known_phase
+        draft.texts, draft.phase = [content_of(parts)], item.known_phase
         draft.parts = media_parts(parts)
 
     def _add_reasoning(self, text: str) -> None:
@@ -227,17 +206,6 @@ class ItemsToMessages:
             result = f"{DENIED}: {denied.reason}" if denied.reason else f"{DENIED}."
             self._calls.append(call)
             self._results.append(Message("tool", result, tool_call_id=call.id))
-
-
-def _merged(drafts: Sequence[AssistantDraft]) -> AssistantDraft:
-    texts = [(each.text, each.phase) for each in drafts if each.text]
-    phases = {phase for _, phase in texts}
-    return AssistantDraft(
-        parts=media_parts([part for each in drafts for part in each.parts]),
-        reasoning=[text for each in drafts for text in each.reasoning],
-        text="\n\n".join(text for text, _ in texts),
-        phase=phases.pop() if len(phases) == 1 else None,
-    )
 
 
 def _reasoning(item: ReasoningItem, opened: Open) -> str:
