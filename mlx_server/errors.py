@@ -1,48 +1,4 @@
-"""Errors that a user, a client or a disk can cause. Our own bugs are `assert`s.
-
-ServerError
-├── BadRequest                400  the request can't be honoured as written
-│   ├── ContextTooLong        400  the prompt does not fit into the model's context
-│   │   └── PromptOverflow    400  found before the prompt's whole length is known
-│   ├── NotEnoughMemory       400  the model or its tokens can never fit into memory
-│   ├── AdapterInvalid        400  the adapter is damaged, unsupported or made for another model
-│   ├── InvalidGrammar        400  a schema, pattern or grammar that can't be used
-│   ├── TemplateLimitExceeded 400  the chat template needs too much for this conversation
-│   ├── RefusedByTemplate     400  the chat template raised an error for this conversation
-│   ├── UncallableTool        400  the model's call format can't express a tool
-│   ├── AnswerUnwritable      400  a model family can't write an answer that was given for it
-│   ├── NoRecording           400  no entry of a replay model's transcript answers the request
-│   ├── RecordingLeftGrammar  400  a recorded answer is not what the request requires
-│   └── TranscriptBroken      400  the file of a replay model's recordings has mistakes
-├── Unauthorized              401  no key, or an unknown one
-├── Forbidden                 403  a Host or Origin that may not use this server
-├── NotFound                  404  no such route
-│   ├── ModelNotFound         404  the model is not listed in models.yaml
-│   └── AdapterNotFound       404  the model has no adapter with this name
-├── MethodNotAllowed          405
-├── TooLarge                  413  the body is over the limit
-├── UnsupportedMediaType      415  not plain JSON
-├── Unavailable               503  can't be served now; a retry may help
-│   ├── Overloaded            503  the queue is full
-│   ├── EngineDied            503  the engine process is gone
-│   ├── ModelReplaced         503  the model's files changed after the request arrived
-│   ├── StoreUnavailable      503  stored responses can't be read or written now
-│   ├── TemplatesUnavailable  503  the process that renders chat templates can't be started
-│   ├── TokenizerUnavailable  503  the process that makes a model's ids ends or can't be started
-│   ├── PdfUnavailable        503  the process that reads PDF files can't be started
-│   ├── CompilerUnavailable   503  no process compiles the schema: none starts, or it is starved
-│   │   └── CompilerTooSlow   503  the schema did not compile in its processor time
-│   ├── UpstreamBusy          503  the server that has the model takes no requests for now
-│   └── ShuttingDown          503  the server is stopping
-├── StoreFull                 507  the storage limit is reached, for this key or in total
-├── UpstreamFailed            502  the server that has the model failed, or sent no valid answer
-│   ├── UpstreamTimeout       504  it did not answer in time
-│   └── UpstreamLoop          508  servers pass the request on to each other
-├── GenerationFailed          500  the engine could not continue this one answer
-├── ModelUnusable             500  the model's files are missing, damaged or not supported
-├── CommandMissing                 this system lacks the command that manages its services
-└── SettingsError                  models.yaml, a flag or the environment is wrong (exit code 2)
-"""
+"""Errors that a user, a client or a disk can cause. Our own bugs are `assert`s."""
 
 import difflib
 import os
@@ -108,14 +64,20 @@ class InvalidGrammar(BadRequest):
 
 
 class AnswerUnwritable(BadRequest):
+    """A model family can't write an answer that was given for it."""
+
     code = "answer_unwritable"
 
 
 class NoRecording(BadRequest):
+    """No entry of a replay model's transcript answers the request."""
+
     code = "no_recording"
 
 
 class RecordingLeftGrammar(BadRequest):
+    """A recorded answer is not what the request requires."""
+
     code = "recording_left_grammar"
 
 
@@ -131,6 +93,8 @@ class Unauthorized(ServerError):
 
 
 class Forbidden(ServerError):
+    """A Host or Origin that may not use this server."""
+
     status = 403
     type = "invalid_request_error"
     code = "forbidden"
@@ -183,6 +147,8 @@ class EngineDied(Unavailable):
 
 
 class ModelReplaced(Unavailable):
+    """The model's files changed after the request arrived."""
+
     code = "model_replaced"
 
 
@@ -203,6 +169,8 @@ class PdfUnavailable(Unavailable):
 
 
 class CompilerUnavailable(Unavailable):
+    """No process compiles the schema: none starts, or it is starved."""
+
     code = "compiler_unavailable"
 
 
@@ -235,12 +203,16 @@ class UpstreamTimeout(UpstreamFailed):
 
 
 class UpstreamLoop(UpstreamFailed):
+    """Servers pass the request on to each other."""
+
     status = 508
     code = "upstream_loop"
     headers: ClassVar[dict[str, str]] = NO_RETRY
 
 
 class GenerationFailed(ServerError):
+    """The engine could not continue this one answer."""
+
     code = "generation_failed"
 
 

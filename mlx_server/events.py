@@ -72,7 +72,7 @@ class Started:
     tool_output_tokens: int = 0
     """Tokens of the tool results at the end of the prompt, which no earlier prompt had."""
     normalized: tuple[str, ...] = ()
-    """Names of the lines that were taken out of the prompt, see `VOLATILE_LINES`."""
+    """Names of the lines that were taken out of the prompt."""
     estimated_prompt_tokens: int = 0
     """An estimate of the tokens that an upstream counts only at the end of its answer."""
     unfinished: Callable[[], TokenCounts] = field(default=TokenCounts, compare=False, repr=False)

@@ -5,19 +5,10 @@ A written answer is used only if the family's parser reads the same answer from 
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from mlx_server.errors import AnswerUnwritable
-from mlx_server.events import (
-    Event,
-    ReasoningDelta,
-    Repaired,
-    TextDelta,
-    ToolCallDelta,
-    ToolCallFinished,
-    ToolCallStarted,
-)
+from mlx_server.events import Answer, folded
 from mlx_server.families.base import ModelFamily
 from mlx_server.messages import Message, Tool, ToolCall
 from mlx_server.models.tokenizer import Tokenizer
@@ -27,50 +18,28 @@ from mlx_server.parsers.parse_context import ParseContext
 def write_answer(family: ModelFamily, tokenizer: Tokenizer, answer: Message) -> str:
     """The raw output from which the family's parser reads this reasoning, text and calls. Raises
     AnswerUnwritable if the family has no such output."""
-    wanted = _AnswerParts.of_message(answer)
+    wanted = _parts(answer)
     for output in family.outputs(answer):
-        if _parsed(family, tokenizer, output, answer.tool_calls) == wanted:
+        read = _read(family, tokenizer, output, answer.tool_calls)
+        if not read.repairs and _parts(read.message()) == wanted:
             return output
     raise AnswerUnwritable(_reason(family, answer))
 
 
-@dataclass(frozen=True)
-class _AnswerParts:
-    reasoning: str
-    text: str
-    calls: list[tuple[str, Any]]
-    """The name and the parsed arguments of each call."""
-    repairs: int = 0
-
-    @classmethod
-    def of_message(cls, answer: Message) -> "_AnswerParts":
-        calls = [(call.name, json.loads(call.arguments)) for call in answer.tool_calls]
-        return cls((answer.reasoning or "").strip(), answer.content.strip(), calls)
-
-    @classmethod
-    def of_events(cls, events: Sequence[Event]) -> "_AnswerParts":
-        names = {event.call: event.name for event in events if isinstance(event, ToolCallStarted)}
-        texts = dict.fromkeys(names, "")
-        for event in events:
-            if isinstance(event, ToolCallDelta):
-                texts[event.call] += event.arguments
-        finished = [event.call for event in events if isinstance(event, ToolCallFinished)]
-        return cls(
-            "".join(e.separated for e in events if isinstance(e, ReasoningDelta)).strip(),
-            "".join(e.separated for e in events if isinstance(e, TextDelta)).strip(),
-            [(names[call], json.loads(texts[call])) for call in sorted(finished)],
-            sum(isinstance(event, Repaired) for event in events),
-        )
+def _parts(answer: Message) -> tuple[str, str, list[tuple[str, Any]]]:
+    """The reasoning, the text, and each call's name and parsed arguments."""
+    calls = [(call.name, json.loads(call.arguments)) for call in answer.tool_calls]
+    return (answer.reasoning or "").strip(), answer.content.strip(), calls
 
 
-def _parsed(
+def _read(
     family: ModelFamily, tokenizer: Tokenizer, output: str, calls: Sequence[ToolCall]
-) -> _AnswerParts:
+) -> Answer:
     offered = tuple(Tool(name, None, _argument_schema(calls, name)) for name in _tool_names(calls))
     parser = family.make_parser(ParseContext(tools=offered, control=tokenizer.control_tokens))
     text = tokenizer.detokenizer()
     events = [event for id in tokenizer.encode(output) for event in parser.feed(id, text.feed(id))]
-    return _AnswerParts.of_events([*events, *parser.finish(cut=False)])
+    return folded([*events, *parser.finish(cut=False)])
 
 
 def _tool_names(calls: Sequence[ToolCall]) -> Iterable[str]:

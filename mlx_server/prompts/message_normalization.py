@@ -392,51 +392,26 @@ INSTRUCTION_ROLES = ("system", "developer")
 END = r"[ \t]*(?:\r?\n|\Z)"
 
 
-@dataclass(frozen=True)
-class VolatileLine:
-    name: str
-    client: str
-    """The client that sends the line."""
-    why: str
-    line: re.Pattern[str]
-    """Matches the whole line with its end."""
-
-
-VOLATILE_LINES = (
-    VolatileLine(
-        "x-anthropic-billing-header",
-        "Claude Code and programs on Anthropic's agent SDK",
-        "For Anthropic's billing: version, entry point, a checksum (`cch`) and the id of the "
-        "previous request (`cc_prev_req`). Most often the first line.",
-        re.compile(
-            rf"^x-anthropic-billing-header:(?>[ \t]*\w+=[^;\s]*(?:;|(?={END})))++{END}", re.M
-        ),
-    ),
-)
+BILLING = "x-anthropic-billing-header"
+"""The line that Claude Code and programs on Anthropic's agent SDK send for its billing, most often
+as the first: version, entry point, a checksum (`cch`) and the previous request's id."""
+BILLING_LINE = re.compile(rf"^{BILLING}:(?>[ \t]*\w+=[^;\s]*(?:;|(?={END})))++{END}", re.M)
 
 
 def without_volatile_lines(conversation: Conversation) -> tuple[Conversation, tuple[str, ...]]:
-    """Returns the conversation without these lines, and the lines' names. Only the system prompt is
-    searched: the messages before the first one of another role."""
-    messages, found = conversation.messages, dict[str, None]()
+    """Returns the conversation without lines that change with each request, and the lines' names.
+    Only the system prompt is searched: the messages before the first one of another role."""
+    messages, found = conversation.messages, False
     first = next((i for i, m in enumerate(messages) if m.role not in INSTRUCTION_ROLES), None)
-    kept = tuple(_cleaned(messages[:first], found))
+    kept: list[Message] = []
+    for message in messages[:first]:
+        text, count = message.content, 0
+        if BILLING in text:
+            text, count = BILLING_LINE.subn("", text)
+        if text or not count:
+            kept.append(replace(message, content=text) if count else message)
+        found = found or count > 0
     if not found:
         return conversation, ()
     rest = () if first is None else messages[first:]
-    return replace(conversation, messages=(*kept, *rest)), tuple(found)
-
-
-def _cleaned(messages: Sequence[Message], found: dict[str, None]) -> Iterator[Message]:
-    """Yields the messages without the lines, except those that are then empty. Adds names to
-    `found`."""
-    for message in messages:
-        text = message.content
-        for volatile in VOLATILE_LINES:
-            if volatile.name in text:
-                text, count = volatile.line.subn("", text)
-                found |= dict.fromkeys([volatile.name] * count)
-        if text == message.content:
-            yield message
-        elif text:
-            yield replace(message, content=text)
+    return replace(conversation, messages=(*kept, *rest)), (BILLING,)
