@@ -191,14 +191,18 @@ def parsed_json(text: str | bytes) -> Any:
 
 def served_models(client: httpx.Client) -> list[str]:
     """The model ids that `/v1/models` lists. Raises ServerError if no server answers."""
+    return [model["id"] for model in _listed(client)]
+
+
+def _listed(client: httpx.Client) -> list[dict[str, Any]]:
     with _connection_errors():
         response = client.get("/v1/models")
     try:
-        ids = [model["id"] for model in parsed_json(response.content)["data"]]
+        models = [(model["id"], model) for model in parsed_json(response.content)["data"]]
     except (TypeError, KeyError):
         raise _refused(response) from None
     # others could be neither shown nor asked for
-    return [id for id in ids if isinstance(id, str) and id.isprintable()]
+    return [model for id, model in models if isinstance(id, str) and id.isprintable()]
 
 
 def model_facts(client: httpx.Client, model: str) -> dict[str, Any]:
@@ -225,12 +229,24 @@ def connected(
     if is_default and not _is_listening(DEFAULT_URL):
         arguments, model_id = _to_serve(model)
         with own_server([*SERVE, *arguments]) as server, client_of(*server) as client:
-            yield client, model_id
+            yield client, model_id or first_model(client)
         return
     if is_default:
         key = key or key_at_home()
     with client_of(DEFAULT_URL if url is None else url, key) as client:
+        if model:
+            _check_served(client, model)
         yield client, model or first_model(client)
+
+
+def _check_served(client: httpx.Client, model: str) -> None:
+    """Raises BadRequest if the server says that it has no such model."""
+    with _connection_errors():
+        response = client.get(f"/v1/models/{quote(model, safe='/:', errors='replace')}")
+    answer = parsed_json(response.content)
+    error = answer.get("error") if isinstance(answer, dict) else None
+    if isinstance(error, dict) and error.get("code") in ("model_not_found", "adapter_not_found"):
+        raise _refused(response)
 
 
 def key_at_home() -> str:
@@ -239,11 +255,11 @@ def key_at_home() -> str:
     return os.environ.get("MLX_SERVER_API_KEYS", "").split(",")[0].strip()
 
 
-def _to_serve(model: str | None) -> tuple[list[str], str]:
+def _to_serve(model: str | None) -> tuple[list[str], str | None]:
     """Arguments with which `mlx-server serve` serves `model`, and the id of the model there."""
-    listed = load_settings(None).models
     if model is None:
-        return [], next(iter(listed))
+        return [], None
+    listed = load_settings(None).models
     if any(model in (model_id, *settings.aliases) for model_id, settings in listed.items()):
         return [], model
     *_, model_id = load_settings(None, models=[model]).models
@@ -251,10 +267,14 @@ def _to_serve(model: str | None) -> tuple[list[str], str]:
 
 
 def first_model(client: httpx.Client) -> str:
-    """Raises ServerError if no server answers or it lists no models."""
-    for model in served_models(client):
-        return model
-    raise BadRequest("The server lists no models. Name one, or list one in its models.yaml.")
+    """The first model that answers in text. Raises ServerError if no server answers or it lists
+    none."""
+    for model in _listed(client):
+        if model.get("type", "llm") == "llm":  # other servers don't say
+            return str(model["id"])
+    raise BadRequest(
+        "The server lists no models that can answer. Name one, or list one in its models.yaml."
+    )
 
 
 def _is_listening(url: str) -> bool:

@@ -62,8 +62,14 @@ class Wire(BaseHTTPRequestHandler):
     server: Fake
 
     def do_GET(self) -> None:
-        assert self.path == "/v1/models"
-        self._send(Reply(json.dumps({"data": [{"id": "first"}, {"id": "second"}]})))
+        if self.path == "/v1/models":
+            models = [{"id": "embeds", "type": "embeddings"}, {"id": "first"}, {"id": "second"}]
+            self._send(Reply(json.dumps({"data": models})))
+        else:
+            name = self.path.removeprefix("/v1/models/")
+            error = {"message": f"{name} is not served.", "code": "model_not_found"}
+            body = {"error": error} if name == "nope" else {"detail": "Not Found"}
+            self._send(Reply(json.dumps(body), 404))
 
     def do_POST(self) -> None:
         assert self.path == "/v1/chat/completions"
@@ -251,6 +257,59 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(serve: Serve) -> None:
     os.close(terminal)
 
 
+@pytest.mark.slow
+def test_blocks_are_one_message_and_markdown_is_shown_as_such(serve: Serve) -> None:
+    answer = Reply(delta(content="# Title\n\nIt is **bold**.\n\n```\ncode") + DONE)
+    server = serve(answer, Reply(delta(content="two") + DONE), Reply(delta(content="three") + DONE))
+    terminal, inside = pty.openpty()
+    command = [sys.executable, "-m", "mlx_server", "chat", "--url", server.url]
+    with subprocess.Popen(command, stdin=inside, stdout=inside, stderr=inside) as child:
+        os.close(inside)
+        expect(terminal, b"> ")
+        os.write(terminal, b"one\nblock\n")
+        expect(terminal, b"code")
+        expect(terminal, b"> ")
+        os.write(terminal, b"goes \\\n")
+        os.write(terminal, b"on\n")
+        expect(terminal, b"two")
+        expect(terminal, b"> ")
+        os.write(terminal, b'"""quoted\n\nlines"""\n')
+        expect(terminal, b"three")
+        expect(terminal, b"> ")
+        os.write(terminal, b"/exit\n")
+        assert child.wait(10) == 0
+    os.close(terminal)
+    asked = [request["messages"][-1]["content"] for request in server.requests]
+    assert asked == ["one\nblock", "goes \non", "quoted\n\nlines"]
+    assert server.requests[0]["model"] == "first"
+
+
+@pytest.mark.slow
+def test_what_is_typed_during_an_answer_is_kept(serve: Serve) -> None:
+    server = serve()
+    terminal, inside = pty.openpty()
+    command = [sys.executable, "-m", "mlx_server", "chat", "m", "--url", server.url]
+    with subprocess.Popen(command, stdin=inside, stdout=inside, stderr=inside) as child:
+        os.close(inside)
+        expect(terminal, b"> ")
+        os.write(terminal, b"hi\n")
+        expect(terminal, b"partial")
+        os.write(terminal, b"/exi")
+        child.send_signal(signal.SIGINT)
+        expect(terminal, b"Stopped.")
+        expect(terminal, b"/exi")
+        os.write(terminal, b"t\n")
+        assert child.wait(10) == 0
+    os.close(terminal)
+
+
+@pytest.mark.slow
+def test_a_model_that_is_not_there_is_told_at_once(serve: Serve) -> None:
+    result = run("chat", "nope", "--url", serve().url, stdin="hi")
+    assert (result.returncode, result.stdout) == (1, "")
+    assert "nope is not served." in result.stderr
+
+
 def expect(terminal: int, wanted: bytes) -> None:
     seen = b""
     while wanted not in seen:
@@ -264,6 +323,10 @@ import os, signal, sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 class Wire(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b'{"data": [{"id": "a"}]}')
     def do_POST(self):
         self.rfile.read(int(self.headers["Content-Length"]))
         key = os.environ["MLX_SERVER_API_KEYS"]
