@@ -1,4 +1,4 @@
-"""Servers forked from a process that has imported the app, as to import it takes most of a start.
+"""Servers, and calls, forked from a process that has imported the app: that takes most of a start.
 
 Tests of the start itself, and those that change what Python does at its own start, begin a new
 interpreter instead.
@@ -8,21 +8,25 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from multiprocessing.forkserver import ensure_running
 from multiprocessing.reduction import DupFd
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 from unittest.mock import patch
 
 from tests.hostile.outbound.sitecustomize import watch_uvloop
 
 PRELOADED = ("mlx_server.cli", "mlx_server.cli.serve", "mlx_server.app", "uvloop", "tokenizers")
+CALL_SECONDS = 30.0
 UNREAD = ("MLX_SERVER_", "PYTEST_CURRENT_TEST", "TRANSFORMERS_NO", "HF_HUB_DISABLE_TELEMETRY")
 """Prefixes of variables that no import reads, or that imports of mlx-lm and of our own set."""
+
+T = TypeVar("T")
 
 
 class ForkedProcess:
@@ -86,6 +90,41 @@ def fork(
     finally:
         os.close(write)
     return ForkedProcess(process, os.fdopen(read, encoding="utf-8"))
+
+
+def call_in_child(
+    function: Callable[..., T], *arguments: object, environment: Mapping[str, str]
+) -> T:
+    """Returns what a function says in a process of its own, whose environment is another. None of
+    the modules that read it may be among PRELOADED, or be imported by the function's module."""
+    context = _template() if sys.platform == "linux" else get_context("spawn")
+    receiving, sending = context.Pipe(duplex=False)
+    given = (sending, dict(environment), function, arguments)
+    process = context.Process(target=_call, args=given)
+    with receiving:
+        process.start()
+        sending.close()
+        try:
+            assert receiving.poll(CALL_SECONDS), "it takes too long"
+            answer: T = receiving.recv()
+        finally:
+            process.kill()
+            process.join()
+    return answer
+
+
+def _call(
+    sending: Connection,
+    environment: dict[str, str],
+    function: Callable[..., object],
+    arguments: tuple[object, ...],
+) -> None:
+    # the fork server was begun without them, so imports have set them
+    by_imports = {k: v for k, v in os.environ.items() if k.startswith(UNREAD)}
+    os.environ.clear()
+    os.environ.update(by_imports | environment)
+    with sending:
+        sending.send(function(*arguments))
 
 
 @cache

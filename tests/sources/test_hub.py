@@ -1,11 +1,8 @@
 """Models and adapters of the hub, which is a server of our own on localhost here, or a folder."""
 
 import errno
-import json
 import os
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from http.server import ThreadingHTTPServer
 from pathlib import Path
@@ -17,33 +14,12 @@ from huggingface_hub import get_session
 from mlx_server import limits
 from mlx_server.sources.hub_answers import check_answers
 from mlx_server.sources.source import adapter_on_disk
+from tests.live.fork_server import call_in_child
+from tests.sources.resolving import resolved
 from tests.sources.stub_hub import COMMIT, Hub, serving_hub
 from tests.sources.test_source import BODY, CHECKPOINT, put
 
 pytestmark = pytest.mark.slow
-
-CHILD = """
-import json, os, sys
-from mlx_server import limits
-from mlx_server.errors import ServerError
-from mlx_server.sources import demo
-from mlx_server.sources import source as sources
-
-for name in filter(os.environ.__contains__, vars(limits)):
-    setattr(limits, name, int(os.environ[name]))
-reports = []
-resolve = getattr(sources, sys.argv[2])
-options = json.loads(sys.argv[3])
-try:
-    folder = resolve(sys.argv[1], lambda *report: reports.append(report), **options)
-    answer = {"folder": str(folder)}
-except ServerError as error:
-    answer = {"error": type(error).__name__, "message": error.message}
-from huggingface_hub import constants
-heavy = [name for name in ("mlx", "mlx_lm", "torch", "transformers") if name in sys.modules]
-quiet = constants.HF_HUB_DISABLE_TELEMETRY
-print(json.dumps(answer | {"reports": reports, "heavy": heavy, "quiet": quiet}))
-"""
 
 
 def cached(home: Path, names: list[str]) -> Path:
@@ -70,16 +46,11 @@ def resolve_in_child(
 ) -> dict[str, Any]:
     kept = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
     place = f"http://127.0.0.1:{hub.server_port}" if hub else "http://127.0.0.1:1"
-    run = subprocess.run(
-        [sys.executable, "-c", CHILD, source, function, json.dumps(options or {})],
-        env=kept | {"HF_HOME": str(home), "HF_ENDPOINT": place, "NO_PROXY": "*"} | environment,
-        cwd=Path(__file__).parents[2],
-        stdout=subprocess.PIPE,
-        check=True,
-        timeout=30,
+    own = {"HF_HOME": str(home), "HF_ENDPOINT": place, "NO_PROXY": "*", **environment}
+    lowered = {name: int(value) for name, value in own.items() if hasattr(limits, name)}
+    return call_in_child(
+        resolved, source, function, options or {}, lowered, environment={**kept, **own}
     )
-    answer: dict[str, Any] = json.loads(run.stdout)
-    return answer
 
 
 def test_a_download_brings_what_is_needed_and_no_code(
