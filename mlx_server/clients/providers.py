@@ -93,8 +93,9 @@ class ProviderToolAnswer(ProviderAnswer):
     """Each call has an `id`, a `name` and `arguments` as JSON text."""
 
 
-def load_providers(path: Path) -> dict[str, ProviderConfig]:
+def load_providers(path: str | Path) -> dict[str, ProviderConfig]:
     """The providers, by name, of a YAML file with the list `providers`. Raises SettingsError."""
+    path = Path(path)
     try:
         listed = yaml.safe_load(path.read_text("utf-8"))
         providers = msgspec.convert(listed["providers"], list[ProviderConfig])

@@ -133,7 +133,7 @@ def test_providers_come_from_a_file(tmp_path: Path) -> None:
         "     max_thinking_tokens: 100}}\n"
         "  - {name: there, model_name: gpt-oss, provider: openrouter, api_key_env: KEY}\n"
     )
-    found = load_providers(file)
+    found = load_providers(str(file))
     assert [each.url for each in found.values()] == [
         "http://127.0.0.1:8000/v1",
         "https://openrouter.ai/api/v1",

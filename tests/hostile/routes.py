@@ -146,7 +146,7 @@ SEVERAL_PROMPTS: tuple[Json, ...] = (
 )
 COMPLETED = (*with_all_fields("/v1/completions"), *SEVERAL_PROMPTS)
 SUFFIX: Json = {"model": SAID, "prompt": "a", "suffix": "b", "max_tokens": 2}
-OF_MISTRAL: Json = {**SUFFIX, "n": 2, "best_of": 2, "prompt_logprobs": 1, "random_seed": 1}
+OF_MISTRAL: Json = {**SUFFIX, "n": 2, "best_of": 2, "random_seed": 1}
 INFILL: Json = {
     **{n: v for body in COMPLETED for n, v in body.items() if n in SamplingBody.model_fields},
     "model": SAID,
