@@ -1,5 +1,6 @@
 """`mlx-server models`: the models of a running server, or the checkpoints on this machine."""
 
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ from mlx_server.config.models_yaml import load_settings
 from mlx_server.errors import ServerError
 from mlx_server.families import table
 from mlx_server.sources.local import LocalModel, local_models
+from mlx_server.sources.suggested import SuggestedModel, suggested_models
 
 app = command_app()
 
@@ -40,9 +42,12 @@ def models(
     local: Annotated[
         bool, typer.Option("--local", help="Show the checkpoints on this machine instead.")
     ] = False,
+    suggest: Annotated[
+        bool, typer.Option("--suggest", help="Show models of the hub that fit this machine.")
+    ] = False,
     config: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Take the memory budget of --local from this file."),
+        typer.Option(metavar="FILE", help="Take the memory budget of this machine from this file."),
     ] = None,
 ) -> None:
     """Show a running server's models: their state, memory and use.
@@ -50,6 +55,7 @@ def models(
     \b
     mlx-server models
     mlx-server models --local
+    mlx-server models --suggest
     mlx-server models --url http://studio.local:8000 --api-key KEY
     mlx-server models --families
     """
@@ -59,8 +65,15 @@ def models(
     if families:
         table.show(Console())
         return
-    if local:
+    is_offline = suggest and os.environ.get("HF_HUB_OFFLINE", "").upper() in OFFLINE
+    if is_offline:
+        print("HF_HUB_OFFLINE is set, so nothing can be fetched. These are on this machine:\n")
+    if local or suggest:
         budget = budget_here(load_settings(config).server.memory_budget).nbytes
+    if suggest and not is_offline:
+        show_suggested(budget, Console())
+        return
+    if local or is_offline:
         show_local(list(local_models(upcast=sys.platform != "darwin")), budget, Console())
         return
     with client_of(url, api_key or key_at_home()) as client:
@@ -176,11 +189,36 @@ def _ago(moment: float | None) -> str:
     return f"{seconds:.0f} s ago"
 
 
+OFFLINE = ("1", "ON", "YES", "TRUE")
+"""The values of HF_HUB_OFFLINE that the hub's client takes as true."""
+
+SUGGESTED_COLUMNS = ("model", "family", "download", "context here", "good at", "here")
+
+
+def show_suggested(budget: int, console: Console) -> None:
+    fitting = [each for each in suggested_models() if each.context_in(budget)]
+    rows = [_suggested_cells(each, budget) for each in fitting]
+    print_table(SUGGESTED_COLUMNS, rows, console, wrapped=SUGGESTED_COLUMNS)
+    print_line(
+        f"Of {len(suggested_models())} suggestions, {len(fitting)} fit the memory budget of "
+        f"{_size(budget)}, with the context that one conversation can have next to the weights.",
+        console,
+    )
+    if fitting:
+        print_line(f"Fetch one with: mlx-server pull {fitting[-1].id}", console)
+
+
+def _suggested_cells(model: SuggestedModel, budget: int) -> list[str]:
+    facts = model.described(budget)
+    context, is_here = f"{facts['context']:,} tokens", "yes" if facts["is_here"] else "no"
+    return [model.id, model.family, _size(model.bytes), context, model.good_at, is_here]
+
+
 LOCAL_COLUMNS = ("model", "family", "weights", "fits")
 
 NO_MODELS = (
     "No checkpoints were found in the Hugging Face cache or in LM Studio's folders. Fetch one with "
-    "`mlx-server pull mlx-community/Qwen3-4B-4bit`."
+    "`mlx-server pull`; `mlx-server models --suggest` shows which fit this machine."
 )
 
 

@@ -13,13 +13,16 @@ from mlx_server.config.models_yaml import load_settings
 from mlx_server.pool.models import progress_display
 from mlx_server.sources.local import LocalModel
 from mlx_server.sources.source import resolve
+from mlx_server.sources.suggested import hub_id
 
 app = command_app()
 
 
 @app.command()
 def pull(
-    ids: Annotated[list[str], typer.Argument(metavar="ID", help="Hub ids.")],
+    ids: Annotated[
+        list[str], typer.Argument(metavar="ID", help="Hub ids, or names of `models --suggest`.")
+    ],
     revision: Annotated[
         str | None, typer.Option(metavar="NAME", help="A branch, a tag or a commit [the newest].")
     ] = None,
@@ -32,6 +35,7 @@ def pull(
 
     \b
     mlx-server pull mlx-community/Qwen3-4B-4bit
+    mlx-server pull qwen3.5-9b
     mlx-server pull mlx-community/gpt-oss-20b-MXFP4-Q8 mlx-community/Qwen3-8B-4bit
 
     A model that can't be served here, or does not fit the memory budget or the disk, is refused
@@ -40,6 +44,7 @@ def pull(
     """
     budget = budget_here(load_settings(config).server.memory_budget).nbytes
     show = progress_display()
+    ids = [hub_id(name, budget) for name in ids]
     for id in ids:
         folder = resolve(id, partial(show, id), revision=revision, budget=budget)
         print(f"{id} is in {folder}")

@@ -288,3 +288,13 @@ def test_servers_of_one_data_directory_share_the_memory(
             pass
         assert memory(second)["budget"] == whole
         assert "other servers of the data directory have ended" in caplog.text
+
+
+def test_the_page_suggests_models_that_fit(tiny_path: Path) -> None:
+    with client(ScriptedEngine(), {"a": {"source": str(tiny_path)}}) as found:
+        body = wire.ok(found.get("/page/suggested"))
+        (model,) = body["models"]
+        assert body["budget"] == BUDGET > model["bytes"]
+        assert model["id"] == "mlx-community/Qwen3-0.6B-4bit"
+        assert 4096 <= model["context"] < 6000
+        assert (model["is_here"], model["command"]) == (False, f"mlx-server pull {model['id']}")

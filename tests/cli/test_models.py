@@ -13,7 +13,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from mlx_server.cli import app
-from mlx_server.cli.models import COLUMNS, fits, pool_of, show, show_local
+from mlx_server.cli.models import COLUMNS, SUGGESTED_COLUMNS, fits, pool_of, show, show_local
 from mlx_server.errors import ServerError
 from mlx_server.sources.local import LocalModel
 
@@ -300,3 +300,23 @@ def test_a_checkpoint_has_no_power_over_the_terminal() -> None:
         *shown_here(LocalModel(name, name, "qwen3", 1)),
         *shown_here(LocalModel(name, name, "-", 0, "has the type \x1b]0;x\x07")),
     }
+
+
+def test_models_are_suggested_for_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "small.yaml"
+    file.write_text("server: {memory_budget: 7GB}", "utf-8")
+    asking = ["models", "--suggest", "--config", str(file)]
+    lines = CliRunner().invoke(app, asking).output.splitlines()
+    assert cells(lines[0]) == list(SUGGESTED_COLUMNS)
+    id, family, size, context, good_at, is_here = cells(lines[-3])
+    assert (id, family, size) == ("mlx-community/Qwen3.5-9B-4bit", "qwen3_5", "6.0 GB")
+    assert context.endswith(" tokens")
+    assert (good_at, is_here) == ("reasoning, tools, agents on 16 GB", "no")
+    assert lines[-2].startswith("Of 13 suggestions, 5 fit the memory budget of 7.0 GB")
+    assert lines[-1] == f"Fetch one with: mlx-server pull {id}"
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    lines = CliRunner().invoke(app, asking).output.splitlines()
+    assert lines[0].startswith("HF_HUB_OFFLINE is set, so nothing can be fetched")
+    assert not any("gpt-oss" in line for line in lines)

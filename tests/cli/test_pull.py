@@ -25,6 +25,11 @@ def test_pull_keeps_to_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     result = CliRunner().invoke(app, ["pull", "org/name", "--config", str(file)])
     assert result.exit_code == 0
     assert asked == [("org/name", 10)]
+    CliRunner().invoke(app, ["pull", "qwen3.5-9b", "--config", str(file)])
+    assert asked[1:] == [("mlx-community/Qwen3.5-9B-4bit", 10)]
+    unknown = CliRunner().invoke(app, ["pull", "qwen3", "--config", str(file)])
+    assert unknown.exit_code == 1
+    assert len(asked) == 2
 
 
 METAL = """

@@ -59,6 +59,11 @@ def test_numbers_follow_what_the_server_does(now: Tab, server: LiveServer) -> No
     assert "pirate" in now.text(".adapters")
 
 
+def test_models_are_suggested_with_the_commands_that_fetch_them(now: Tab) -> None:
+    now.click("details.panel summary")
+    now.until("document.querySelector('.suggested code')?.innerText.startsWith('mlx-server pull ')")
+
+
 def test_a_name_with_markup_is_text(now: Tab) -> None:
     assert MARKUP in now.evaluate(f"{TINY}.innerText")
     assert now.count("main img") == 0

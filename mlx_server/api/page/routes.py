@@ -25,6 +25,7 @@ from mlx_server.errors import Overloaded
 from mlx_server.http.metrics import Metrics
 from mlx_server.http.sse import EventStream, Frames
 from mlx_server.pool.pool import Pool
+from mlx_server.sources.suggested import suggested_models
 
 PREFIX = "/page"
 INDEX = "index.html"
@@ -150,6 +151,16 @@ async def history(http: Request) -> Response:
         "budget": pool.memory()["budget"],
     }
     return json_response(body)
+
+
+@router.get("/page/suggested")
+async def suggested(http: Request) -> Response:
+    """Models of the hub that fit this machine, and the commands that fetch them."""
+    pool: Pool = http.app.state.pool
+    budget = pool.engines[0].budget.nbytes
+    fitting = [each for each in suggested_models() if each.context_in(budget)]
+    models = await asyncio.to_thread(lambda: [each.described(budget) for each in fitting])
+    return json_response({"object": "page.suggested", "budget": budget, "models": models})
 
 
 class _States:

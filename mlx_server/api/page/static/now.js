@@ -30,8 +30,32 @@ function Now({ api, live }) {
             <${Model} key=${model.id} model=${model} facts=${facts[model.id] ?? {}} api=${api}
               managed=${now.runtime_models} />`)}
         </ul>
+        <${Suggested} api=${api} />
       </div>`}
     ${!now && !problem && html`<p class="dim">Asking the server…</p>`}`;
+}
+
+/** Models of the hub for this machine, once they are asked for. */
+function Suggested({ api }) {
+  const [models, setModels] = useState(null);
+  const [problem, setProblem] = useState("");
+  const ask = (event) => event.target.open && !models && api("/page/suggested")
+    .then((response) => response.json())
+    .then(({ models }) => setModels(models))
+    .catch((error) => setProblem(error.message));
+  return html`
+    <details class="panel" onToggle=${ask}>
+      <summary>Models for this machine</summary>
+      ${problem && html`<p class="error">${problem}</p>`}
+      <ul class="suggested">
+        ${models?.map((model) => html`
+          <li key=${model.id}>
+            <b>${model.id}</b> <span class="dim">${bytes(model.bytes)}, context
+              ${number(model.context)} tokens: ${model.good_at}</span>
+            ${model.is_here ? " (on this machine)" : html`<br /><code>${model.command}</code>`}
+          </li>`)}
+      </ul>
+    </details>`;
 }
 
 /** What /v1/models says of each model; asked again when the state of one has changed. */
