@@ -301,15 +301,10 @@ def _changed_settings(server: ServerSettings) -> Iterator[Check]:
 def _wired(server: ServerSettings, working_set: int | None) -> Check:
     if not working_set:
         return Check("ok", "wired", "not used: only Metal wires memory")
-    least, most = (int(share * working_set) for share in (WORTH_SHARE, MOST_SHARE))
-    match server.wired:
-        case "never":
-            setting = "never: macOS may page weights out while they are in use"
-        case "auto":
-            setting = f"auto: weights that take {_size(least)} to {_size(most)} are kept resident"
-        case nbytes:
-            setting = f"up to {_size(min(nbytes, most))} of weights are kept resident"
-    return Check("ok", "wired", setting)
+    if server.wired == "never":
+        return Check("ok", "wired", "never: macOS may page weights out while they are in use")
+    least, most = (_size(int(share * working_set)) for share in (WORTH_SHARE, MOST_SHARE))
+    return Check("ok", "wired", f"auto: weights that take {least} to {most} are kept resident")
 
 
 def _budget(server: ServerSettings, working_set: int | None) -> Check:

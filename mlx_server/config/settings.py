@@ -7,7 +7,6 @@ those of no part, and how texts become values such as paths and sizes.
 import os
 import re
 from collections.abc import Hashable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from decimal import Decimal
 from functools import lru_cache
@@ -28,6 +27,7 @@ from pydantic_core import CoreConfig, SchemaValidator
 from mlx_server import limits
 from mlx_server.config.hostfile import Hostfile, load_hostfile, mistakes
 from mlx_server.engine.client import NO_DISK, PromptDisk
+from mlx_server.engine.wired_memory import Wired
 from mlx_server.engine.worker_arguments import FIRST_PORT, Backend, Mode, RankGroup, RankHost
 from mlx_server.errors import SettingsError
 from mlx_server.mcp import ClientCredentials, Connector, StoredLogin
@@ -163,16 +163,6 @@ def _family(name: str) -> str:
         raise ValueError(error.message) from None
 
 
-def _wired(size: object) -> object:
-    if size in ("auto", "never"):
-        return size
-    with suppress(ValueError):
-        nbytes = size_in_bytes(size)
-        if type(nbytes) is int and nbytes > 0:
-            return nbytes
-    raise ValueError("should be auto, never or a size such as 20GB")
-
-
 def _ahead(tokens: object) -> object:
     known = {"auto": limits.AHEAD_TOKENS, "never": 0}
     if isinstance(tokens, str) and tokens in known:
@@ -302,8 +292,8 @@ class ServerSettings(Strict):
     """How long the head and body of a request may take to arrive."""
     memory_budget: Bytes | None = None
     """Bytes for weights and caches; None: derived from the machine's memory."""
-    wired: Annotated[Literal["auto", "never"] | int, BeforeValidator(_wired)] = "auto"
-    """Bytes of weights that macOS must not page out; auto: weights that are large for the Mac."""
+    wired: Wired = "auto"
+    """Whether macOS must not page out weights that are large for the Mac."""
     prompt_cache: PromptCacheSettings = PromptCacheSettings()
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"

@@ -30,6 +30,7 @@ from mlx_server.engine.messages import (
     Report,
 )
 from mlx_server.engine.row_stream import Item, RowStream, error_of
+from mlx_server.engine.wired_memory import Wired
 from mlx_server.engine.worker_arguments import RankGroup, WorkerArguments
 from mlx_server.errors import AdapterInvalid, EngineDied, ModelUnusable, ServerError
 from mlx_server.system.daily_bytes import DailyBytes
@@ -184,18 +185,17 @@ class EngineClient:
         *,
         concurrency: int = 16,
         cache_bytes: int = 0,
-        wired: str | int = "auto",
+        wired: Wired = "auto",
         disk: PromptDisk = NO_DISK,
         group: RankGroup | None = None,
         early: EarlyProcess | None = None,
     ) -> None:
-        """wired: "auto", "never" or a number of bytes, see `wiring`. group: the ranks that the
-        process starts, being rank 0 of them; None if it holds the model alone. early: a process
-        that runs already."""
+        """group: the ranks that the process starts, being rank 0 of them; None if it holds the
+        model alone. early: a process that runs already."""
         arguments = WorkerArguments(
             concurrency,
             cache_bytes,
-            str(wired),
+            wired,
             disk.most_bytes,
             str(disk.folder),
             disk.writes_per_day,

@@ -10,7 +10,7 @@ falls: the next model uses what an unloaded one leaves.
 from dataclasses import dataclass
 from typing import Literal
 
-Wired = Literal["auto", "never"] | int
+Wired = Literal["auto", "never"]
 
 WORTH_SHARE = 0.5
 """Weights below this share of the working set are not wired: they stay resident while in use."""
@@ -26,10 +26,6 @@ class Wiring:
     why: str
 
 
-def parse_wired(text: str) -> Wired:
-    return "auto" if text == "auto" else "never" if text == "never" else int(text)
-
-
 def wiring(wired: Wired, weights: int, working_set: int) -> Wiring:
     """Decides how much to wire.
 
@@ -41,8 +37,6 @@ def wiring(wired: Wired, weights: int, working_set: int) -> Wiring:
         return Wiring(0, "this machine has no Metal")
     if wired == "never":
         return Wiring(0, "the setting says never")
-    if wired != "auto":
-        return Wiring(min(wired, weights, most), "as configured, up to the size of the weights")
     if weights < WORTH_SHARE * working_set:
         return Wiring(0, f"weights take less than {WORTH_SHARE:.0%} of the working set")
     if weights > most:

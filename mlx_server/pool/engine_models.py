@@ -14,6 +14,7 @@ from mlx_server import limits
 from mlx_server.engine.client import NO_DISK, EngineClient, PromptDisk
 from mlx_server.engine.messages import ComputeAhead, ComputedAhead, DiskCacheUse, StepOutput
 from mlx_server.engine.supervisor import Supervisor
+from mlx_server.engine.wired_memory import Wired
 from mlx_server.engine.worker_arguments import RankGroup
 from mlx_server.errors import EngineDied, Overloaded, ServerError, ShuttingDown
 from mlx_server.pool.memory import MemoryBudget, memory_budget, size
@@ -44,8 +45,7 @@ class PoolLimits:
     """How long a request waits for memory before it is refused."""
     budget: int | None = None
     """The bytes for weights and caches; None: `memory_budget` takes a default for this machine."""
-    wired: str | int = "auto"
-    """The bytes of weights to wire on a Mac, or "auto": see engine/wired_memory.py."""
+    wired: Wired = "auto"
     prompt_cache: int | None = None
     """The most bytes of the prompt cache; None: all that models and rows leave."""
     prompt_disk: PromptDisk = NO_DISK

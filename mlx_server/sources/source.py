@@ -27,29 +27,30 @@ def resolve(
     unknown, ModelUnusable if its files are missing or can't be fetched, and NotEnoughMemory if
     weights to be fetched would take more than `budget` bytes.
     """
-    kind, colon, name = source.partition(":")
     if source == DEMO:
         return _demo(progress)
-    if colon and kind == "hf" and HUB_ID.fullmatch(name):
-        return fetch_model(HubModel(name, revision, budget), progress)
+    if id := _hub_id(source):
+        return fetch_model(HubModel(id, revision, budget), progress)
     folder = Path(os.path.expanduser(source))
     if source and os.path.exists(folder):
         return _local(folder)
-    if HUB_ID.fullmatch(source) and not source.startswith((".", "~")):
-        return fetch_model(HubModel(source, revision, budget), progress)
     if why := why_impossible(source):
         raise SettingsError(why)
     raise ModelUnusable(f"The folder {folder.name!r} does not exist. Use {KINDS}.")
 
 
+def _hub_id(source: str) -> str | None:
+    """The hub id that a source names; None for a folder, which goes before an id of its name."""
+    prefixed = source.removeprefix("hf:")
+    is_path = os.path.exists(os.path.expanduser(source)) or source.startswith((".", "~"))
+    is_id = HUB_ID.fullmatch(prefixed) and (prefixed != source or not is_path)
+    return prefixed if is_id else None
+
+
 def check(source: str, revision: str | None = None) -> None:
     """Raises those errors of `resolve` that can be found without downloading weights."""
-    kind, colon, name = source.partition(":")
-    is_hub_id = HUB_ID.fullmatch(source) and not os.path.exists(os.path.expanduser(source))
-    if colon and kind == "hf" and HUB_ID.fullmatch(name):
-        hub.check(HubModel(name, revision))
-    elif is_hub_id and not source.startswith((".", "~")):
-        hub.check(HubModel(source, revision))
+    if id := _hub_id(source):
+        hub.check(HubModel(id, revision))
     elif source != DEMO:
         folder = resolve(source, lambda *progress: None)
         check_architecture(read_json(folder / "config.json"), folder.name)
@@ -57,19 +58,18 @@ def check(source: str, revision: str | None = None) -> None:
 
 def on_disk(source: str, revision: str | None = None) -> Path | None:
     """The folder that `resolve` would return; None if it would have to be fetched first."""
-    kind, colon, name = source.partition(":")
-    if colon and kind == "demo":
+    if source == DEMO:
         from mlx_server.sources.demo import made_checkpoint
 
-        return made_checkpoint() if name == "smollm2" else None
+        return made_checkpoint()
     folder = Path(os.path.expanduser(source))
     if os.path.isdir(folder):
         return folder.resolve()
     from huggingface_hub.errors import HFValidationError
 
-    hub_id = name if kind == "hf" else source
+    id = _hub_id(source)
     try:
-        return cached(hub_id, revision) if HUB_ID.fullmatch(hub_id) else None
+        return cached(id, revision) if id else None
     except HFValidationError:
         return None
 

@@ -18,6 +18,7 @@ import mlx.nn as nn
 from mlx_server.engine import messages
 from mlx_server.engine.device_errors import ENDS, MESSAGES, Streak, device_error
 from mlx_server.engine.messages import Command, Embed, Generate, Report, Token
+from mlx_server.engine.wired_memory import Wired
 from mlx_server.engine.worker_arguments import WorkerArguments
 from mlx_server.errors import message_of
 from mlx_server.prompt_files import PromptFolder
@@ -53,7 +54,7 @@ class Engine:
         *,
         concurrency: int = 16,
         cache_bytes: int = 0,
-        wired: str = "never",
+        wired: Wired = "never",
         clock: Callable[[], float] = time.perf_counter,
         is_done: IsDone = Future.done,
         wake: Callable[[], None] = lambda: None,

@@ -20,7 +20,7 @@ import mlx.nn as nn
 
 from mlx_server.engine.device_errors import device_error
 from mlx_server.engine.messages import ComputeAhead, Generate, ModelLoading
-from mlx_server.engine.wired_memory import next_limit, parse_wired, wiring
+from mlx_server.engine.wired_memory import Wired, next_limit, wiring
 from mlx_server.requests import SamplingParams
 from mlx_server.worker import weights
 from mlx_server.worker.batch import Batch, StepResult
@@ -136,8 +136,8 @@ def _wired(reading: weights.Reading, wire: Callable[[int], None]) -> weights.Rea
 class WiredLimit:
     """The wired memory limit of this process; `wiring` decides when it grows."""
 
-    def __init__(self, wired: str) -> None:
-        self._wired = parse_wired(wired)
+    def __init__(self, wired: Wired) -> None:
+        self._wired: Wired = wired
         self._limit = 0
 
     def before_reading(self, nbytes: int, present: Iterable[nn.Module], *, rows: bool) -> None:
@@ -170,7 +170,7 @@ class ModelLoads:
 
     def __init__(
         self,
-        wired: str,
+        wired: Wired,
         concurrency: int,
         batches: Mapping[str, Batch],
         share: WholeModel,

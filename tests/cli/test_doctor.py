@@ -86,8 +86,6 @@ print(json.dumps({"version": "1", "gpu": True, "name": "M", "working_set": 22906
     [
         ("auto", "auto: weights that take 10.0 GiB to 18.0 GiB are kept resident"),
         ("never", "never"),
-        (4 << 30, "up to 4.0 GiB of weights"),
-        (40 << 30, "up to 18.0 GiB of weights"),
     ],
 )
 def test_doctor_tells_what_is_wired(wired: Any, says: str) -> None:

@@ -128,15 +128,6 @@ def test_other_memory_budgets_are_told(size: str) -> None:
     assert (found.line, "memory_budget" in str(found)) == (1, True)
 
 
-@pytest.mark.parametrize(
-    ("written_as", "wired"),
-    [("auto", "auto"), ("never", "never"), ("20GB", 20 * 10**9), ("4096", 4096)],
-)
-def test_what_is_wired(written_as: str, wired: object) -> None:
-    written(f"server: {{wired: {written_as}}}\n" + MINIMAL)
-    assert load().server.wired == wired
-
-
 def test_what_the_engine_process_is_told() -> None:
     written("server: {wired: never, concurrency: 3}\n" + MINIMAL)
     client = create_app(load()).state.pool.engines[0]._spawn()
@@ -144,7 +135,7 @@ def test_what_the_engine_process_is_told() -> None:
     assert (arguments.wired, arguments.concurrency) == ("never", 3)
 
 
-@pytest.mark.parametrize("size", ["0", "-1", "always", "12 TB", "true", "[]", "null"])
+@pytest.mark.parametrize("size", ["20GB", "always", "null"])
 def test_other_ways_to_wire_are_told(size: str) -> None:
     found = problem(f"server: {{wired: {size}}}\n" + MINIMAL)
     assert (found.line, "wired" in str(found)) == (1, True)

@@ -65,16 +65,11 @@ GB = 10**9
         ("auto", 11, 20, 11),
         ("auto", 17, 20, 17),
         ("auto", 19, 20, 0),  # the system needs the rest
-        (10, 20, 22, 10),
-        (10, 1, 22, 1),  # nothing but weights
-        (30, 20, 22, 19),  # never all of it: the system needs the rest
         ("auto", 20, 0, 0),  # no Metal
-        (10, 20, 0, 0),
     ],
 )
 def test_what_is_wired(wired: Wired, weights: int, working_set: int, limit: int) -> None:
-    wanted = wired * GB if isinstance(wired, int) else wired
-    assert wiring(wanted, weights * GB, working_set * GB).limit // GB == limit
+    assert wiring(wired, weights * GB, working_set * GB).limit // GB == limit
 
 
 def test_the_limit_never_falls_nor_moves_while_rows_are_under_way() -> None:
