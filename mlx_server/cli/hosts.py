@@ -230,13 +230,11 @@ def _host(
         yield _line(group, rank, *finding)
     if public := [ip for ip in host.ips if is_public(ip)]:
         fix = "ranks don't encrypt: use addresses of a cable or a private network"
-        yield Check("warn", PUBLIC, f"{host.ssh}: {', '.join(public)}", fix)
+        yield Check("warn", "public", f"{host.ssh}: {', '.join(public)}", fix)
 
 
 Finding = tuple[Status, str, str]
 """The status, what was found and what to do."""
-
-PUBLIC = "public"
 
 REFUSALS = (
     ("permission denied", "let your key in: ssh-copy-id {host}"),

@@ -5,16 +5,15 @@ with `hosts`, `backend` and `envs`.
 """
 
 import ipaddress
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
-from mlx_server.config.yaml_lines import MAX_FILE_BYTES, Loc, short, where
+from mlx_server.config.yaml_lines import MAX_FILE_BYTES, Loc, where
 from mlx_server.errors import SettingsError
 from mlx_server.system.files import open_regular
 from mlx_server.wrong_values import sentence
@@ -112,12 +111,9 @@ def load_hostfile(path: Path) -> Hostfile:
     raw = _raw(path)
     try:
         found = _parsed(raw)
-        json.loads(raw, object_pairs_hook=_without_duplicates)
     except ValidationError as error:
         details = error.errors(include_url=False)
         problems = list(dict.fromkeys(map(_problem, details)))
-    except ValueError as error:
-        problems = [str(error)]
     else:
         problems = list(mistakes(found))
     if problems:
@@ -143,15 +139,6 @@ def _parsed(raw: bytes) -> Hostfile:
     if raw.lstrip()[:1] == b"[":
         return Hostfile(hosts=TypeAdapter(Hosts).validate_json(raw))
     return Hostfile.model_validate_json(raw)
-
-
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in found:
-            raise ValueError(f"the key {short(key)} occurs twice in one object: remove one")
-        found[key] = value
-    return found
 
 
 UNION_MEMBERS = ("tuple[", "function-after[")

@@ -96,7 +96,6 @@ def test_one_machine_may_play_several_hosts_on_loopback(tmp_path: Path) -> None:
         (b"", "Invalid JSON: EOF while parsing"),
         (b"\xff", "Invalid JSON: "),
         (b"[" * 100_000, "Invalid JSON: "),
-        (b'[{"ssh": "a", "ssh": "b"}]', "the key ssh occurs twice in one object: remove one"),
         (b" " * (MAX_FILE_BYTES + 1), "is larger than 1 MiB"),
     ],
 )
