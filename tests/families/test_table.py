@@ -219,3 +219,7 @@ def test_a_type_has_its_family_and_its_models_stop(unknown: Checkpoint, model_ty
     family = family_of(checkpoint)
     assert family.name == FAMILY_OF[model_type]
     assert 7 in family.stops(checkpoint)
+
+
+def test_every_family_but_one_has_a_format_for_calls() -> None:
+    assert [family.name for family in FAMILIES if not family.has_calls] == ["gemma3"]
