@@ -444,26 +444,3 @@ def _bound(place: str) -> int:
         script = (PACKAGE / "api" / "page" / "static" / f"{module[5:]}.js").read_text("utf-8")
         return int(script.partition(f"const {name} = ")[2].partition(";")[0])
     return int(vars(import_module(f"mlx_server.{module}"))[name])
-
-
-SLOW = {
-    r"(?:a+)+b": "match",
-    r"(?:ab|aab)*c": "search",
-    r"a\s*b?\s*c": "match",
-    r"[\w.]+@": "search",
-    r"key: (\d+).*?end": "finditer",
-    r"\"(?:\\.|[^\"\\])*\"": "finditer",
-    r"(?:a|b|ab)*c": "fullmatch",
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("pattern", SLOW)
-def test_what_is_not_linear_is_found(pattern: str) -> None:
-    assert growing(Expression(pattern, 0), SLOW[pattern])
-
-
-def test_every_row_is_an_expression() -> None:
-    places = expressions().keys()
-    assert places >= {*BOUNDED, *LOCALS}
-    assert len(places) > 200

@@ -25,13 +25,10 @@ from mlx_server.prompt_files import (
     Ids,
     PromptFile,
     PromptFolder,
-    PromptNames,
     RawTensor,
-    common_length,
     encoded,
     group_of,
     model_in,
-    parsed,
     read,
     written,
 )
@@ -50,38 +47,6 @@ def ids(*tokens: int) -> Ids:
 
 def numbered(number: int) -> PromptFile:
     return PromptFile(GROUP, group_of(str(number)), 4)
-
-
-def test_names_are_those_of_their_files_only() -> None:
-    names = PromptNames(GROUP, ids(*range(9)), BLOCK)
-    for file in (*names.blocks, names.state(9)):
-        assert parsed(file.name) == file
-    for name in ("", "../x.safetensors", f"{GROUP}.{GROUP}.01.safetensors", f"{GROUP}.safetensors"):
-        assert parsed(name) is None
-
-
-def test_a_block_stands_for_all_tokens_before_its_end() -> None:
-    one, other = (PromptNames(GROUP, ids(first, *range(1, 12)), BLOCK) for first in (0, 9))
-    assert len(one.blocks) == 3
-    assert not {*one.blocks} & {*other.blocks}
-    assert one.state(2).link == other.state(2).link
-    assert one.state(2) != other.state(2)
-
-
-@pytest.mark.parametrize(
-    ("a", "b", "expected"),
-    [
-        ([], [1], 0),
-        ([1, 2, 3], [1, 2], 2),
-        ([1, 2, 3, 4], [1, 2, 5, 4], 2),
-        ([1] * 64, [1] * 63 + [2], 63),
-        ([1] * 65, [1] * 64 + [2], 64),
-        ([1] * 600, [1] * 512 + [2] * 100, 512),
-        ([1] * 5000, [1] * 4999, 4999),
-    ],
-)
-def test_common_length(a: list[int], b: list[int], expected: int) -> None:
-    assert common_length(ids(*a), ids(*b)) == expected
 
 
 TENSORS = {

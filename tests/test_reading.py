@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-import mlx_server
-from mlx_server.errors import BadRequest, SettingsError
+from mlx_server.errors import BadRequest
 from mlx_server.events import Event, Finished, TextDelta
 from mlx_server.families import AS_TEXT, FAMILIES
 from mlx_server.prompts.harmony.vocabulary import encoding
@@ -117,17 +116,3 @@ def test_a_call_is_reported_only_once_it_is_complete(rest: str) -> None:
 def test_what_was_not_offered_is_text() -> None:
     events = read('<tool_call>{"name": "f", "arguments": {}}</tool_call>', "qwen3")
     assert "".join(e.text for e in events if isinstance(e, TextDelta)).startswith("<tool_call>")
-
-
-def test_unknown_families_and_broken_tools_are_errors() -> None:
-    with pytest.raises(SettingsError, match="Known families"):
-        read("Yes.", "gpt5")
-    with pytest.raises(BadRequest, match="A tool is"):
-        read("Yes.", "qwen3", [{"type": "function", "function": "f"}])
-
-
-def test_the_package_exposes_it_by_name() -> None:
-    assert mlx_server.read is read
-    assert mlx_server.OutputReader is OutputReader
-    with pytest.raises(AttributeError, match="no attribute 'write'"):
-        mlx_server.__getattr__("write")

@@ -1,9 +1,7 @@
 """The threads in which requests are worked for: who gets a place, and until when."""
 
 import asyncio
-import gc
 import threading
-import weakref
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import fields
 from functools import wraps
@@ -84,26 +82,6 @@ async def test_a_place_is_taken_until_its_thread_has_ended() -> None:
 
 
 @in_loop
-async def test_a_thread_that_cannot_be_started_is_a_busy_machine() -> None:
-    threads, (free, work), ran = RequestThreads(), held(), list[str]()
-    busy = begin(threads, work)
-    await until(lambda: threads.busy == 1)
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(threading.Thread, "start", _no_thread)
-        with pytest.raises(Overloaded, match="thread"):
-            await done(begin(threads, lambda: ran.append("refused")))
-    assert threads.busy == 1
-    free.set()
-    await done(busy)
-    assert await done(begin(threads, lambda: "next")) == "next"
-    assert not ran
-
-
-def _no_thread(thread: threading.Thread) -> None:
-    raise RuntimeError("can't start new thread")
-
-
-@in_loop
 async def test_large_ones_and_those_of_one_model_leave_places_for_others() -> None:
     threads, (free, work) = RequestThreads(), held()
     large = [begin(threads, work, LARGE) for _ in range(9)]
@@ -168,20 +146,6 @@ async def test_work_for_a_client_that_left_ends_at_its_next_stage() -> None:
 
 
 @in_loop
-async def test_work_that_had_not_begun_never_does() -> None:
-    threads, (free, work) = RequestThreads(), held()
-    ran = list[str]()
-    busy = [begin(threads, work, LARGE) for _ in range(limits.LARGE_REQUEST_THREADS)]
-    waiting = begin(threads, lambda: ran.append("ran"), LARGE)
-    await until(lambda: threads.busy == len(busy))
-    waiting.cancel()
-    await asyncio.wait([waiting])
-    free.set()
-    await done(asyncio.gather(*busy))
-    assert not ran
-
-
-@in_loop
 async def test_more_bytes_than_are_held_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "UNREAD_REQUEST_BYTES", 3 * LARGE)
     threads, (free, work) = RequestThreads(), held()
@@ -192,32 +156,6 @@ async def test_more_bytes_than_are_held_are_refused(monkeypatch: pytest.MonkeyPa
     assert await done(begin(threads, lambda: "small")) == "small"
     free.set()
     await done(asyncio.gather(*tasks))
-
-
-class Large:
-    """What a request brings with it."""
-
-
-@in_loop
-async def test_an_error_keeps_nothing_of_its_request() -> None:
-    threads, kept = RequestThreads(), list[weakref.ref[Large]]()
-
-    def refuse(found: Large) -> None:
-        raise ValueError(f"not {type(found).__name__}")
-
-    async def ask() -> None:
-        found = Large()
-        kept.append(weakref.ref(found))
-        with pytest.raises(ValueError, match="not Large"):
-            await threads.run(lambda: refuse(found))
-
-    gc.disable()  # what is in a cycle stays
-    try:
-        await ask()
-        await until(lambda: threads.busy == 0)
-        await until(lambda: kept[0]() is None)
-    finally:
-        gc.enable()
 
 
 def test_every_text_of_a_conversation_counts() -> None:

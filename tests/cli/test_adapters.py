@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from mlx_server.cli import app, machine_checks
+from mlx_server.cli import app
 from mlx_server.cli.adapters import COLUMNS, AdapterRow, rows_of, show
 from mlx_server.config.models_yaml import load_settings
 from mlx_server.models.adapter_config import CONFIG
@@ -100,32 +100,6 @@ def test_a_name_for_two_adapters_is_two_lines(folder: Path) -> None:
     assert (from_folder.models, from_folder.is_ok) == ([], False), "wide does not fit"
 
 
-def test_what_is_not_on_this_machine_is_not_fetched(folder: Path) -> None:
-    mlx_adapter(folder / "adapters" / "a", model="demo:smollm2")
-    (folder / "models.yaml").write_text(
-        "models: {m: {source: demo:smollm2, adapters: {b: org/name}}}\n"
-    )
-    a, b = rows()
-    assert (a.models, a.is_ok, a.not_fetched) == (["m?"], True, False)
-    assert (b.models, b.is_ok, b.not_fetched) == (["m?"], True, True)
-    lines, fine = shown()
-    assert lines[-1].startswith("b is not in the local cache")
-    assert fine
-
-
-def test_one_that_is_to_be_fetched_hides_a_folder_of_its_name(folder: Path) -> None:
-    mlx_adapter(folder / "adapters" / "a")
-    (folder / "models.yaml").write_text("models: {m: {source: ./Tiny-1B, adapters: {a: org/a}}}\n")
-    (only,) = rows()
-    assert only.not_fetched
-
-
-def test_a_replay_model_has_no_adapters(folder: Path) -> None:
-    mlx_adapter(folder / "adapters" / "a")
-    (folder / "models.yaml").write_text("models: {m: {source: 'replay:x.yaml', family: smollm2}}\n")
-    assert rows() == []
-
-
 def test_text_of_an_adapter_cannot_steer_the_terminal(folder: Path) -> None:
     mlx_adapter(folder / "adapters" / "a", model="[red]\x1b[2J")
     (folder / "models.yaml").write_text(
@@ -150,12 +124,3 @@ def test_the_exit_code_tells_whether_all_are_fine(folder: Path) -> None:
     code, said = command("--config", "models.yaml")
     assert code == 1
     assert f"has no {CONFIG}" in said
-
-
-def test_the_doctor_looks_at_adapters(folder: Path) -> None:
-    mlx_adapter(folder / "adapters" / "good")
-    mlx_adapter(folder / "adapters" / "bad", model="org/Other")
-    models(folder)
-    bad, good = machine_checks._adapters(load_settings(None, environ={}))
-    assert (bad.status, good.status, good.found) == ("fail", "ok", "good")
-    assert "org/Other" in bad.found

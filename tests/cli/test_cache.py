@@ -37,11 +37,6 @@ def shown(*flags: str, code: int = 0) -> list[str]:
     return list(result.output.splitlines())
 
 
-def test_nothing_is_there_yet_and_nothing_is_made(folder: Path) -> None:
-    assert shown() == [str(folder), "size           0.0 MB, at most 20000 MB"]
-    assert not folder.exists()
-
-
 def test_what_is_there_is_counted_by_model_while_a_server_uses_it(folder: Path) -> None:
     fill(folder, "first", "second")
     (folder / PromptFile(group_of("odd"), group_of("odd"), 4).name).write_text("[bold]")

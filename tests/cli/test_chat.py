@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from typing import Any
 import pytest
 
 from mlx_server.clients import chat as chatting
-from mlx_server.clients.chat import Chat, client_of, connected, converse, own_server
+from mlx_server.clients.chat import Chat, client_of, connected, converse
 from mlx_server.errors import (
     BadRequest,
     GenerationFailed,
@@ -110,11 +109,6 @@ def serve() -> Iterator[Serve]:
         server.server_close()
 
 
-def talk(server: Fake, text: str = "hi") -> str:
-    with client_of(server.url, None) as client:
-        return "".join(piece.text for piece in Chat(client, "m").say(text))
-
-
 DONE = "data: [DONE]\n\n"
 
 
@@ -194,16 +188,6 @@ def test_an_error_does_not_end_the_chat(serve: Serve) -> None:
         [{"role": "user", "content": "hi"}],
         [{"role": "user", "content": "hi"}],
     ]
-
-
-def test_closing_an_answer_closes_the_stream(serve: Serve) -> None:
-    server = serve()
-    with client_of(server.url, None) as client:
-        chat = Chat(client, "m")
-        with closing(chat.say("hi")) as answer:
-            assert next(answer) == TextDelta(0, "partial")
-        assert server.left.wait(10)
-        assert [turn["content"] for turn in chat.turns] == ["hi", "partial"]
 
 
 @pytest.mark.slow
@@ -361,17 +345,6 @@ def test_without_a_server_the_chat_starts_its_own(
             assert "".join(d.text for d in Chat(client, model_id).say("hi")) == arguments
         with pytest.raises(Unavailable), client_of(str(client.base_url), None) as after:
             chatting.served_models(after)
-
-
-def test_an_own_server_that_does_not_start() -> None:
-    with pytest.raises(Unavailable, match="did not start"), own_server(["true"]):
-        pass
-
-
-def test_ctrl_c_in_the_terminal_does_not_reach_an_own_server() -> None:
-    program = "import os, signal; print(f'Listening on http://{os.getpgid(0)}', flush=True);"
-    with own_server([sys.executable, "-c", program + "signal.pause()"]) as (url, _):
-        assert url != f"http://{os.getpgid(0)}"
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from mlx_server.cli import app
-from mlx_server.clients.connect import CLIENTS, listing, markdown
+from mlx_server.clients.connect import listing, markdown
 from mlx_server.errors import SettingsError
 
 GIVEN = ("--model", "my-model", "--context-length", "4321", "--url", "http://studio:8000")
@@ -50,15 +50,6 @@ def test_an_unknown_client_is_told_the_nearest_ones() -> None:
     assert "`mlx-server connect`" in error.message
 
 
-@pytest.mark.parametrize("client", CLIENTS)
-def test_lines_are_shown_and_nothing_is_written(home: Path, client: str, started: Any) -> None:
-    before = sorted(home.rglob("*"))
-    shown = run(client, *GIVEN)
-    assert shown.exit_code == 0
-    assert "my-model" in shown.output
-    assert (sorted(home.rglob("*")), started) == (before, [])
-
-
 def test_lines_are_written_and_each_file_is_named(home: Path, started: Any) -> None:
     written = run("codex", *GIVEN, "--write")
     assert written.exit_code == 0
@@ -83,15 +74,6 @@ def test_a_client_is_started_with_its_variables_added_to_ours(
         "ANTHROPIC_MODEL": "my-model",
     }
     assert environment.items() >= expected.items()
-
-
-def test_the_key_is_the_first_one_of_this_machine(
-    monkeypatch: pytest.MonkeyPatch, started: Any
-) -> None:
-    monkeypatch.setenv("MLX_SERVER_API_KEYS", "first, second")
-    run("claude", *GIVEN, "--run")
-    run("claude", *GIVEN, "--run", "--api-key", "mine")
-    assert [each[2]["ANTHROPIC_AUTH_TOKEN"] for each in started] == ["first", "mine"]
 
 
 def test_a_client_that_needs_files_starts_after_they_are_written(started: Any) -> None:

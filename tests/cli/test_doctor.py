@@ -1,22 +1,18 @@
 """`mlx-server doctor`: what it finds on this machine, and whether the engine starts."""
 
-import io
 import json
 import shutil
 import socket
-import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from mlx_server.cli import machine_checks
 from mlx_server.cli.doctor import run_engine_check
 from mlx_server.config.settings import ServerSettings
-from mlx_server.engine import engine_process
 from tests.cli.running import run
 
 pytestmark = pytest.mark.usefixtures("folder")
@@ -63,16 +59,6 @@ def test_doctor_tells_every_problem_on_a_line_of_its_own() -> None:
         "fail settings  bad.yaml:2: models.a.aliases[0]: the name is taken by `models.a`",
         "fail settings  bad.yaml:3: models.b: should be a mapping",
     ]
-
-
-def test_fast_blas_takes_the_first_that_has_cblas(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "platform", "linux")
-    monkeypatch.setattr(engine_process, "LIBRARIES", ("libnot-here.so.4", "libc.so.6"))
-    assert engine_process.fast_blas() is None
-    monkeypatch.setattr(engine_process, "_has_cblas", lambda library: True)
-    assert engine_process.fast_blas() == "libnot-here.so.4"
-    monkeypatch.setattr(sys, "platform", "darwin")
-    assert engine_process.fast_blas() is None
 
 
 MAC_PROBE = """
@@ -131,14 +117,6 @@ def test_doctor_says_that_cuda_is_installed_and_not_used(monkeypatch: pytest.Mon
     assert "pip install --force-reinstall --no-deps mlx-cuda-13" in check.fix
 
 
-@pytest.mark.slow
-def test_doctor_does_not_import_mlx() -> None:
-    program = "import sys; from mlx_server.cli.machine_checks import examine; list(examine(None));"
-    program += "print('mlx.core' in sys.modules)"
-    out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert out.stdout == "False\n"
-
-
 @pytest.mark.parametrize(
     ("probe", "found"),
     [
@@ -163,28 +141,6 @@ def test_doctor_wants_a_cache_it_can_write(folder: Path, monkeypatch: pytest.Mon
     (check,) = [check for check in machine_checks.examine(None) if check.name == "cache"]
     assert check.status == "fail"
     assert check.found == f"{folder / 'file'} is not a writable folder"
-
-
-def test_doctor_draws_a_table_in_a_terminal() -> None:
-    console = Console(file=io.StringIO(), force_terminal=True, width=80)
-    checks = [
-        machine_checks.Check("ok", "a", "[b]x"),
-        machine_checks.Check("warn", "c", "d", "fix it"),
-    ]
-    assert machine_checks.report(checks, console)
-    drawn = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "│" in drawn
-    assert "[b]x" in drawn
-    assert not machine_checks.report([*checks, machine_checks.Check("fail", "e", "f")], console)
-
-
-def test_doctor_names_the_fix_for_a_slow_blas(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine_checks, "fast_blas", lambda: None)
-    assert machine_checks._blas().status == "warn"
-    monkeypatch.setattr(machine_checks, "fast_blas", lambda: "libblis.so.4")
-    assert machine_checks._blas() == machine_checks.Check(
-        "ok", "blas", "the engine preloads libblis.so.4"
-    )
 
 
 def test_doctor_reads_the_models_that_are_here(

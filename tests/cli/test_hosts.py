@@ -18,10 +18,9 @@ from mlx_server.cli.hosts import (
     examine_hosts,
     host_checks,
     run_on,
-    unreached,
 )
 from mlx_server.cli.machine_checks import Check
-from mlx_server.engine.worker_arguments import FIRST_PORT, RankGroup, RankHost
+from mlx_server.engine.worker_arguments import RankGroup, RankHost
 from tests.live.ranks import free_ports
 
 ROOT = Path(__file__).parents[2]
@@ -146,17 +145,6 @@ def test_the_models_of_the_settings_that_are_split_over_the_hosts_are_looked_for
     assert f"localhost: 127.0.0.1:{port + 1} is free" in found
 
 
-def test_a_host_that_floods_holds_up_nothing(port: int) -> None:
-    """What it wrote before its end may still be unread, which is another amount each time."""
-
-    async def asked() -> list[str]:
-        flooded = group(port, "flood")
-        async with asyncio.timeout(60):
-            return [(await run_on(flooded, 1, ["-"], b"", 20)).cut for _ in range(12)]
-
-    assert asyncio.run(asked()) == ["large"] * 12
-
-
 def test_each_host_that_can_not_be_asked_says_why_and_what_to_do(port: int) -> None:
     names = ("refusing", "unknown", "pythonless", "garbage", "flood")
     checks = checked(port, *names)
@@ -228,19 +216,6 @@ def test_a_host_that_hangs_is_left_and_no_process_stays(port: int) -> None:
     assert ["sleep", "600"] not in [each.info["cmdline"] for each in started_here()]
 
 
-def test_what_is_said_of_a_host_that_gave_no_answer(
-    port: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = group(port, "hanging")
-    assert unreached(found, 1, CommandOutput(None, cut="slow")) == (
-        "no answer within 60 s",
-        "try `ssh hanging true`",
-    )
-    monkeypatch.setenv("PATH", "/nowhere")
-    nothing = asyncio.run(run_on(found, 1, ["true"], b"", seconds=60.0))
-    assert unreached(found, 1, nothing)[0] == "there is no `ssh` on this machine's PATH"
-
-
 def test_an_address_of_another_host_and_a_port_in_use_are_found(port: int) -> None:
     elsewhere = RankHost("localhost", ("192.0.2.7", "8.8.8.8"), is_local=True)
     with socket.create_server(("127.0.0.1", port)):
@@ -262,9 +237,3 @@ def test_the_command_exits_with_1_for_a_bad_hostfile_and_names_the_place(tmp_pat
     result = CliRunner().invoke(app, ["doctor", "--hostfile", str(file)])
     assert result.exit_code == 1
     assert "fail settings  hosts.json: hosts[0].ssh: should be a host name" in result.stdout
-
-
-def test_the_ports_begin_where_those_of_mlx_launch_do() -> None:
-    launch = pytest.importorskip("mlx._distributed_utils.launch")
-    source = Path(launch.__file__).read_text()
-    assert f"default={FIRST_PORT}," in source

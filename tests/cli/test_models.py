@@ -84,10 +84,6 @@ def test_how_much_of_a_prompt_is_computed() -> None:
     assert line == "tiny: prefill, 8,192 of 30,000 prompt tokens computed"
 
 
-def test_a_server_without_models() -> None:
-    assert len(shown(pool())) == 2
-
-
 def test_a_pipe_gets_every_line_whole() -> None:
     source, error = "/models/" + "long" * 100, "It can't be read. " * 30
     _, line, reported, _ = shown(pool({"source": source, "error": error}))
@@ -104,26 +100,8 @@ def test_a_terminal_gets_a_table_that_fits() -> None:
     assert folded + "".join(each.strip() for each in more) == source
 
 
-@pytest.mark.parametrize("terminal", [True, False])
-@pytest.mark.parametrize("text", ["[bold]", "a[0]", "[/]", ":smile:", "[link=x]y[/link]"])
-def test_nothing_in_a_name_is_markup(text: str, terminal: bool) -> None:
-    lines = shown(pool({"id": text, "error": f"No {text}."}), terminal=terminal, width=200)
-    assert lines[1].startswith(f"{text} ")
-    assert lines[2] == f"{text} failed: No {text}."
-
-
 def test_no_control_characters_get_through() -> None:
     assert "\x1b" not in "".join(shown(pool({"id": "a\x1b[2Jb", "error": "\x1b[2J"})))
-
-
-@pytest.mark.parametrize("terminal", [True, False])
-def test_what_failed_says_so_and_why(terminal: bool) -> None:
-    error = "The checkpoint lacks model*.safetensors. " * 4
-    found = pool({"state": "unloaded", "error": error})
-    _, line, *reported, last = shown(found, terminal=terminal)
-    assert "failed" in cells(line)
-    assert "".join(reported) == f"tiny failed: {error}".rstrip()
-    assert last.startswith("1.5 GB of")
 
 
 @pytest.mark.parametrize(
@@ -160,11 +138,6 @@ def refused(response: httpx.Response) -> str:
     with answering(response) as client, pytest.raises(ServerError) as caught:
         pool_of(client)
     return caught.value.message
-
-
-def test_the_servers_word_is_taken() -> None:
-    with answering(httpx.Response(200, json=pool({}))) as client:
-        assert pool_of(client) == pool({})
 
 
 def test_a_refusal_is_passed_on() -> None:
@@ -205,19 +178,6 @@ def test_no_password_is_shown() -> None:
     ):
         pool_of(client)
     assert "hunter2" not in caught.value.message
-
-
-def test_a_broken_encoding_is_named() -> None:
-    transport = httpx.MockTransport(
-        lambda request: httpx.Response(
-            200, headers={"Content-Encoding": "gzip"}, stream=httpx.ByteStream(b"no gzip")
-        )
-    )
-    with (
-        httpx.Client(base_url=URL, transport=transport) as client,
-        pytest.raises(ServerError, match="incorrect header"),
-    ):
-        pool_of(client)
 
 
 def test_no_server_at_all() -> None:
@@ -262,21 +222,6 @@ def test_what_fits_the_budget_to_the_byte_is_served(nbytes: int, problem: str, d
     model = LocalModel("org/m", "org/m", "qwen3", nbytes, problem)
     assert fits(model, 100) is does
     assert ("For models.yaml:" in shown_here(model)) is does
-
-
-def test_weights_that_nobody_could_measure_have_no_size() -> None:
-    row = shown_here(LocalModel("org/m", "org/m", "-", 0, "is damaged")).splitlines()[1]
-    assert row.split() == ["org/m", "-", "-", "no:", "see", "below"]
-    row = shown_here(LocalModel("org/m", "org/m", "qwen3", 1_250_000_000)).splitlines()[1]
-    assert row.split() == ["org/m", "qwen3", "1.2", "GB", "no:", "too", "large"]
-
-
-def test_a_pipe_gets_a_row_in_one_line_however_narrow_the_terminal_is() -> None:
-    model = LocalModel(f"org/{'x' * 200}", "/m", "qwen3", 1)
-    assert shown_here(model).splitlines()[1].startswith(model.id)
-    assert not any(
-        line.startswith(model.id) for line in shown_here(model, is_terminal=True).split("\n")
-    )
 
 
 @pytest.mark.parametrize(

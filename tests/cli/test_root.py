@@ -1,11 +1,9 @@
 """The app of all commands: its help, its version, mistakes on the command line and crashes."""
 
 import sys
-from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import pytest
-import typer.main
 from typer.testing import CliRunner, Result
 
 from mlx_server import __version__
@@ -18,29 +16,11 @@ def run(*arguments: str) -> Result:
     return CliRunner().invoke(app, arguments, prog_name=NAME)
 
 
-def commands(command: Any, path: str = NAME) -> Iterator[tuple[str, str]]:
-    """Each command that can be run, with its help."""
-    if not hasattr(command, "list_commands"):
-        yield path, command.help
-        return
-    for name in command.list_commands(None):
-        yield from commands(command.get_command(None, name), f"{path} {name}")
-
-
-COMMANDS = dict(commands(typer.main.get_command(app)))
-
-
 @pytest.mark.parametrize("name", root.COMMANDS)
 def test_the_list_of_commands_has_the_first_line_of_their_help(name: str) -> None:
     help = run(name, "--help").output.partition("\n\n")[2]
     assert " ".join(help.split()).startswith(root.COMMANDS[name])
     assert root.COMMANDS[name][:40] in run("--help").output
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_the_help_of_each_command_has_an_example_of_it(command: str) -> None:
-    lines = COMMANDS[command].splitlines()
-    assert any(line.startswith(command) for line in lines)
 
 
 def test_without_a_command_the_help_is_shown() -> None:

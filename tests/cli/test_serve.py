@@ -1,6 +1,5 @@
 """`mlx-server serve`: the settings that it runs, and its exit code."""
 
-import gc
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -10,7 +9,6 @@ from typer.testing import CliRunner
 
 from mlx_server.cli import app, startup
 from mlx_server.config.settings import Settings
-from mlx_server.errors import SettingsError
 from tests.cli.running import run
 
 pytestmark = pytest.mark.usefixtures("folder")
@@ -46,18 +44,3 @@ def test_wrong_settings_exit_with_2() -> None:
     assert result.stdout == ""
     assert run("serve", "--host", "0.0.0.0").returncode == 2
     assert run("serve", "--nonsense").returncode == 2
-
-
-def test_no_garbage_is_looked_for_while_modules_are_imported(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    looked_for: list[bool] = []
-
-    def refuse(*_: object, **__: object) -> Settings:
-        looked_for.append(gc.isenabled())
-        raise SettingsError("wrong")
-
-    monkeypatch.setattr(startup, "checked_settings", refuse)
-    result = CliRunner().invoke(app, ["serve"])
-    assert isinstance(result.exception, SettingsError)
-    assert (looked_for, gc.isenabled()) == ([False], True)

@@ -43,13 +43,6 @@ def run(*arguments: str) -> Result:
     return CliRunner().invoke(app, ["service", *arguments])
 
 
-def test_it_is_installed_with_the_defaults_of_serve(home: Path, installed: list[list[str]]) -> None:
-    done = run("install")
-    assert (done.exit_code, installed) == (0, [[]])
-    assert f"Installed {home / UNIT}\nIt serves at http://127.0.0.1:8000." in done.output
-    assert "journalctl" in done.output
-
-
 def test_the_options_are_those_of_serve_from_any_folder(
     home: Path, installed: list[list[str]]
 ) -> None:

@@ -10,7 +10,6 @@ from mlx_server.cli.machine_checks import check_transcripts
 from mlx_server.cli.startup import checked_settings, with_local_models
 from mlx_server.config.settings import ModelSettings, Settings, validated
 from mlx_server.errors import SettingsError
-from tests.live.server import serving
 
 pytestmark = pytest.mark.usefixtures("folder")
 
@@ -84,17 +83,6 @@ def test_what_is_damaged_or_too_large_is_not_offered(studio: Path) -> None:
     assert list(with_local_models(Settings()).models) == ["org/two"]
     small = validated(Settings, {"server": {"memory_budget": 10}})
     assert with_local_models(small).models == {}
-
-
-@pytest.mark.slow
-def test_a_server_offers_them_and_answers(studio: Path, tiny_path: Path, tmp_path: Path) -> None:
-    config = {"models": {"mine": {"source": str(tiny_path)}}}
-    with serving(tmp_path / "run", config, "--discover") as server, server.http() as http:
-        listed = [model["id"] for model in http.get("/v1/models").json()["data"]]
-        assert listed[-2:] == ["org/one", "org/two"]
-        asked = {"model": "org/two", "prompt": "a", "max_tokens": 2}
-        answer = http.post("/v1/completions", json=asked)
-    assert answer.json()["usage"]["completion_tokens"] == 2
 
 
 SAID = "- answer: {text: Yes.}\n- answer: {calls: [{name: f}]}\n"

@@ -78,10 +78,3 @@ def test_it_works_beside_a_server(folder: Path) -> None:
             await store.close()
 
     asyncio.run(beside())
-
-
-def test_a_file_that_is_none(folder: Path) -> None:
-    (folder / "data").mkdir()
-    (folder / "data" / "responses.sqlite3").write_text("no database" * 1000)
-    assert CliRunner().invoke(app, ["store"]).exit_code == 0
-    assert len(list((folder / "data").glob("*.damaged-*"))) == 1

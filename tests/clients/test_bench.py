@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import math
 import os
 import re
 import socket
@@ -23,12 +22,9 @@ from mlx_server.clients.bench import (
     Target,
     Workload,
     measure,
-    numbers,
-    percentile,
     run,
     words_for,
 )
-from mlx_server.errors import GenerationFailed, SettingsError
 
 DONE = "data: [DONE]\n\n"
 PLAIN = "HTTP/1.0 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
@@ -122,46 +118,6 @@ def asked(server: Server, *, clients: int = 1, requests: int = 1, api: Api = "ch
     return asyncio.run(run(target, Workload(clients, requests, words=5, max_tokens=4)))
 
 
-@pytest.mark.parametrize(
-    ("values", "percent", "expected"),
-    [
-        ([7], 95, 7),
-        ([1, 2], 50, 1.5),
-        ([1, 2, 3, 4], 0, 1),
-        (range(101), 95, 95),
-        ([0, 10], 95, 9.5),
-    ],
-)
-def test_percentiles(values: list[float], percent: float, expected: float) -> None:
-    assert percentile(values, percent) == pytest.approx(expected)
-
-
-def test_prompts_differ_from_the_first_words_on() -> None:
-    prompts = Workload(1, 20, 30, 4, seed="a").prompts()
-    assert prompts == Workload(4, 20, 30, 4, seed="a").prompts()
-    assert {len(prompt.split()) for prompt in prompts} == {30}
-    assert len({tuple(prompt.split()[:3]) for prompt in prompts}) == 20
-    assert not set(prompts) & set(Workload(1, 20, 30, 4, seed="b").prompts())
-
-
-@pytest.mark.parametrize(("words", "own"), [(30, 8), (6, 3), (1, 0)])
-def test_prompts_may_share_all_but_their_last_words(words: int, own: int) -> None:
-    prompts = [p.split() for p in Workload(1, 9, words, 4, shared_prefix=True, seed="a").prompts()]
-    assert {len(prompt) for prompt in prompts} == {words}
-    assert len({tuple(prompt[: words - own]) for prompt in prompts}) == 1
-    assert len({tuple(prompt) for prompt in prompts}) == (9 if own else 1)
-
-
-def test_what_an_answer_counts(serve: Serve) -> None:
-    result = asked(serve(*chunked(*STORY)))
-    (answer,) = result.answers
-    assert (answer.tokens, answer.prompt_tokens) == (4, 9)
-    assert len(answer.gaps) == 2
-    assert min(answer.first_token, *answer.gaps) >= 0
-    assert result.prompt_tokens == 9
-    assert result.tokens_per_second == pytest.approx(4 / result.seconds)
-
-
 @pytest.mark.parametrize("size", [1, 2, 7, 1000])
 @pytest.mark.parametrize("whole", ["".join(chunked(*STORY)), PLAIN + "".join(STORY)])
 def test_counts_do_not_depend_on_how_the_stream_is_cut(serve: Serve, whole: str, size: int) -> None:
@@ -170,13 +126,6 @@ def test_counts_do_not_depend_on_how_the_stream_is_cut(serve: Serve, whole: str,
     )
     (answer,) = asked(serve(*(whole[i : i + size] for i in range(0, len(whole), size)))).answers
     assert (answer.tokens, answer.prompt_tokens, len(answer.gaps)) == (4, 9, 2)
-
-
-def test_without_usage_pieces_are_counted(serve: Serve) -> None:
-    reasoning = (text(name="reasoning_content"), text(name="reasoning"))
-    completion = event(choices=[{"index": 0, "text": " x"}])
-    (answer,) = asked(serve(PLAIN, *reasoning, completion, text(), DONE)).answers
-    assert (answer.tokens, answer.prompt_tokens) == (4, None)
 
 
 REFUSED = '{"error": {"message": "too many"}}'
@@ -200,21 +149,6 @@ def test_what_is_no_whole_answer_is_an_error(serve: Serve, pieces: list[str], er
     assert not result.answers
     assert len(result.errors) == 1
     assert result.errors[0].startswith(error)
-
-
-def test_an_error_is_one_request_s_own(serve: Serve) -> None:
-    turns = iter([[], [PLAIN, *STORY]] * 3)
-    result = asked(serve(script=lambda _: next(turns)), clients=2, requests=6)
-    assert (len(result.answers), len(result.errors)) == (3, 3)
-    assert result.tokens_per_second == pytest.approx(12 / result.seconds)
-
-
-def test_nobody_listens() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        target = Target(f"http://127.0.0.1:{free.getsockname()[1]}", "m")
-    result = asyncio.run(run(target, Workload(2, 3, 5, 4)))
-    assert len(result.errors) == 3
-    assert math.isnan(result.first_token.median)
 
 
 def test_an_answer_that_never_ends(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,11 +195,6 @@ def test_prompts_get_the_length_that_the_server_counts(serve: Serve) -> None:
     assert asyncio.run(words_for(silent, [64, 512])) == [64, 512]
 
 
-def test_a_server_that_fails_at_once_is_not_measured(serve: Serve) -> None:
-    with pytest.raises(GenerationFailed, match="HTTP 401"):
-        next(measure(Target(serve("HTTP/1.0 401 No\r\n\r\n").url, "m"), [1], [5], 4))
-
-
 def test_every_length_with_every_number_of_clients(serve: Serve) -> None:
     server = serve(script=counting)
     target = Target(server.url, "m", api="completions")
@@ -277,13 +206,6 @@ def test_every_length_with_every_number_of_clients(serve: Serve) -> None:
     (warm,) = measure(target, [2], [30], 7, requests=5, shared_prefix=True)
     measured = [body for body in server.bodies[-5:] if body["max_tokens"] == 7]
     assert warm.workload.requests == len(measured) == 5
-
-
-def test_lists_of_numbers() -> None:
-    assert numbers("--x", "1, 4,16") == [1, 4, 16]
-    for wrong in ("", "1,,2", "a", "0", "-1,2"):
-        with pytest.raises(SettingsError, match="--x should be a list like 1,4,16, not "):
-            numbers("--x", wrong)
 
 
 def mlx_server(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -307,19 +229,6 @@ def test_the_command_prints_a_line_a_case(serve: Serve, tmp_path: Path) -> None:
     assert {len(line) for line in (header, *lines)} == {len(header)}
     assert {body["model"] for body in server.bodies} == {"first"}
     assert all("Bearer k" in head for head in server.heads)
-
-
-@pytest.mark.slow
-def test_the_command_fails_when_requests_do(serve: Serve, tmp_path: Path) -> None:
-    def script(body: dict[str, Any]) -> list[str]:
-        return [PLAIN, *STORY] if body["max_tokens"] < 40 else [PLAIN, text()]
-
-    url = serve(script=script).url
-    flags = ["--concurrency", "2", "--prompt-tokens", "9", "--model", "m"]
-    result = mlx_server(url, *flags, folder=tmp_path)
-    assert result.returncode == 1
-    assert result.stdout.splitlines()[1].split() == ["2", "?", *"----", "0.0", "4/4"]
-    assert result.stdout.splitlines()[2:] == ["4 failed: The answer was cut off."]
 
 
 @pytest.mark.slow

@@ -145,10 +145,6 @@ TOML = {
 }
 
 
-def test_toml_is_read_as_it_was_meant() -> None:
-    assert tomllib.loads(written(TOML, "toml")) == TOML
-
-
 def test_a_toml_file_with_only_our_keys_is_written_anew() -> None:
     before = written(TOML, "toml")
     assert added(before, TOML, "toml") == before
@@ -199,13 +195,6 @@ def test_a_file_that_can_not_be_added_to_stays_as_it_is(tmp_path: Path) -> None:
     assert [each.name for each in tmp_path.iterdir()] == ["x.json"]
 
 
-def test_a_backup_has_the_same_bytes(tmp_path: Path) -> None:
-    path = tmp_path / "x.json"
-    path.write_bytes(b'{"own":\r\n1}')
-    list(write(changes(record(path), HERE)))
-    assert (tmp_path / "x.json.backup").read_bytes() == b'{"own":\r\n1}'
-
-
 def test_what_its_owner_writes_meanwhile_is_kept(tmp_path: Path) -> None:
     """As clients do that are running."""
     path = tmp_path / "x.json"
@@ -230,12 +219,3 @@ def test_a_file_that_could_not_be_written_again_stays_as_it_is(tmp_path: Path) -
     os.mkfifo(path)
     with pytest.raises(SettingsError, match="can't be read"):
         changes(record(path), HERE)
-
-
-def test_a_file_that_can_not_be_read_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "x.json"
-    path.write_bytes(b"\xff")
-    with pytest.raises(SettingsError, match=r"x\.json can't be read"):
-        changes(record(path), HERE)
-    with pytest.raises(SettingsError, match="can't be read"):
-        changes(record(tmp_path), HERE)

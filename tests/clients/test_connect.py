@@ -14,7 +14,6 @@ from conformance_parts.installed import CLAUDE_CODE
 
 from mlx_server.clients.client_files import (
     CONTEXT,
-    OUTPUT,
     ClientFile,
     ClientRecord,
     Connection,
@@ -154,20 +153,6 @@ def test_a_client_starts_once_its_files_are_written_if_it_needs_them(name: str) 
     (Path.home() / command[0]).unlink()
     with pytest.raises(SettingsError, match=f"install {client.title} first"):
         command_of(name, client, HERE)
-
-
-@pytest.mark.parametrize(
-    ("template", "expected"),
-    [
-        ("{url}/v1 {key} {model} {context}", "http://here/v1 secret m 4099"),
-        ({"openai/{model}": [{"{key}": ("{url}",)}]}, {"openai/m": [{"secret": ["http://here"]}]}),
-        ([CONTEXT, OUTPUT, f"{CONTEXT}!"], [4099, 1024, f"{CONTEXT}!"]),
-        ([True, None, 0, 1.5], [True, None, 0, 1.5]),
-        ("{other} {} {{model}}", "{other} {} {m}"),
-    ],
-)
-def test_each_placeholder_has_its_value(template: Any, expected: Any) -> None:
-    assert filled(template, Connection("http://here", "secret", "m", 4099)) == expected
 
 
 @pytest.mark.parametrize("value", ["{model}", "{context}", "{url}{key}", r"\1\g<0>", CONTEXT])

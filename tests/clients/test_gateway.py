@@ -111,11 +111,6 @@ def test_a_call_is_found_wherever_it_was_put(name: str) -> None:
     assert found_chunks[-1].get("mlx_server") == found.get("mlx_server")
 
 
-def test_an_answer_without_fault_stays_as_it_is() -> None:
-    plain = completion("It rains.")
-    assert read(plain) == plain
-
-
 def test_a_call_that_can_not_be_made_is_text_and_reported() -> None:
     broken = completion(None, tool_calls=[call("launch", "{}"), call("get_weather", "Paris")])
     found = read(broken)
@@ -124,14 +119,6 @@ def test_a_call_that_can_not_be_made_is_text_and_reported() -> None:
     )
     assert len(found["mlx_server"]["unmet"]) == 2
     assert content(read(completion(JSON_CALL), tool_choice="none")) == JSON_CALL
-
-
-def test_each_choice_is_parsed_and_the_first_one_is_checked() -> None:
-    both = completion("<think>Why?</think>Yes.")
-    both["choices"].append({**both["choices"][0], "index": 1})
-    found = read(both, Gateway("qwen3"))
-    assert [each["message"]["content"] for each in found["choices"]] == ["Yes.", "Yes."]
-    assert [each["index"] for each in found["mlx_server"]["repairs"]] == [0, 1]
 
 
 def test_what_a_server_leaves_empty_or_nests_is_no_crash() -> None:
@@ -148,14 +135,6 @@ def test_what_a_server_leaves_empty_or_nests_is_no_crash() -> None:
             read({"choices": [{"message": message}], "mlx_server": 1})
         with pytest.raises(UpstreamFailed, match=why):
             streamed({"choices": [{"delta": message}]})
-
-
-def test_a_stream_has_its_usage_once() -> None:
-    usage = {"prompt_tokens": 7, "completion_tokens": 5, "total_tokens": 12}
-    *begun, last = chunks({"content": "It "}, {"content": "rains."})
-    found = streamed(*begun, {**last, "usage": usage})
-    assert [each["usage"] for each in found if each.get("usage")] == [usage]
-    assert not any("mlx_server" in each for each in found)
 
 
 @pytest.mark.parametrize("length", [0, 1, 2])
@@ -258,15 +237,6 @@ def test_thoughts_have_a_limit_and_the_second_request_may_call_a_tool() -> None:
         "total_tokens": 24,
         "completion_tokens_details": {"reasoning_tokens": 5},
     }
-
-
-def test_thoughts_that_ended_in_time_are_continued_too() -> None:
-    thought = completion(None, reasoning_content="Paris.")
-    answer, bodies = played(LIMITED.ask(CHAT), thought, completion("Yes."))
-    assert len(bodies) == 2
-    assert answer["choices"][0]["message"]["reasoning_content"] == "Paris."
-    answer, bodies = played(LIMITED.ask(CHAT), completion("Yes."))
-    assert (content(answer), len(bodies)) == ("Yes.", 1)
 
 
 def test_a_model_without_tags_can_not_have_two_requests() -> None:

@@ -286,11 +286,6 @@ def test_other_machines_need_a_key_or_the_owners_word(host: str) -> None:
     assert load(overrides={"host": host, "allow_insecure": True}).server.host == host
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "localhost"])
-def test_loopback_needs_no_key(host: str) -> None:
-    assert load(overrides={"host": host}).server.host == host
-
-
 def test_the_file_that_ships_is_right() -> None:
     assert problems_of((ROOT / "models.yaml").read_text()) == []
     assert load().models["smollm2-135m"].source == "demo:smollm2"

@@ -3,12 +3,8 @@
 from pathlib import Path
 
 import pytest
-from pydantic import ValidationError
 
-from mlx_server import limits
-from mlx_server.app import create_app
-from mlx_server.config.settings import ServerSettings, Settings, validated
-from mlx_server.engine.worker_arguments import decode_worker_arguments, encode_arguments
+from mlx_server.config.settings import Settings
 from mlx_server.errors import SettingsError
 from tests.config.loading import MINIMAL, load, problem, problems_of, written
 
@@ -69,21 +65,6 @@ def test_keys_of_the_environment_are_never_shown(keys: str) -> None:
     assert SECRET not in repr(error.value.__context__)
 
 
-def test_keys_are_not_in_pydantics_own_errors() -> None:
-    with pytest.raises(ValidationError) as error:
-        validated(ServerSettings, {"api_keys": [SECRET]})
-    assert SECRET not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("written_as", "nbytes"),
-    [("12GB", 12 * 10**9), ("800 MB", 8 * 10**8), ("1.5GB", 15 * 10**8), ("4096", 4096)],
-)
-def test_a_memory_budget_is_a_size(written_as: str, nbytes: int) -> None:
-    written(f"server: {{memory_budget: {written_as}}}\n" + MINIMAL)
-    assert load().server.memory_budget == nbytes
-
-
 def test_the_prompt_cache_in_memory_and_on_disk(
     folder: Path,
 ) -> None:
@@ -92,13 +73,6 @@ def test_the_prompt_cache_in_memory_and_on_disk(
     assert found.server.prompt_cache.memory == 2 * 10**9
     assert found.server.prompt_cache.disk == 5 * 10**8
     assert found.prompt_folder == folder / "data" / "prompts"
-
-
-def test_prompts_are_kept_in_the_data_directory(folder: Path) -> None:
-    written(MINIMAL)
-    found = load(MLX_SERVER_DATA="data")
-    assert found.prompt_folder == folder / "data" / "prompts"
-    assert found.server.prompt_cache.disk == limits.PROMPT_FILE_BYTES
 
 
 def test_without_bytes_on_disk_there_is_no_folder() -> None:
@@ -126,13 +100,6 @@ def test_mistakes_about_the_prompt_cache_are_told(text: str, problems_of: str) -
 def test_other_memory_budgets_are_told(size: str) -> None:
     found = problem(f"server: {{memory_budget: {size}}}\n" + MINIMAL)
     assert (found.line, "memory_budget" in str(found)) == (1, True)
-
-
-def test_what_the_engine_process_is_told() -> None:
-    written("server: {wired: never, concurrency: 3}\n" + MINIMAL)
-    client = create_app(load()).state.pool.engines[0]._spawn()
-    arguments = decode_worker_arguments(encode_arguments(client._process._arguments))
-    assert (arguments.wired, arguments.concurrency) == ("never", 3)
 
 
 @pytest.mark.parametrize("size", ["20GB", "always", "null"])
@@ -193,24 +160,10 @@ def test_folders_of_adapters_must_be_there(folder: Path, key: str) -> None:
     assert "no such folder: 'nowhere'" in str(problem(f"server: {{{key}}}\n"))
 
 
-@pytest.mark.parametrize(
-    ("given", "tokens"),
-    [("auto", limits.AHEAD_TOKENS), ("never", 0), ("0", 0), ("300", 300)],
-)
-def test_what_is_computed_ahead_is_a_number_of_tokens(given: str, tokens: int) -> None:
-    path = written(f"models:\n  a: {{source: demo:smollm2, compute_ahead: {given}}}\n")
-    assert load(path).models["a"].compute_ahead == tokens
-
-
 @pytest.mark.parametrize("given", ["always", "-1", "1.5", "true", "4294967296", "[1]", "'1'"])
 def test_other_amounts_are_told(given: str) -> None:
     text = f"models:\n  a: {{source: demo:smollm2, compute_ahead: {given}}}\n"
     assert problem(text).message == "should be auto, never or a number of tokens"
-
-
-def test_keys_and_values_are_kept_in_some_bits() -> None:
-    path = written("models:\n  a: {source: x/y, kv_bits: 8}\n  b: {source: x/z}\n")
-    assert [model.kv_bits for model in load(path).models.values()] == [8, None]
 
 
 @pytest.mark.parametrize("bits", ["0", "3", "5", "32", "-8", "'8'", "8.5", "true", "1e9", "[8]"])

@@ -5,12 +5,10 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from mlx_server import limits
 from mlx_server.config.models_yaml import spec_named
 from mlx_server.config.settings import (
     PROMPT_FOLDER,
     ModelSettings,
-    RepairSettings,
     Settings,
     connector,
     model_spec,
@@ -31,30 +29,11 @@ def spec_of(**settings: object) -> ModelSpec:
     return model_spec("m", validated(ModelSettings, {"source": "org/name", **settings}))
 
 
-def test_an_entry_with_nothing_but_its_source_has_the_records_defaults() -> None:
-    ahead = limits.AHEAD_TOKENS
-    assert spec_of() == ModelSpec("m", "org/name", compute_ahead=ahead, repair=RepairSettings())
-
-
-def test_defaults_of_sampling_are_apart_from_the_length_and_only_what_is_set() -> None:
-    found = spec_of(defaults={"temperature": 0, "max_tokens": 9})
-    assert (found.choices, found.max_tokens) == ({"temperature": 0}, 9)
-
-
 @pytest.mark.parametrize(("loops", "found"), [("4", 4), ("off", None), ("'off'", None)])
 def test_loops_are_counted_or_left_alone(loops: str, found: int | None) -> None:
     text = f"models:\n  a: {{source: demo:smollm2, repair: {{loops: {loops}}}}}\n"
     settings = load(written(text))
     assert model_spec("a", settings.models["a"]).repair.loops == found
-
-
-def test_what_has_another_name_in_the_record() -> None:
-    found = spec_of(
-        force_answer=False, repair={"mistakes": False, "retries": 3}, adapters={"x": "./x"}
-    )
-    assert found.force_answer is False
-    assert (found.repair.mistakes, found.repair.retries) == (False, 3)
-    assert found.adapters["x"].path.endswith("/x")
 
 
 def test_a_template_is_the_text_of_its_file(folder: Path) -> None:
@@ -90,13 +69,6 @@ def test_prompts_are_kept_on_disk_where_there_is_a_folder(folder: Path) -> None:
     assert pool_limits(kept).prompt_disk == PromptDisk(folder / "data" / PROMPT_FOLDER, 10**9)
     off = load(written("store: {data_dir: data}\nserver: {prompt_cache: {disk: 0GB}}\n" + MINIMAL))
     assert pool_limits(off).prompt_disk == NO_DISK
-
-
-def test_clients_may_load_adapters_from_the_folder_of_adapters_too(folder: Path) -> None:
-    for name in ("own", "more"):
-        (folder / name).mkdir()
-    both = load(written("server: {adapters_dir: own, adapter_dirs: [more]}\n" + MINIMAL)).server
-    assert both.folders_of_adapters == (folder / "own", folder / "more")
 
 
 def test_secrets_of_a_connector_reach_its_server_alone(folder: Path) -> None:

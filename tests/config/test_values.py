@@ -1,11 +1,9 @@
 """Values that several settings have: sizes and paths."""
 
-from pathlib import Path
-
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from mlx_server.config.settings import Bytes, BytesOrNone, absolute, size_in_bytes
+from mlx_server.config.settings import Bytes, BytesOrNone, size_in_bytes
 
 
 @pytest.mark.parametrize(
@@ -44,22 +42,3 @@ def test_nothing_is_a_size_only_where_it_means_none() -> None:
     for size in (0, "0GB", "0.0000001MB", -1):
         with pytest.raises(ValidationError):
             TypeAdapter(Bytes).validate_python(size)
-
-
-def test_a_path_is_relative_to_where_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", "/home/me")
-    monkeypatch.chdir("/")
-
-    class Info:
-        context: object = Path("/team")
-
-    info: object = Info()
-    for path, found in {
-        "m": "/team/m",
-        "./a/../m/": "/team/m",
-        "../m": "/m",
-        "/m": "/m",
-        "~/m": "/home/me/m",
-    }.items():
-        assert absolute(path, info) == found  # type: ignore[arg-type]
-    assert absolute("m", None) == "/m"

@@ -18,8 +18,6 @@ from mlx_server.engine.client import EngineClient
 from mlx_server.engine.messages import (
     Admitted,
     Generate,
-    KvCost,
-    LimitCache,
     ModelLoadFailed,
     ModelLoading,
     ModelUnloaded,
@@ -32,7 +30,6 @@ from mlx_server.errors import (
     EngineDied,
     GenerationFailed,
     InvalidGrammar,
-    ModelUnusable,
     Overloaded,
 )
 from mlx_server.requests import SamplingParams
@@ -323,48 +320,6 @@ async def test_nobody_waits_for_reports_that_can_not_be_taken(
         assert not engine.alive
 
 
-def test_commands_of_one_turn_arrive_together() -> None:
-    asyncio.run(_commands_in_two_turns())
-
-
-async def _commands_in_two_turns() -> None:
-    engine = EngineClient()
-    ours, theirs = socket.socketpair()
-    _, engine._writer = await asyncio.open_connection(sock=ours)
-    theirs.setblocking(False)
-    for _ in range(2):
-        for number in range(3):
-            engine.limit_cache(number)
-        await asyncio.sleep(0)
-    with theirs.makefile("rb") as stream:
-        for _ in range(2):
-            length = messages.length(stream.read(messages.HEADER_BYTES))
-            commands = messages.decode_commands(stream.read(length))
-            assert commands == [LimitCache(number) for number in range(3)]
-    theirs.close()
-    engine._writer.close()
-    await engine._writer.wait_closed()
-
-
-@pytest.mark.alone
-@asynchronous
-async def test_what_rows_take_is_known_before_their_model_is_loaded(
-    tiny_path: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    async with running() as engine:
-        with pytest.raises(ModelUnusable, match=r"'odd' can't be loaded: .*missing"):
-            await engine.kv_cost("odd", str(tmp_path))
-        costs = [engine.kv_cost("tiny", str(tiny_path)) for _ in range(2)]
-        assert await asyncio.gather(*costs) == [KvCost(2 * 2 * 2 * 16 * 4)] * 2
-        pid = freeze(engine)
-        waiting = asyncio.create_task(engine.kv_cost("tiny", str(tiny_path)))
-        await asyncio.sleep(0)  # it has asked
-        os.kill(pid, signal.SIGKILL)
-        with pytest.raises(EngineDied):
-            await waiting
-
-
 @asynchronous
 async def test_whoever_unloads_a_model_hears_when_it_is_gone(tiny_path: Path) -> None:
     async with running(tiny_path) as engine:
@@ -378,15 +333,3 @@ async def test_whoever_unloads_a_model_hears_when_it_is_gone(tiny_path: Path) ->
             await until_it_fails(engine, ask())
         await engine.load("tiny", str(tiny_path), ignored)
         assert len((await answered(engine, ask()))[0]) == 5
-
-
-@asynchronous
-async def test_a_load_given_up_leaves_the_engine_serving(tiny_path: Path) -> None:
-    async with running(tiny_path) as engine:
-        loading = asyncio.create_task(engine.load("second", str(tiny_path), ignored))
-        await asyncio.sleep(0)  # it has been sent
-        loading.cancel()
-        third = await engine.load("third", str(tiny_path), ignored)
-        assert third.model == "third"
-        second, tiny = await answered(engine, ask(model="second"), ask())
-        assert ids(second) == ids(tiny)

@@ -98,11 +98,6 @@ def test_other_errors(text: str, kind: str | None) -> None:
     assert kind_of(text) == kind
 
 
-def test_what_is_no_error_of_mlx_is_no_error_of_the_device() -> None:
-    assert device_error(ValueError(FAILED + "Insufficient Memory")) is None
-    assert device_error(MemoryError("no room")) is None
-
-
 def test_errors_are_in_a_row_until_something_was_answered_and_time_has_passed() -> None:
     streak = Streak()
     assert streak.failed(0.0) == 1

@@ -187,50 +187,10 @@ def test_an_engine_that_never_says_a_word_is_given_up(
     assert not psutil.pid_exists(engine.pid)
 
 
-WITHOUT_CBLAS = "libm.so.6"
-
-
-@pytest.mark.parametrize("libraries", [(), ("libnothing.so.9",), (WITHOUT_CBLAS,)])
-def test_what_is_no_blas_is_not_taken(
-    libraries: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(engine_process, "LIBRARIES", libraries)
-    assert engine_process.fast_blas() is None
-
-
-def test_a_mac_needs_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "platform", "darwin")
-    monkeypatch.setattr(engine_process, "_has_cblas", lambda library: True)
-    assert engine_process.fast_blas() is None
-
-
-def test_the_fastest_is_taken_and_is_not_loaded_here() -> None:
-    found = engine_process.fast_blas()
-    if found is None:
-        pytest.skip("no faster BLAS here")
-    known = engine_process.LIBRARIES.index(found)
-    assert not any(map(engine_process._has_cblas, engine_process.LIBRARIES[:known]))
-    maps = "open('/proc/self/maps').read()"
-    code = f"from mlx_server.engine.engine_process import fast_blas; fast_blas(); print({maps})"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={})
-    assert run.returncode == 0
-    assert found.partition(".")[0] not in run.stdout
-
-
 HOSTS = (
     RankHost("one.local", ("10.0.0.1", "10.0.1.1"), (None, "rdma_en2")),
     RankHost("two.local", ("10.0.0.2",), ("rdma_en3", None)),
 )
-
-
-def test_each_address_of_each_rank_has_a_port_of_its_own() -> None:
-    group = RankGroup("tensor", HOSTS, port=5000)
-    assert group.ports == 3
-    assert json.loads(group.backend_files()["MLX_HOSTFILE"]) == [
-        ["10.0.0.1:5000", "10.0.1.1:5001"],
-        ["10.0.0.2:5002"],
-    ]
-    assert group.backend_variables() == {}
 
 
 def test_jaccl_is_told_the_devices_and_where_rank_0_is() -> None:
@@ -271,22 +231,5 @@ def test_the_engine_goes_when_its_server_left_reports_unread() -> None:
         ours.close()
         try:
             worker.wait(HANG)
-        finally:
-            worker.kill()
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="Linux's")
-def test_the_engine_keeps_its_time_slices() -> None:
-    ours, theirs = socket.socketpair()
-    reset = "os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))"
-    module = "import runpy; runpy.run_module('mlx_server.worker.process', run_name='__main__')"
-    command = [sys.executable, "-c", f"import os; {reset}; {module}", str(theirs.fileno())]
-    with ours, subprocess.Popen(command, pass_fds=[theirs.fileno()]) as worker:
-        theirs.close()
-        ours.settimeout(HANG)
-        ours.sendall(messages.frame(encode_arguments(WorkerArguments())))
-        try:
-            assert ours.recv(1)
-            assert os.sched_getscheduler(worker.pid) == os.SCHED_BATCH
         finally:
             worker.kill()

@@ -67,17 +67,6 @@ def test_it_kills_the_group_when_the_pipe_closes_even_if_the_group_is_stopped(
     eventually(lambda: is_gone(child), "what the engine has started is gone too")
 
 
-def test_it_ends_without_a_kill_when_it_is_released(group: subprocess.Popen[bytes]) -> None:
-    async def release() -> int:
-        line = await Lifeline.start(group.pid)
-        await line.release()
-        assert line._guard.returncode is not None
-        return line._guard.returncode
-
-    assert asyncio.run(release()) == 0
-    assert group.poll() is None
-
-
 @pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_shell_that_was_killed_or_stopped_is_released_too(
     group: subprocess.Popen[bytes], blow: signal.Signals, monkeypatch: pytest.MonkeyPatch
@@ -113,16 +102,3 @@ def test_an_interrupt_from_the_terminal_is_not_for_it_and_it_is_told_nothing(
             await line.release()
 
     asyncio.run(look())
-
-
-def test_a_group_that_is_gone_is_no_failure(group: subprocess.Popen[bytes]) -> None:
-    group.kill()
-    group.wait()
-
-    async def lose() -> None:
-        line = await Lifeline.start(group.pid)
-        assert line._guard.stdin
-        line._guard.stdin.close()
-        await asyncio.wait_for(line._guard.wait(), 10)
-
-    asyncio.run(lose())

@@ -220,9 +220,3 @@ def test_what_takes_long_is_told_once_and_when_it_is_over() -> None:
     assert doing.seconds(20.0) == 10.0
     assert doing.report("compiling a grammar", 21.0) == f"{what} took 11.0 s"
     assert doing.report("generating", 21.5) is None
-
-
-def test_answers_and_rest_are_nothing_to_tell_of() -> None:
-    doing = EngineActivity()
-    for what in ("generating", "idle"):
-        assert [doing.report(what, at) for at in (0.0, 100.0, 1000.0)] == [None] * 3

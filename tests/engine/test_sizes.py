@@ -5,8 +5,6 @@ from typing import Any
 import pytest
 
 from mlx_server.engine.messages import (
-    PADDING_SHARE,
-    PREFILL_PADDING,
     STEP,
     Generate,
     KvCost,
@@ -45,13 +43,6 @@ def test_what_fits_is_the_most_that_costs_no_more(nbytes: int) -> None:
     found = MIXED.tokens_in(nbytes, 9000)
     assert found == 0 or MIXED.for_tokens(found) <= nbytes
     assert MIXED.for_tokens(found + 1) > nbytes
-
-
-def test_padding_takes_its_share_of_the_room() -> None:
-    assert MIXED.most_padding(14 * PADDING_SHARE * 100) == 100
-    assert MIXED.most_padding(-1) == 0
-    assert KvCost(fixed=7).most_padding(1 << 30) is None
-    assert MIXED.padding_bytes(100) == 14 * (100 + PREFILL_PADDING)
 
 
 GB = 10**9

@@ -18,7 +18,7 @@ from mlx_server.engine.client import EngineClient
 from mlx_server.engine.messages import Heartbeat, Ready, Report
 from mlx_server.engine.row_stream import RowStream
 from mlx_server.engine.supervisor import Supervisor
-from mlx_server.errors import EngineDied, ServerError, ShuttingDown
+from mlx_server.errors import EngineDied, ServerError
 from tests.engine.clients import (
     ENDLESS,
     HANG,
@@ -28,7 +28,6 @@ from tests.engine.clients import (
     first_token,
     freeze,
     ignored,
-    until_it_fails,
 )
 from tests.event_loops import NewLoop, on_each_loop, run_on
 from tests.live.server import eventually
@@ -165,15 +164,6 @@ def _gone(pid: int) -> bool:
         return True
 
 
-@asynchronous
-async def test_no_guard_is_left_when_an_engine_ends_as_it_should() -> None:
-    async with supervised() as house:
-        lifeline = house.supervisor.client._process._lifeline
-        assert lifeline
-        assert psutil.pid_exists(lifeline._guard.pid)
-    assert not psutil.pid_exists(lifeline._guard.pid)
-
-
 @on_each_loop
 def test_an_engine_whose_guard_was_killed_is_replaced_too(new_loop: NewLoop) -> None:
     run_on(new_loop, _lost_after_its_guard(), HANG)
@@ -254,17 +244,6 @@ async def test_an_engine_that_rests_is_not_given_up(
 
 
 @asynchronous
-async def test_stopping_in_a_pause_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "FIRST_PAUSE", FOR_EVER)
-    async with supervised() as house:
-        os.kill(freeze(house.supervisor.client), signal.SIGKILL)
-        await house.lost.wait()
-        await house.supervisor.stop()
-        assert len(house.engines) == 1
-        house.assert_no_process_is_left()
-
-
-@asynchronous
 async def test_stopping_in_a_start_leaves_no_process() -> None:
     async with supervised() as house:
         os.kill(freeze(house.supervisor.client), signal.SIGKILL)
@@ -273,17 +252,6 @@ async def test_stopping_in_a_start_leaves_no_process() -> None:
         await house.supervisor.stop()
         assert house.events == [("lost", False)]
         house.assert_no_process_is_left()
-
-
-@asynchronous
-async def test_stopping_tells_those_who_wait_why(tiny_path: Path) -> None:
-    async with supervised(tiny_path) as house:
-        request = asyncio.create_task(until_it_fails(house.supervisor.client, ask(ENDLESS)))
-        await asyncio.sleep(0)  # it has asked
-        await house.supervisor.stop(ShuttingDown("going"))
-        with pytest.raises(ShuttingDown):
-            await request
-        assert house.events == []
 
 
 class Stub(EngineClient):

@@ -8,7 +8,7 @@ import pytest
 from mlx_server.errors import ContextTooLong
 from mlx_server.events import ReasoningDelta, TextDelta
 from mlx_server.families.harmony import GPT_OSS
-from mlx_server.families.hermes import PLAIN, QWEN3, SMOLLM2
+from mlx_server.families.hermes import QWEN3
 from mlx_server.families.markup import MarkupFamily
 from mlx_server.families.named_families import MISTRAL
 from mlx_server.messages import Conversation, Message, Tool
@@ -19,7 +19,6 @@ from mlx_server.prompts.template_prompt import RenderedPrompt
 from mlx_server.sandbox.chat_template import ChatTemplate
 from mlx_server.tool_parsers.formats import HERMES
 from mlx_server.tool_parsers.formats import MISTRAL as MISTRALS_CALLS
-from mlx_server.tool_parsers.json_calls import marked_json
 
 TOOLS = (Tool("f"),)
 
@@ -51,15 +50,6 @@ def test_what_is_asked_for_must_be_there_and_then_counts(
 ) -> None:
     family = MarkupFamily("f", model_types=types, template_markers=marks)
     assert family.evidence(unknown) == evidence
-
-
-def test_stop_tokens_are_the_checkpoints_and_the_familys(
-    demo: Checkpoint, unknown: Checkpoint
-) -> None:
-    assert demo.end_tokens == {2}
-    assert SMOLLM2.stops(demo) == {0, 2}
-    assert PLAIN.stops(demo) == MarkupFamily("f").stops(demo) == {2}
-    assert SMOLLM2.stops(unknown) == {unknown.tokenizer.id_of("<|im_end|>")}
 
 
 def with_template(checkpoint: Checkpoint, template: str) -> Checkpoint:
@@ -104,25 +94,6 @@ def test_the_white_space_after_reasoning_is_that_of_the_prefix_where_it_is_trimm
     assert MarkupFamily("f", layout, answer_prefix=prefix).layout_with().after_reasoning == space
 
 
-def test_a_layout_may_depend_on_the_tools() -> None:
-    formats = (marked_json("<c>", "</c>"),)
-    family = MarkupFamily("f", lambda tools: MarkupLayout(call_formats=formats if tools else ()))
-    assert (family.call_delimiters(TOOLS), family.call_delimiters(())) == (("<c>",), ())
-
-
-def test_delimiters_that_nobody_sees() -> None:
-    layout = MarkupLayout(
-        call_formats=(marked_json("<c>", "</c>"), marked_json("[c]", "[/c]")),
-        dropped=("<d>",),
-        transparent=("<t>",),
-    )
-    family = MarkupFamily("f", layout, special_tokens=("</c>", "<c>"))
-    invisible = ("<think>", "</think>", "</c>", "<d>", "<t>")
-    assert family.invisible_delimiters() == invisible, "[/c] is text where no call is open"
-    harmony = ("<|channel|>analysis<|message|>", "<|end|>", "<|start|>")
-    assert GPT_OSS.invisible_delimiters() == harmony
-
-
 @pytest.mark.parametrize(
     ("template", "thinks"), [("{{ '<think>' }}", True), ("{{ messages }}", False)]
 )
@@ -133,12 +104,6 @@ def test_a_model_thinks_if_its_template_has_the_tags(
     assert QWEN3.thinks(checkpoint) is thinks
     assert QWEN3.reasons(checkpoint) is thinks
     assert QWEN3.reasoning_pairs(checkpoint) == ((("<think>", "</think>"),) if thinks else ())
-
-
-def test_a_model_thinks_if_its_vocabulary_has_the_tags(unknown: Checkpoint) -> None:
-    assert QWEN3.thinks(unknown)
-    magistral = MISTRAL.reasoning_pairs(unknown)
-    assert magistral == (("<think>", "</think>"),), "of two pairs the one that it knows"
 
 
 def test_a_continued_message_is_in_its_reasoning_or_in_its_text(unknown: Checkpoint) -> None:

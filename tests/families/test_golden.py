@@ -30,7 +30,6 @@ from mlx_server.pool.pool import Pool
 from mlx_server.pool.prepare import ModelSpec
 from mlx_server.requests import GenerateRequest
 from mlx_server.worker.engine import Engine
-from tests.families import goldens
 from tests.families.goldens import (
     Golden,
     Player,
@@ -76,7 +75,7 @@ SHOWN_IN_CODE = "a call that the answer shows in a block of code"
 """An answer that ends with such a call makes it, since some models put their calls into code."""
 
 
-ENDS = 12
+ENDS = 8
 """The most places at which one case ends; a family has some fourteen cases."""
 
 
@@ -144,12 +143,6 @@ def test_text_among_the_arguments_comes_as_it_is_written(family: ModelFamily) ->
     for case in goldens_of(family):
         for length, pieces in pieces_of_long_texts(family, case):
             assert pieces >= length / 6, case.name
-
-
-@pytest.mark.slow
-def test_that_is_looked_at_in_nearly_all_families() -> None:
-    looked_at = {f.name for f, case in CASES if pieces_of_long_texts(f, case)}
-    assert len(looked_at) >= 25
 
 
 class Within(EngineClient):
@@ -287,10 +280,3 @@ async def _answers(pool: Pool, cases: Sequence[Golden], logprobs: int | None) ->
         (event for event in events if not isinstance(event, Started)), key=lambda e: e.index
     )
     return [list(own) for _, own in groupby(of_answers, key=lambda event: event.index)]
-
-
-@pytest.mark.slow
-def test_what_is_derived_from_the_cases_is_up_to_date(capsys: pytest.CaptureFixture[str]) -> None:
-    """Run scripts/golden to make it so."""
-    status = goldens.main(["--check"])
-    assert status == 0, capsys.readouterr().out

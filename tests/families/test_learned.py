@@ -61,21 +61,6 @@ def test_a_notation_that_cannot_be_understood_changes_nothing(unknown: Checkpoin
     assert family_with(unknown, odd, "qwen3").name == "qwen3"
 
 
-def test_an_id_is_no_part_of_the_marks(unknown: Checkpoint) -> None:
-    assert family_with(unknown, written(ODD["ids"])) is PLAIN
-
-
-@pytest.mark.slow
-def test_a_tool_that_nobody_offered_is_text(unknown: Checkpoint) -> None:
-    for calls in NEW.values():
-        template = written(calls)
-        family = family_with(unknown, template)
-        said = turn(template, [("fly", {"to": "Mars"})])
-        events = read(family, said, 4)
-        assert not calls_in(events)
-        assert text_in(events).strip() == said.strip()
-
-
 def test_offered_tools_are_those_of_the_request(unknown: Checkpoint) -> None:
     """And not those that the template was probed with."""
     family = family_with(unknown, written(NEW["names in a tag"]))

@@ -63,11 +63,6 @@ QUOTING = {"llama3", "llama4", "lfm2", "minicpm", "olmo3", "gemma4", "functionge
 """They may write a text as JSON, which any pattern can be said of."""
 
 
-def test_these_families_have_notations_of_their_own() -> None:
-    bare = {"qwen3_coder", "seed_oss", "glm4_5", "minimax_m2", "deepseek_v32", "kimi_k3"}
-    assert {family.name for family in NOTATED} >= QUOTING | bare
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "schema"),

@@ -13,7 +13,6 @@ from mlx_server.engine.row_stream import Item, RowStream
 from mlx_server.errors import GenerationFailed, ServerError
 from mlx_server.events import Event, Finished, Started, TextDelta
 from mlx_server.generation.generate import generate
-from mlx_server.models.tokenizer import Tokenizer
 from mlx_server.pool.pool import Pool
 from mlx_server.pool.prepare import ModelSpec
 from mlx_server.requests import GenerateRequest, SamplingParams
@@ -168,8 +167,3 @@ def without_fingerprint(event: Event) -> Started:
     assert isinstance(event, Started)
     assert event.fingerprint
     return replace(event, fingerprint=None)
-
-
-def byte_id(tokenizer: Tokenizer, byte: int) -> int:
-    every = range(tokenizer.vocabulary)
-    return next(id for id in every if tokenizer.bytes_of(id) == bytes([byte]))

@@ -44,13 +44,6 @@ def test_what_a_client_requires(asked: dict[str, Any], required: bool) -> None:
     assert is_format_required(replace(CHAT, **asked)) == required
 
 
-def test_a_limit_on_the_answer_leaves_its_reasoning_as_it_is(spec: ModelSpec) -> None:
-    for row in rows_of(spec, replace(CHAT, max_response_tokens=3, n=2)):
-        assert row.thinking
-        assert (row.thinking.budget, row.thinking.answer) == (None, 3)
-        assert row.max_tokens > 3
-
-
 @pytest.mark.parametrize(
     ("owners", "clients", "asked", "budget"),
     [

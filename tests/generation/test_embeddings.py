@@ -1,6 +1,5 @@
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,11 +30,6 @@ def test_groups_have_similar_lengths_and_a_bounded_size() -> None:
         assert len(group) * max(lengths) <= GROUP_TOKENS
     ends = [(len(texts[group[0]]), len(texts[group[-1]])) for group in groups]
     assert all(one[1] <= other[0] for one, other in pairwise(ends))
-
-
-def test_a_text_longer_than_a_group_is_one_by_itself() -> None:
-    assert list(grouped([[5] * 5000, [5], [5] * 4999])) == [[1], [2], [0]]
-    assert list(grouped([])) == []
 
 
 @pytest.fixture(scope="module")
@@ -70,12 +64,6 @@ def test_the_end_token_follows_where_the_tokenizer_says_so(prepared: PreparedMod
     ending = replace(embedder, ends_with_end_token=True)
     checkpoint = replace(prepared.checkpoint, embedder=ending)
     assert tokens(replace(prepared, checkpoint=checkpoint), "a")[-2:] == [ENDOFTEXT, IM_END]
-
-
-def test_a_text_without_tokens(tmp_path: Path) -> None:
-    bare = prepare(ModelSpec("m", str(tiny_embedder(tmp_path))), lambda *_: None, upcast=True)
-    with pytest.raises(BadRequest, match="Input 0 is empty"):
-        tokens(bare, "")
 
 
 def test_the_tokens_of_all_inputs_are_limited(

@@ -4,28 +4,24 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from mlx_server.engine.messages import ComputeAhead, Stop
 from mlx_server.engine.row_stream import Item
-from mlx_server.errors import BadRequest, GenerationFailed, ModelNotFound, Overloaded
-from mlx_server.events import Event, Finished, Started, TextDelta
-from mlx_server.generation.generate import generate, system_fingerprint
+from mlx_server.errors import BadRequest, GenerationFailed
+from mlx_server.events import Event, Started
+from mlx_server.generation.generate import generate
 from mlx_server.messages import Conversation, Message
-from mlx_server.models.adapter_catalog import AdapterSpec
 from mlx_server.models.tokenizer import Tokenizer
-from mlx_server.pool.adapters import LeasedAdapter
 from mlx_server.pool.engine_models import PoolLimits
 from mlx_server.pool.pool import Pool
-from mlx_server.pool.prepare import ModelSpec, prepare
+from mlx_server.pool.prepare import ModelSpec
 from mlx_server.requests import GenerateRequest
 from tests.generation.scripted import (
     ASKED,
     END,
     FIRST,
-    PUBLISHERS,
     VOCABULARY,
     Batch,
     Engine,
@@ -38,25 +34,7 @@ from tests.generation.scripted import (
     run,
     said,
     text_of,
-    without_fingerprint,
 )
-
-
-def test_an_answer_begins_with_started_and_ends_with_finished(
-    spec: ModelSpec, tokenizer: Tokenizer
-) -> None:
-    hello = tokenizer.encode("Good day.")
-    events, engine = answered(
-        spec, ASKED, admitted(), said(hello[:2]), said(hello[2:]), said(END, finish="stop")
-    )
-    prompt = tokenizer.encode("Hello")
-    assert without_fingerprint(events[0]) == Started("m", len(prompt), sampling=PUBLISHERS)
-    assert events[-1] == Finished(0, "stop", len(hello) + 1, 0, text_tokens=len(hello))
-    assert all(isinstance(event, TextDelta) for event in events[1:-1])
-    assert text_of(events) == "Good day."
-    row = engine.rows[0]
-    assert (row.model, row.prompt, row.prompt_logprobs) == ("m", prompt, False)
-    assert row.stop_tokens == sorted({0, *tokenizer.encode("<|im_end|>")})
 
 
 def test_started_comes_first_even_if_a_row_is_quicker(
@@ -96,20 +74,6 @@ def test_ids_up_to_the_width_of_the_head_are_known(spec: ModelSpec) -> None:
     [row] = rows_of(spec, replace(ASKED, prompts=((0, last),), logit_bias={0: -1.0, last: 1.0}))
     assert row.prompt == [0, last]
     assert row.sampling.logit_bias == {0: -1.0, last: 1.0}
-
-
-def test_an_unknown_model_and_a_full_queue_are_told_first(spec: ModelSpec) -> None:
-    assert isinstance(refused(spec, replace(ASKED, model="n")), ModelNotFound)
-    pool, engine = Pool([spec], PoolLimits(concurrency=1, queue=0)), Engine([admitted()])
-    pool.make_engine = lambda **limits: engine
-
-    async def test() -> None:
-        async with aclosing(generate(ASKED, pool)) as first:
-            await anext(first)
-            with pytest.raises(Overloaded):
-                await anext(generate(ASKED, pool))
-
-    run(pool, test())
 
 
 def test_a_row_that_fails_ends_the_request_and_frees_the_others(
@@ -265,18 +229,3 @@ def test_nothing_is_computed_ahead_where_no_turn_can_follow(
     answers = (said(END, row=row, finish=stop) for row in range(rows))
     owned = replace(spec, compute_ahead=owner)
     assert ahead(owned, request_, admitted(*range(rows)), *answers, settings=settings) == []
-
-
-def test_nothing_follows_an_answer_whose_client_has_left(spec: ModelSpec) -> None:
-    assert ahead(spec, CHAT, admitted(), leaves=True) == []
-
-
-def test_it_is_that_of_the_files_the_adapter_and_the_cache(spec: ModelSpec) -> None:
-    prepared = prepare(spec, lambda *_: None, upcast=True)
-    adapters = [
-        LeasedAdapter(AdapterSpec("sql", Path("sql"), digest, 8, 20, "lora", None, "mlx"))
-        for digest in ("one", "two")
-    ]
-    found = [system_fingerprint(prepared, adapter) for adapter in (None, *adapters)]
-    assert len(set(found)) == 3
-    assert found == [system_fingerprint(prepared, adapter) for adapter in (None, *adapters)]

@@ -1,6 +1,5 @@
 """The rows of a request: their lengths, their sampling and the memory they need."""
 
-import asyncio
 from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import replace
@@ -10,16 +9,15 @@ import pytest
 
 from mlx_server import limits
 from mlx_server.engine.messages import KvCost
-from mlx_server.errors import BadRequest, ContextTooLong, GenerationFailed
+from mlx_server.errors import BadRequest, GenerationFailed
 from mlx_server.events import Started
 from mlx_server.families.hermes import SMOLLM2
-from mlx_server.generation import plan
 from mlx_server.generation.generate import generate
-from mlx_server.generation.plan import PromptOverflow, prepared_for
+from mlx_server.generation.plan import prepared_for
 from mlx_server.generation.rendering import without_volatile_lines
 from mlx_server.messages import Conversation, Message
 from mlx_server.models.tokenizer import Tokenizer
-from mlx_server.pool.prepare import ModelSpec, PreparedModel, Task, prepare
+from mlx_server.pool.prepare import ModelSpec, PreparedModel, Task
 from mlx_server.requests import SamplingParams
 from mlx_server.sources.replay_checkpoint import replay_checkpoint
 from tests.generation.scripted import (
@@ -36,13 +34,6 @@ from tests.generation.scripted import (
     said,
     without_fingerprint,
 )
-
-
-def test_each_of_n_answers_draws_on_its_own(spec: ModelSpec) -> None:
-    request = replace(ASKED, prompts=("a", "b"), n=3, seed=7)
-    assert [row.sampling.seed for row in rows_of(spec, request)] == [7, 8, 9, 7, 8, 9]
-    unset = rows_of(spec, replace(request, seed=None))
-    assert [row.sampling.seed for row in unset] == [None] * 6
 
 
 @pytest.mark.parametrize(
@@ -62,11 +53,6 @@ def test_an_answer_gets_the_room_that_is_left(
 ) -> None:
     request = replace(ASKED, prompts=((1,) * 10,), max_tokens=asked)
     assert rows_of(replace(spec, max_tokens=owners), request)[0].max_tokens == granted
-
-
-def test_the_owner_may_shorten_the_context(spec: ModelSpec) -> None:
-    request = replace(ASKED, prompts=((1,) * 10,))
-    assert rows_of(replace(spec, context_length=12), request)[0].max_tokens == 2
 
 
 def test_the_request_chooses_before_the_owner_before_the_publisher(spec: ModelSpec) -> None:
@@ -95,15 +81,6 @@ def test_the_request_chooses_before_the_owner_before_the_publisher(spec: ModelSp
         logprobs=2,
         logit_bias={5: 1.0},
     )
-
-
-def test_where_nobody_chooses_openais_defaults_hold(spec: ModelSpec, tmp_path: Path) -> None:
-    for file in Path(spec.source).iterdir():
-        if file.name != "generation_config.json":
-            (tmp_path / file.name).write_bytes(file.read_bytes())
-    [row] = rows_of(replace(spec, source=str(tmp_path)), ASKED)
-    assert row.sampling == SamplingParams()
-    assert (row.sampling.temperature, row.sampling.top_p) == (1.0, 1.0)
 
 
 def test_memory_is_set_aside_for_every_token_there_may_be(spec: ModelSpec) -> None:
@@ -140,11 +117,6 @@ def test_another_task_is_refused_with_the_route_of_its_own(spec: ModelSpec) -> N
     with pytest.raises(BadRequest, match=r"/v1/chat/completions.*`task: embed`") as refused:
         found(spec, "embed")
     assert refused.value.param == "model"
-
-
-def test_no_adapter_has_a_part_in_it(spec: ModelSpec) -> None:
-    with pytest.raises(BadRequest, match="without adapters"):
-        found(spec, "generate", "m:sql")
 
 
 LINE = "x-anthropic-billing-header: cc_version=2.1.100; cch=eb6c6;"
@@ -243,32 +215,3 @@ def test_a_conversation_is_matched_by_its_last_user_text(
     error = refused(spec, replace(ASKED, prompts=(Conversation(messages[:1]),)))
     assert isinstance(error, BadRequest)
     assert error.param == "messages"
-
-
-def test_a_real_model_has_no_script(spec: ModelSpec) -> None:
-    [row] = rows_of(spec, ASKED)
-    assert (row.forced_tokens, row.delay) == (None, 0.0)
-
-
-def overflowing(spec: ModelSpec, *prompts: str) -> PromptOverflow:
-    prepared = prepare(spec, lambda *_: None, upcast=True)
-    error = ContextTooLong("too long", param="prompt")
-    return PromptOverflow(error, prepared, replace(ASKED, prompts=prompts))
-
-
-def test_the_longest_prompt_is_counted(spec: ModelSpec) -> None:
-    found = overflowing(spec, "a" * 100, "a" * 300, "a")
-    tokenizer = prepare(spec, lambda *_: None, upcast=True).checkpoint.tokenizer
-    assert asyncio.run(found.tokens()) == len(tokenizer.encode("a" * 300))
-    assert (found.context, found.param, found.message) == (CONTEXT, "prompt", "too long")
-
-
-def test_a_text_that_is_too_long_to_count_is_estimated(
-    spec: ModelSpec, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(plan, "COUNTED_CHARACTERS", 99)
-    longest = prepare(spec, lambda *_: None, upcast=True).checkpoint.tokenizer.longest
-    characters = 3 * CONTEXT * longest
-    assert 3 * CONTEXT <= asyncio.run(overflowing(spec, "a" * characters).tokens()) < 4 * CONTEXT
-    short = overflowing(spec, "a" * 100)
-    assert asyncio.run(short.tokens()) == CONTEXT

@@ -18,7 +18,6 @@ from tests.generation.scripted import (
     admitted,
     answered,
     refused,
-    rows_of,
     said,
     without_fingerprint,
 )
@@ -50,18 +49,6 @@ def test_a_prompt_that_leaves_no_room_is_refused(spec: ModelSpec, length: int) -
     assert f"has at least {length} tokens" in error.message
     assert f"is {CONTEXT} tokens" in error.message
     assert error.param == "prompt"
-
-
-def test_the_longest_prompt_leaves_room_for_one_token(spec: ModelSpec) -> None:
-    [row] = rows_of(spec, replace(ASKED, prompts=((1,) * (CONTEXT - 1),)))
-    assert (len(row.prompt), row.max_tokens) == (CONTEXT - 1, 1)
-
-
-def test_messages_that_are_too_long_are_called_so(spec: ModelSpec) -> None:
-    long = Conversation((Message("user", "a " * CONTEXT),))
-    error = refused(spec, replace(ASKED, prompts=(long,)))
-    assert isinstance(error, ContextTooLong)
-    assert error.param == "messages"
 
 
 @pytest.mark.parametrize(

@@ -116,11 +116,6 @@ def test_a_model_that_can_not_answer(tmp_path: Path, named: Any, reason: str) ->
         answers_of(of(folder, task="rerank"))
 
 
-def test_the_answers_are_those_of_its_files(prepared: PreparedModel) -> None:
-    tokenizer = prepared.checkpoint.tokenizer
-    assert answers_of(prepared) == [tokenizer.id_of("n"), tokenizer.id_of("y")]
-
-
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory: pytest.TempPathFactory) -> PreparedModel:
     folder = tmp_path_factory.mktemp("encoder")
@@ -155,8 +150,3 @@ def test_what_is_too_long_is_named(
     with pytest.raises(ContextTooLong) as refused:
         pairs(encoder, query, ["d", document])
     assert refused.value.param == param
-
-
-def test_the_longest_pair_fits(encoder: PreparedModel) -> None:
-    (text,), _ = pairs(encoder, "x" * 50, ["y" * (POSITIONS - 53)])
-    assert len(text) == POSITIONS

@@ -78,25 +78,6 @@ def test_it_is_made_again_and_its_tokens_count() -> None:
     assert any("non-unique" in message.content for message in again.messages)
 
 
-def test_it_is_made_again_as_often_as_is_allowed() -> None:
-    wrong = attempt(WRONG)
-    events, answer = reviewed(wrong, wrong, wrong, policy=replace(ALL_REPAIRS, retries=1))
-    assert events[:2] == [TextDelta(0, WRONG), VIOLATION]
-    assert len(answer.again) == 1
-
-
-def test_where_there_is_no_room_for_another_it_is_reported() -> None:
-    events, answer = reviewed(attempt(WRONG))
-    assert events == [TextDelta(0, WRONG), VIOLATION, attempt("")[-1]]
-    assert len(answer.again) == 1
-
-
-def test_a_stream_is_not_taken_back() -> None:
-    events, answer = reviewed(attempt(WRONG), request=replace(REQUEST, buffered=False))
-    assert events == [TextDelta(0, WRONG), VIOLATION, attempt("")[-1]]
-    assert answer.again == []
-
-
 def test_a_continued_message_is_checked_with_its_beginning() -> None:
     begun = replace(
         ASKED, messages=(*ASKED.messages, Message("assistant", "[3,")), continue_final_message=True

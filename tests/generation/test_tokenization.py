@@ -44,17 +44,6 @@ def test_a_prompt_of_each_family(folder: Path, family: str) -> None:
     assert "Salü" in text_of(prepared, ended)
 
 
-@pytest.mark.slow
-def test_gpt_oss_begins_an_answer(folder: Path) -> None:
-    prepared = replayed(folder, "gpt_oss")
-    whole, ended = (
-        text_of(prepared, chat_tokens(prepared, request(conversation), add_special_tokens=False))
-        for conversation in (HI, replace(HI, add_generation_prompt=False))
-    )
-    assert whole == f"{ended}<|start|>assistant"
-    assert ended.endswith("<|end|>")
-
-
 def test_template_kwargs(tiny_path: Path) -> None:
     template = "{{ color }}{% for message in messages %}{{ message.content }}{% endfor %}"
     spec = ModelSpec("m", str(tiny_path), chat_template=template)

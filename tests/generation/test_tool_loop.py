@@ -13,13 +13,11 @@ import pytest
 from mlx_server.errors import BadRequest, ContextTooLong, Overloaded
 from mlx_server.events import (
     ApprovalRequested,
-    BuiltInCall,
     Finished,
     McpCallDelta,
     McpCallFinished,
     McpCallReady,
     McpCallStarted,
-    Repaired,
     Started,
     TextDelta,
     TokenCounts,
@@ -96,16 +94,6 @@ async def test_a_round_with_a_call(tmp_path: Path, family: str) -> None:
     second = the.engine.prompts[1]
     for said in ("Sum.", "Let me.", "add", "3"):  # the open round goes back whole, as it was
         assert said in second.removeprefix(the.engine.prompts[0].rpartition("1 + 2?")[0])
-
-
-@pytest.mark.slow
-async def test_a_built_in_tool_that_nobody_offered_is_told_of_and_not_run(tmp_path: Path) -> None:
-    first, second = OUTPUTS["gpt_oss"]
-    code = "<|channel|>analysis to=python code<|message|>1 + 2<|end|><|start|>assistant"
-    async with lab(tmp_path, code + first, second, family="gpt_oss") as the:
-        events = await the.events()
-    assert only(events, BuiltInCall) == [BuiltInCall(0, "python", "1 + 2")]
-    assert results(events) == [("3", None)]
 
 
 async def test_several_rounds_are_one_answer(tmp_path: Path) -> None:
@@ -281,15 +269,6 @@ def _control(engine: Playing, mark: str) -> int:
     return next(id for id, text in tokenizer.control_tokens.items() if text == mark)
 
 
-async def test_without_servers_it_is_generate(tmp_path: Path) -> None:
-    async with playing(tmp_path, "qwen3", "Hi.") as (pool, _):
-        asked = GenerateRequest(MODEL, (asking(),))
-        events = respond(asked, McpTools(), Connectors(), pool)
-        assert "generate" in repr(events)
-        async with aclosing(events):
-            assert kinds([event async for event in events])[-1] == "Finished"
-
-
 @pytest.mark.parametrize("place", ["listing", "call"])
 async def test_who_leaves_leaves_nothing_behind(tmp_path: Path, place: str) -> None:
     habit = {"listing": "never speaks", "call": "hangs"}[place]
@@ -425,16 +404,6 @@ async def test_what_needs_approval(tmp_path: Path, server: McpServer, asks: set[
     assert {event.name for event in only(events, McpCallStarted)} == {"add", "shout"} - asks
 
 
-async def test_repairs_are_of_the_call_they_are_told_of(tmp_path: Path) -> None:
-    wrong = call("add", a="1", b=2)
-    async with lab(tmp_path, call("add", a=1, b=2), wrong, "Three.") as the:
-        events = await the.events()
-    assert [event.where for event in only(events, Repaired)] == [
-        "tool_calls[1].function.arguments.a"
-    ]
-    assert results(events) == [("3", None), ("3", None)]
-
-
 async def test_names_that_are_taken_get_their_servers(tmp_path: Path) -> None:
     say = call("weather") + call("a__add", a=1, b=2) + call("b__add", a=3, b=4)
     async with lab(tmp_path, say, "Never.") as the:
@@ -468,27 +437,6 @@ async def test_earlier_calls_go_by_the_names_of_now(tmp_path: Path) -> None:
     assert "call c2: odd_name_" in prompt
 
 
-async def test_only_allowed_tools_are_offered(tmp_path: Path) -> None:
-    async with lab(tmp_path, call("shout", text="a")) as the:
-        tools = McpTools((replace(the.server, allowed=ToolFilter(read_only=True)),))
-        events = await the.events(tools)
-        (listed,) = only(events, ToolsListed)
-        assert [tool.name for tool in listed.tools] == ["add"]
-        assert results(events) == []
-        approval = Approval("r", "calc", "shout", "{}", approve=True)
-        events = await the.events(replace(tools, approvals=(approval,)))
-        assert results(events) == [(None, "There is no such tool.")]
-
-
-async def test_a_list_that_the_client_has_is_not_told_again(tmp_path: Path) -> None:
-    async with lab(tmp_path, "Hi.") as the:
-        known = replace(the.server, listed=True)
-        assert only(await the.events(McpTools((known,))), ToolsListed) == []
-        gone = replace(known, url="http://127.0.0.1:9/mcp")
-        (listed,) = only(await the.events(McpTools((gone,))), ToolsListed)
-        assert "can't be reached" in listed.error
-
-
 async def test_a_tool_that_has_to_be_called(tmp_path: Path) -> None:
     async with lab(tmp_path, call("calc__add", a=1, b=2), "Three.") as the:
         choice = McpChoice("calc", "add")
@@ -502,17 +450,3 @@ async def test_a_tool_that_has_to_be_called(tmp_path: Path) -> None:
         empty = replace(the.server, allowed=ToolFilter(frozenset()))
         with pytest.raises(BadRequest, match="does not offer"):
             await the.events(McpTools((empty,), choice=McpChoice("calc")))
-
-
-async def test_a_tool_with_a_schema_of_no_use_costs_only_itself(tmp_path: Path) -> None:
-    connectors = {"odd": Connector(command=(sys.executable, str(HOSTILE), "unusable schema"))}
-    async with playing(tmp_path, "qwen3", call("look"), "No.") as (pool, _):
-        found = Connectors(connectors)
-        server = McpServer("odd", connector="odd", never_approve=ALL_TOOLS)
-        asked = GenerateRequest(MODEL, (asking(),), tool_choice="required")
-        events = [e async for e in respond(asked, McpTools((server,)), found, pool)]
-        await found.stop()
-    (listed,) = only(events, ToolsListed)
-    assert [tool.name for tool in listed.tools] == ["look"]
-    assert "'odd' is left out:" in listed.error
-    assert results(events) == [("seen", None)]

@@ -9,18 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlx_server import limits
 from mlx_server.grammars import arguments
 from mlx_server.grammars.arguments import (
-    ValueSchema,
     arguments_of,
     fits,
     is_made_of,
-    required,
-    types_of_member,
     unsupported_as_text,
     unsupported_one_by_one,
-    variants_of,
 )
 from mlx_server.grammars.view import ALL, View, type_of, types_of
 from mlx_server.messages import Tool
@@ -63,29 +58,7 @@ def test_types_follow_references_and_combinations(schema: Any, types: set[str]) 
     assert types_of(schema, View(schema)) == types
 
 
-def test_a_value_has_the_types_that_its_reference_and_the_schema_next_to_it_allow() -> None:
-    schema = {"$ref": "#/$defs/a", "type": "null", "$defs": {"a": {"type": ["null", "string"]}}}
-    assert ValueSchema(schema, View(schema)).types == {"null"}
-
-
 # Members
-
-
-SHOP: dict[str, Any] = {
-    "allOf": [{"required": ["b"]}, {"$ref": "#/$defs/more"}],
-    "anyOf": [{"required": ["c"]}, {"properties": {"a": {"type": "null"}}}],
-    "properties": {"a": {"type": "string"}},
-    "required": ["a", 3],
-    "$defs": {"more": {"required": ["a", "d"], "additionalProperties": {"type": "integer"}}},
-}
-
-
-def test_a_schema_that_was_not_checked_is_read_as_far_as_it_goes() -> None:
-    assert required(SHOP) == ["a", "b", "d"]  # and not what only one of several alternatives says
-    assert types_of_member(SHOP, "a") == {"string", "null"}
-    assert types_of_member(SHOP, "z") == {"integer"}
-    assert types_of_member({}, "z") == ALL
-    assert required({"required": "abc", "allOf": [{"$ref": "#"}, {"$ref": 5}, 7]}) == []
 
 
 REFERRING: dict[str, Any] = {
@@ -107,13 +80,6 @@ REFERRING: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_members_are_found_through_references_and_all_of() -> None:
-    (members,) = arguments_of(Tool("f", "", REFERRING))
-    assert [(member.key, member.required) for member in members] == [
-        *(("items", True), ("again", False), ("first", False), ("count", False), ("id", True))
-    ]
-
-
 @pytest.mark.parametrize(
     ("key", "good", "bad"),
     [
@@ -130,12 +96,6 @@ def test_a_member_is_a_schema_of_its_own(key: str, good: str, bad: str) -> None:
     validator = jsonschema.Draft202012Validator(alone)
     assert validator.is_valid(json.loads(good))
     assert not validator.is_valid(json.loads(bad))
-
-
-def test_a_member_carries_no_more_than_it_refers_to() -> None:
-    assert arguments.member(REFERRING, "count") == {"type": "integer"}
-    assert arguments.member(REFERRING, "nobody") == {}
-    assert arguments.member({"additionalProperties": {"type": "null"}}, "x") == {"type": "null"}
 
 
 # Ways to call
@@ -165,12 +125,6 @@ def test_each_choice_makes_variants(schema: Any, sets: list[str], reported: list
     ways = arguments_of(tool)
     assert ["".join(sorted(m.key for m in way if m.required)) for way in ways] == sets
     assert [found.keyword for found in unsupported_one_by_one(tool)] == reported
-
-
-def test_there_are_no_more_variants_than_the_limit() -> None:
-    options = [{"required": [f"a{n}"]} for n in range(limits.SCHEMA_VARIANTS)]
-    assert len(variants_of({"anyOf": options})) == len(options)
-    assert len(variants_of({"anyOf": [*options, A]})) == 1
 
 
 PATTERN = {"type": "string", "pattern": r"^(?=a)b"}
@@ -233,14 +187,6 @@ CITY: dict[str, Any] = {
 def test_arguments_fit_by_names_types_and_values(given: dict[str, Any], is_fit: bool) -> None:
     assert fits(given, CITY) is is_fit
     assert is_made_of(given, CITY) is (is_fit and "more" not in given)
-
-
-def test_every_part_of_a_nested_allof_counts() -> None:
-    inner = {"allOf": [{"properties": {"unit": {"enum": ["c", "f"]}}, "required": ["unit"]}]}
-    schema = {"properties": {"city": {"type": "string"}}, "allOf": [inner]}
-    assert is_made_of({"city": "Lyon", "unit": "c"}, schema)
-    assert not fits({"city": "Lyon"}, schema)
-    assert not fits({"city": "Lyon", "unit": "k"}, schema)
 
 
 @given(st.dictionaries(st.text(max_size=3), st.none() | st.integers() | st.text(max_size=3)))

@@ -2,10 +2,8 @@
 
 import pytest
 
-from mlx_server import limits
 from mlx_server.errors import InvalidGrammar
-from mlx_server.grammars.compiler import control_ids, fault, first_text, in_a_line, text_fault
-from mlx_server.grammars.lark import Lark
+from mlx_server.grammars.compiler import fault, first_text, in_a_line
 
 
 def test_a_fault_is_named() -> None:
@@ -13,13 +11,6 @@ def test_a_fault_is_named() -> None:
     assert 'unknown name: "nobody"' in fault("start: nobody\n")
     costly = "start: A\nA: " + " & ".join(f"/(a|b|{n})*a(a|b){{{n}}}/" for n in range(20, 24))
     assert "fuel" in fault(costly)
-
-
-def test_a_text_s_fault_may_show_within_its_first_characters() -> None:
-    words = r'"pattern": "^$|(^(?:\\S+\\s+){0,99}\\S+$)"'
-    text = f'start: %json {{"type": "string", {words}, "maxLength": '
-    assert text_fault(f"{text}200}}\n") == ""
-    assert "lexer error" in text_fault(f"{text}5000}}\n")
 
 
 @pytest.mark.parametrize(
@@ -36,14 +27,6 @@ def test_a_message_loses_its_listings_and_the_names_of_rules(message: str, line:
     assert in_a_line(message) == line
 
 
-def test_a_long_message_is_cut() -> None:
-    most = limits.QUOTED_ERROR_CHARACTERS
-    assert in_a_line("x" * (most + 1)) == "x" * most + " ..."
-
-
-CONTROL = ["<call>", "<end>"]
-
-
 @pytest.mark.parametrize(
     ("rule", "text"),
     [
@@ -56,12 +39,6 @@ CONTROL = ["<call>", "<end>"]
 )
 def test_it_ends_as_early_as_the_grammar_may(rule: str, text: str) -> None:
     assert first_text(f"start: {rule}\n", ()) == text
-
-
-def test_a_control_token_comes_before_text_that_could_go_on() -> None:
-    lark = Lark(control_ids(CONTROL))
-    grammar = lark.source(f'/[a-z]+/ | {lark.text("<call>")} "f" {lark.text("<end>")}').source
-    assert first_text(grammar, CONTROL) == "<call>f<end>"
 
 
 def test_what_is_no_grammar_is_refused() -> None:

@@ -85,13 +85,9 @@ CASES: dict[str, Callable[[], Format]] = {
     "properties": lambda: named(
         18, lambda n: named(450, lambda m: {"type": "string"}).schema, additionalProperties=False
     ),
-    "properties, at least one": lambda: named(
-        100, lambda n: {}, additionalProperties=False, minProperties=1
-    ),
     "properties, too many": lambda: named(
         500, lambda n: {}, additionalProperties=False, minProperties=1
     ),
-    "cross product": lambda: cross(10, 10, 10),
     "cross product, large": lambda: cross(100, 100, 100),
     "cycle": lambda: JsonFormat({"anyOf": [{"$ref": "#"}, {"type": "null"}]}),
     "bomb of allOf": lambda: chain(100, lambda ref: {"allOf": [ref, ref]}),
@@ -103,18 +99,11 @@ CASES: dict[str, Callable[[], Format]] = {
         15, lambda ref: {"allOf": [{"properties": {"x": ref}}, {"properties": {"x": ref}}]}
     ),
     "chain of references": lambda: chain(900, lambda ref: {"properties": {"x": ref}}),
-    "chain, too long": lambda: chain(3_000, lambda ref: {"items": ref}),
     "multiples": lambda: named(10, lambda n: {"multipleOf": 9_973 + n}),
-    "multiple": lambda: JsonFormat({"type": "integer", "multipleOf": 9_973, "minimum": -7}),
     "joined multiples": lambda: JsonFormat({"allOf": [{"multipleOf": 997}, {"multipleOf": 991}]}),
-    "small multiple": lambda: JsonFormat({"multipleOf": 1e-300}),
-    "patternProperties": lambda: JsonFormat(
-        {"patternProperties": {f"^k{n}_.*[a-z]{{200}}": {} for n in range(64)}}
-    ),
     "patternProperties, too many": lambda: JsonFormat(
         {"patternProperties": {f"^k{n}_": {} for n in range(65)}}
     ),
-    "joined patterns": lambda: joined_patterns(8),
     "joined patterns, too many": lambda: joined_patterns(20),
     "pattern and length": lambda: JsonFormat(
         {"pattern": "(a|b|c)*a(a|b){400}", "minLength": 30, "format": "email"}

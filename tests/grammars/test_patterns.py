@@ -4,9 +4,7 @@ import json
 
 import pytest
 
-from mlx_server.errors import InvalidGrammar
-from mlx_server.grammars import formats, patterns
-from mlx_server.requests import JsonFormat
+from mlx_server.grammars import patterns
 from tests.grammars.matching import Refused, compiled, matches
 
 READ = [
@@ -37,25 +35,6 @@ def test_what_is_refused_is_what_would_not_compile(pattern: str) -> None:
     refused = patterns.unsupported(pattern) or patterns.excessive_part(pattern)
     assert bool(refused) is (pattern in UNREAD), refused
     assert compiles(pattern) is not bool(refused)
-
-
-def test_a_pattern_too_deep_for_the_compiler_is_too_deep() -> None:
-    deep = "(?:xa|y" * 100 + "a" + ")?" * 100
-    assert not compiles(deep)
-    assert "60 groups" in str(patterns.excessive_part(deep))
-
-
-@pytest.mark.parametrize(
-    ("found", "why"),
-    [
-        ({"patternProperties": {"^a": {}, "^ab": {}}}, "/^a/ and /^ab/ are not disjoint"),
-        ({"type": "string", "pattern": r"\d^b"}, "^b/"),
-    ],
-)
-def test_what_only_the_compiler_knows_is_refused_with_the_pattern(found: object, why: str) -> None:
-    with pytest.raises(InvalidGrammar) as caught:
-        formats.check(JsonFormat({"properties": {"q": found}}), "format")
-    assert why in caught.value.message
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,6 @@ import jsonschema
 import pytest
 
 from mlx_server.grammars.formats import check_schema, schema_unenforced
-from mlx_server.grammars.grammar import simplify, unsupported_keywords
-from mlx_server.grammars.view import View
 from mlx_server.requests import JsonFormat
 from tests.grammars.matching import matcher_of, matches, refusal, within
 
@@ -126,24 +124,6 @@ def test_one_of_is_held_where_no_value_follows_two_options(options: Any, is_held
     assert reported == ([] if is_held else ["oneOf at #"])
 
 
-def test_the_gaps_of_a_schema_are_those_of_what_it_uses_wherever_that_stands() -> None:
-    found = {"properties": {"a": {"$ref": "#/x/y"}}, "x": {"y": {"uniqueItems": True}}}
-    view = View(found)
-    gaps = unsupported_keywords(view)
-    assert [str(gap) for gap in gaps] == ["uniqueItems at #/x/y"]
-    simplify(view, gaps)
-    assert found == {"properties": {"a": {"$ref": "#/x/y"}}, "x": {"y": {}}}
-
-
-def test_options_that_may_overlap_are_kept_as_those_of_any_of() -> None:
-    overlapping = {"oneOf": [{"type": "integer"}, {"enum": [1, "a"]}]}
-    assert schema_unenforced(overlapping) == ("oneOf at #",)
-    matcher = matcher_of(JsonFormat(overlapping, strict=False))
-    assert [text for text in ("1", "2", '"a"', '"b"', "{}") if matches(matcher, text)] == [
-        *("1", "2", '"a"')
-    ]
-
-
 @pytest.mark.parametrize(
     ("bounds", "taken", "refused"),
     [
@@ -244,9 +224,3 @@ def test_other_names_are_reported(inner: dict[str, Any]) -> None:
     asked = around(inner)
     assert "propertyNames at #/properties/of" in schema_unenforced(asked)
     matcher_of(JsonFormat(asked, strict=False))
-
-
-def test_the_arguments_of_a_call_are_no_listed_names() -> None:
-    """They may be written one by one, under any name."""
-    found = {"type": "object", "propertyNames": COLOURS}
-    assert [*schema_unenforced(found)] == ["propertyNames at #"]

@@ -41,14 +41,6 @@ def idle(admission: Admission, source: str) -> Line:
     return line
 
 
-def test_the_longest_idle_one_gives_way(admission: Admission) -> None:
-    lines = [idle(admission, source) for source in "abcd"]
-    admission.is_busy(lines[0])
-    admission.is_idle(lines[0], "a")
-    assert busy(admission, "e")
-    assert [line.closed for line in lines] == [False, True, False, False]
-
-
 def test_idle_ones_go_before_those_with_half_of_a_head(admission: Admission) -> None:
     arriving, *others = [idle(admission, source) for source in "abc"]
     admission.is_arriving(arriving, "a")
@@ -76,13 +68,3 @@ def test_one_address_leaves_places_for_others(admission: Admission) -> None:
     assert not other.closed, "an address that has too many closes its own"
     lines[0].leave()
     assert entered(admission, "a")
-
-
-def test_what_has_left_is_not_counted(admission: Admission) -> None:
-    for _ in range(100):
-        idle(admission, "a").leave()
-    assert len(admission) == 0
-    line = busy(admission, "a")
-    line.leave()
-    line.leave()
-    assert len(admission) == 0

@@ -36,17 +36,6 @@ async def test_who_leaves_the_line_is_passed_over() -> None:
     assert budget.used == 5
 
 
-@runs
-async def test_what_is_larger_than_all_of_it_is_alone() -> None:
-    budget = ByteBudget(10)
-    assert budget.take(1)
-    large = budget.reserve(100)
-    assert not large.done()
-    budget.give_back(1)
-    assert large.done()
-    assert not budget.take(1)
-
-
 def said(size: int) -> list[ItemRecord]:
     return [ItemRecord("i", b"x" * size)]
 

@@ -61,27 +61,6 @@ def connected(loop: Loop, admission: Admission) -> tuple[StrictHttp, Transport]:
     return made, transport
 
 
-def test_a_request_is_answered_and_the_connection_is_kept(loop: Loop, admission: Admission) -> None:
-    made, transport = connected(loop, admission)
-    for _ in range(2):
-        made.data_received(REQUEST)
-        loop.run_tasks()
-        loop.pass_time(2 * SECONDS)
-    assert transport.sent.count(b"HTTP/1.1 200") == 2
-    assert not transport.is_closed
-
-
-def test_bytes_that_are_no_http_are_refused_with_the_reason(
-    loop: Loop, admission: Admission
-) -> None:
-    made, transport = connected(loop, admission)
-    made.data_received(b"GET / HTTP/1.1\nHost: localhost\n\n")
-    assert transport.refusal() == (400, "Each line of a request's head must end with CR LF.")
-    made.data_received(REQUEST)
-    loop.run_tasks()
-    assert transport.sent.count(b"HTTP/1.1") == 1
-
-
 def test_bytes_that_are_no_http_abort_an_answer_that_has_begun(
     loop: Loop, admission: Admission
 ) -> None:

@@ -12,7 +12,7 @@ import pytest
 from fastapi import Depends, FastAPI, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from mlx_server.errors import SettingsError, TooLarge
+from mlx_server.errors import SettingsError
 from mlx_server.http.errors import install
 from mlx_server.http.security import SecurityMiddleware, authorise
 from mlx_server.http.strict_json import parse_object
@@ -226,15 +226,6 @@ def test_an_allowed_page_may_read_the_answer_and_a_refusal() -> None:
         assert not [name for name in answer.headers if name.startswith("access-control")]
 
 
-def test_vary_of_the_app_is_kept() -> None:
-    async def varies(scope: Scope, receive: Receive, send: Send) -> None:
-        headers = [(b"vary", b"Accept")]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-
-    answer = call(secured(varies, origins=[PAGE]), HOST, ("origin", PAGE))
-    assert answer.headers["vary"] == "Accept, Origin"
-
-
 def test_the_owner_may_allow_every_page() -> None:
     app = secured(Inner(), origins=["*"])
     for origin in (PAGE, "null", "http://localhost:8000"):
@@ -371,15 +362,6 @@ def test_a_body_of_unknown_length_is_counted_while_it_streams() -> None:
     assert inner.bodies == [b"x" * LIMIT]
 
 
-def test_an_error_after_the_answer_began_is_left_to_the_server() -> None:
-    async def late(scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await receive()
-
-    with pytest.raises(TooLarge):
-        call(secured(late), HOST, CHUNKED, JSON, method="POST", chunks=[b"x" * (LIMIT + 1)])
-
-
 @pytest.mark.parametrize("sent", ["a", "My id: {1}~", "x" * 128])
 def test_a_request_id_is_taken_over(sent: str) -> None:
     inner = Inner()
@@ -401,12 +383,6 @@ def test_a_request_id_is_made(sent: list[str]) -> None:
 def test_a_refusal_has_the_clients_request_id() -> None:
     answer = call(secured(Inner()), ("x-request-id", "mine"))
     assert (answer.status, answer.headers["x-request-id"]) == (403, "mine")
-
-
-def test_lifespan_passes() -> None:
-    inner = Inner()
-    call(secured(inner), type="lifespan")
-    assert [scope["type"] for scope in inner.scopes] == ["lifespan"]
 
 
 # Keys
@@ -463,9 +439,3 @@ def test_keys(headers: list[tuple[str, str | bytes]], status: int) -> None:
 def test_without_keys_everyone_comes_in_and_by_an_empty_one_nobody() -> None:
     assert post(keyed(), json={}).status_code == 200
     assert post(keyed(""), json={}, headers={"x-api-key": ""}).status_code == 401
-
-
-def test_the_threads_of_a_request_know_its_client() -> None:
-    found = [post(keyed("a", "b"), "/client", headers={"x-api-key": key}).json() for key in "ab"]
-    assert all(client == known != "" for client, known in found)
-    assert found[0] != found[1]

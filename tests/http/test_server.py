@@ -12,7 +12,6 @@ import pytest
 
 from mlx_server.http.server import LoopErrors, _to_try
 from mlx_server.pool.prepare import Task
-from mlx_server.system.listening_sockets import DEFAULT_URL
 
 URL = "http://[::1]:9000"
 
@@ -32,10 +31,6 @@ def test_the_command_to_try_names_the_model_in_a_shell(id: str, task: Task) -> N
     else:
         assert words[:3] == ["curl", f"{URL}/v1/{words[1].rpartition('/')[2]}", "--json"]
         assert json.loads(words[3])["model"] == id
-
-
-def test_the_usual_url_is_left_out() -> None:
-    assert to_try("m", "generate", DEFAULT_URL) == ["mlx-server", "chat", "m"]
 
 
 def test_connections_that_can_not_be_taken_fill_no_log(caplog: pytest.LogCaptureFixture) -> None:

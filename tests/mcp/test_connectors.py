@@ -142,13 +142,3 @@ async def test_a_few_calls_run_at_a_time() -> None:
     server.may.set()
     await asyncio.gather(*calls)
     assert server.called == 5
-
-
-async def test_results_share_their_bytes() -> None:
-    server = Server()
-    server.may.set()
-    found = toolset(server, MCP_ALL_RESULT_BYTES=60)
-    first, second = [await found.call("s", "look", "{}") for _ in range(2)]
-    assert first == "x" * 40
-    assert second.startswith("x" * 20)
-    assert second.count("x") == 20

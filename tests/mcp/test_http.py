@@ -4,6 +4,7 @@ import asyncio
 import json
 import ssl
 from datetime import UTC, datetime, timedelta
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -116,21 +117,15 @@ ELSEWHERE = {
     "another name": "http://localhost:{secret}/x",
     "a user's name": "http://a:b@127.0.0.1:{secret}/x",
     "no scheme": "//127.0.0.1:{secret}/x",
-    "a port of the same server": "//127.0.0.1:1/x",
     "another scheme": "https://127.0.0.1:{own}/x",
     "a file": "file:///etc/passwd",
-    "FTP": "ftp://127.0.0.1:{own}/x",
-    "a script": "javascript:0",
-    "nothing": "",
     "no URL": "http://[::1",
-    "a long one": "http://127.0.0.1:{own}/" + "x" * 60_000,
     "the metadata of clouds": "http://169.254.169.254/latest",
 }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("status", [302, 308])
-@pytest.mark.parametrize("target", ELSEWHERE)
+@pytest.mark.parametrize(("target", "status"), [*zip(ELSEWHERE, cycle([302, 308]))])
 async def test_no_redirect_leads_anywhere_else(status: int, target: str) -> None:
     """The call fails alone, and no header of the request is seen by another server."""
     secret = Wild(quiet)

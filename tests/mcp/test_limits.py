@@ -9,10 +9,10 @@ import psutil
 import pytest
 
 from mlx_server import limits
-from mlx_server.errors import BadRequest, Overloaded
+from mlx_server.errors import Overloaded
 from mlx_server.limits import MCP_MESSAGE_BRACKETS
 from mlx_server.mcp import Connector, Connectors
-from mlx_server.mcp.limits import ConnectionLost, CountingSemaphore, ValueMeter, cut, messages_meter
+from mlx_server.mcp.limits import ConnectionLost, ValueMeter, messages_meter
 from mlx_server.requests import McpServer
 from tests.mcp.habits import HOSTILE
 from tests.mcp.playing import all_gone, served
@@ -44,32 +44,6 @@ def test_each_event_of_a_stream_is_a_message(end: bytes) -> None:
         body.count(event)
 
 
-@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
-def test_lines_of_one_event_are_counted_together(end: bytes) -> None:
-    line = b"data: " + b"[" * (MANY // 2) + end
-    stream = ValueMeter(messages_meter())
-    stream.count(line * 2)
-    with pytest.raises(ConnectionLost):
-        stream.count(line)
-
-
-@pytest.mark.parametrize(
-    ("text", "longest", "expected"),
-    [
-        ("", 0, ""),
-        ("abc", 3, "abc"),
-        ("abc", 2, "ab\n[cut here; it has 3 bytes]"),
-        ("é", 1, "\n[cut here; it has 2 bytes]"),
-        ("a🙂", 4, "a\n[cut here; it has 5 bytes]"),
-        ("a🙂", 5, "a🙂"),
-        ("a\ud800b", 1, "a\n[cut here; it has 3 bytes]"),
-        ("abc", 0, "\n[cut here; it has 3 bytes]"),
-    ],
-)
-def test_what_is_left(text: str, longest: int, expected: str) -> None:
-    assert cut(text, longest) == expected
-
-
 def connectors(*habits: str) -> Connectors:
     commands = {each: Connector(command=(sys.executable, HOSTILE, each)) for each in habits}
     return Connectors(commands, allow_private_urls=True)
@@ -82,15 +56,6 @@ def named(*names: str) -> list[McpServer]:
 def processes() -> int:
     """Servers of ours and their guards."""
     return sum("guard.py" in " ".join(c.cmdline()) for c in psutil.Process().children())
-
-
-async def test_a_connector_is_named_once() -> None:
-    twice = [McpServer("one", connector="quiet"), McpServer("two", connector="quiet")]
-    with pytest.raises(
-        BadRequest, match="'two' uses the connector 'quiet', which 'one' uses already"
-    ):
-        async with connectors("quiet").open(twice):
-            raise AssertionError
 
 
 Lower = Callable[..., None]
@@ -168,23 +133,3 @@ async def test_tools_of_all_servers_together(few: Lower) -> None:
     async with connectors("a", "b").open(named("a", "b")) as toolset:
         assert [len(server.listing.tools) for server in toolset.servers] == [1, 0]
     await all_gone()
-
-
-async def test_places_are_taken_in_order_and_given_back_by_those_who_leave() -> None:
-    places = CountingSemaphore(3, "places")
-    await places.take(2)
-    large = asyncio.create_task(places.take(3))
-    await asyncio.sleep(0)
-    small = asyncio.create_task(places.take(1))
-    await asyncio.sleep(0)
-    assert not small.done(), "whoever came first is served first"
-    large.cancel()
-    await asyncio.wait_for(small, 1)
-    places.free(3)
-    await asyncio.wait_for(places.take(3), 1)
-    late = asyncio.create_task(places.take(1))
-    await asyncio.sleep(0)
-    places.free(3)
-    late.cancel()  # at the moment when it has its place
-    await asyncio.gather(late, return_exceptions=True)
-    await asyncio.wait_for(places.take(3), 1)

@@ -120,27 +120,12 @@ async def test_a_scope_that_a_server_wants_is_asked_for_at_the_next_login(
     assert server.pages[-1]["scope"].split() == ["read", "write"]
 
 
-async def test_a_client_that_is_registered_already(kept: StoredLogin) -> None:
-    async with running() as server:
-        client = ClientCredentials(server.url, "mine", "hush")
-        assert await logged_in(server, kept, client=client) == 1
-        assert server.registered == []
-        assert server.pages[0]["client_id"] == "mine"
-
-
 async def test_the_secret_is_for_its_issuer(kept: StoredLogin) -> None:
     async with running() as server:
         client = ClientCredentials("https://login.example.com", "mine", "hush")
         await logged_in(server, kept, client=client)
     assert "hush" not in str([server.asked, server.pages, server.registered])
     assert "hush" not in kept.file.read_text()
-
-
-async def test_a_server_that_asks_for_no_login(kept: StoredLogin) -> None:
-    async with running() as server:
-        server.access.add("")
-        with pytest.raises(LoginFailed, match="asks for no login"):
-            await logged_in(server, kept)
 
 
 async def test_an_answer_with_another_state_is_refused_and_the_login_goes_on(
@@ -215,15 +200,6 @@ async def test_a_login_that_is_refused_keeps_nothing(
     assert said in str(failed.value)
     assert "\x1b" not in str(failed.value)
     assert not kept.file.exists()
-
-
-async def test_a_port_that_is_taken(kept: StoredLogin) -> None:
-    async with running() as server:
-        with (
-            socket.create_server(("127.0.0.1", 0)) as taken,
-            pytest.raises(LoginFailed, match="can't be listened on"),
-        ):
-            await logged_in(server, kept, port=taken.getsockname()[1])
 
 
 async def test_a_login_that_is_not_finished_in_time(

@@ -111,17 +111,6 @@ async def test_a_token_is_sent_to_the_server_that_it_is_for() -> None:
     assert other.tokens == []
 
 
-async def test_a_refusal_of_a_token_is_told() -> None:
-    server = Guarded(token_status=401)
-    async with served(server) as url:
-        made = connector(server, url, "unknown")
-        async with opened(McpServer("wild", connector="wiki"), wiki=made) as toolset:
-            tools, error = listed(toolset)
-    assert tools == 0
-    assert "Nobody knows you." in error
-    assert "unknown" not in error
-
-
 async def test_no_other_server_gets_the_secret() -> None:
     server = Guarded()
     async with served(server) as url:

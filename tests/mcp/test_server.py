@@ -7,7 +7,6 @@ import pytest
 
 from mlx_server import limits
 from mlx_server.mcp import Connector, Connectors
-from mlx_server.mcp.limits import ConnectionLost, McpError, McpRefused, ToolFailed, cause
 from mlx_server.requests import McpServer
 from tests.mcp.habits import listed, opened, outcome
 from tests.mcp.playing import lowered
@@ -51,42 +50,10 @@ async def test_two_tools_of_one_name_are_one() -> None:
         assert error == "'look' is left out: another tool has the same name."
 
 
-async def test_half_of_a_surrogate_pair_is_replaced() -> None:
-    async with opened("cuts an emoji") as toolset:
-        assert await outcome(toolset, "cuts an emoji") == "x\ufffd"
-
-
 async def test_a_large_result_is_cut_with_a_notice() -> None:
     async with opened("floods a result") as toolset:
         result = await outcome(toolset, "floods a result")
     assert result == f"{'x' * (1 << 20)}\n[cut here; it has {3 << 20} bytes]"
-
-
-SAID = "the server's own words"
-
-
-@pytest.mark.parametrize(
-    ("error", "kind"),
-    [
-        (McpError(SAID), "McpError"),
-        (ToolFailed(SAID), "ToolFailed"),
-        (ConnectionLost(SAID), "ConnectionLost"),
-        (McpRefused(SAID, 403), "HTTP 403"),
-    ],
-)
-def test_the_log_has_the_kind_and_the_client_has_the_words(error: McpError, kind: str) -> None:
-    assert error.kind == kind
-    assert str(error) == SAID
-
-
-def test_the_cause_is_the_first_error_however_deep_the_groups_are() -> None:
-    first, second = ConnectionLost("one"), ValueError("two")
-    assert cause(first) is first
-    assert cause(ExceptionGroup("g", [first, second])) is first
-    nested = ExceptionGroup("out", [ExceptionGroup("in", [first]), second])
-    assert cause(BaseExceptionGroup("all", [nested, KeyboardInterrupt()])) is first
-    interrupt = KeyboardInterrupt()
-    assert cause(BaseExceptionGroup("all", [interrupt, first])) is interrupt
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,6 @@ TOOL = {"name": "look", "inputSchema": {"type": "object"}}
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 
-Head = list[tuple[bytes, bytes]]
-
-
 class Wild:
     """A server without the SDK: it is well-behaved until a tool is called."""
 

@@ -8,16 +8,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from mlx_server.errors import AdapterInvalid
-from mlx_server.models.adapter_catalog import plain_name, read_adapter, read_base_shapes
+from mlx_server.models.adapter_catalog import plain_name, read_base_shapes
 from tests.models.adapter_files import (
     IN,
     LAYER,
     OUT,
-    RANK,
     Tensors,
-    mlx_adapter,
-    mlx_tensors,
     numbers,
 )
 
@@ -50,23 +46,6 @@ def test_the_shapes_of_a_quantised_base(tmp_path: Path, bits: int, packed: int) 
         folder = checkpoint(tmp_path / str(len(quantization)), found, quantization=quantization)
         assert read_base_shapes(folder, "a").shapes == {LAYER: (OUT, IN)}
     assert read_base_shapes(checkpoint(tmp_path / "unsaid", found), "a").shapes == {}
-
-
-def test_what_the_files_do_not_tell_is_left_to_the_engine(tmp_path: Path) -> None:
-    folder = mlx_adapter(tmp_path / "a", mlx_tensors("model.layers.0.self_attn.x_proj"))
-    base = read_base_shapes(
-        checkpoint(tmp_path / "b", {f"{LAYER}.weight": numbers(OUT, IN)}, format="pt"), "b"
-    )
-    assert not base.complete
-    assert read_adapter(folder, base_shapes=base.shapes, complete=base.complete).rank == RANK
-    too_many = mlx_adapter(tmp_path / "c", mlx_tensors("model.layers.2.self_attn.x_proj"))
-    with pytest.raises(AdapterInvalid, match="no layer"):
-        read_adapter(too_many, base_shapes=base.shapes, complete=base.complete)
-
-
-def test_a_damaged_base_tells_nothing(tmp_path: Path) -> None:
-    (tmp_path / "model.safetensors").write_bytes(b"?")
-    assert read_base_shapes(tmp_path, "a").shapes == {}
 
 
 @pytest.mark.parametrize(

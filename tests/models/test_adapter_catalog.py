@@ -1,7 +1,6 @@
 """What the catalog says of adapters: which there are, which fit, and which have changed."""
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -84,11 +83,6 @@ def test_another_base_needs_the_owners_word(tmp_path: Path) -> None:
     )
 
 
-def test_a_base_that_nobody_names_is_no_mismatch(tmp_path: Path) -> None:
-    mlx_adapter(tmp_path / "a", model=None)
-    assert AdapterCatalog(TINY, folder=tmp_path).find("a").base is None
-
-
 def test_a_link_out_of_the_folder_must_be_listed(tmp_path: Path) -> None:
     adapters = tmp_path / "adapters"
     adapters.mkdir()
@@ -118,6 +112,13 @@ def test_the_hubs_cache_may_link_to_its_blobs_only(tmp_path: Path) -> None:
     assert "is a link to outside" in refusal(folder)
 
 
+def replaced(file: Path, content: bytes) -> None:
+    """As careful writers do it."""
+    new = file.with_suffix(".new")
+    new.write_bytes(content)
+    new.rename(file)
+
+
 def test_a_changed_file_is_noticed_and_an_unchanged_one_is_not_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,26 +146,6 @@ def test_a_changed_file_is_noticed_and_an_unchanged_one_is_not_read_again(
     (folder / MLX_WEIGHTS).unlink()
     with pytest.raises(AdapterNotFound):
         catalog.find("a")
-
-
-def replaced(file: Path, content: bytes) -> None:
-    """As careful writers do it."""
-    new = file.with_suffix(".new")
-    new.write_bytes(content)
-    new.rename(file)
-
-
-def test_a_file_that_is_replaced_with_its_times_is_read_again(tmp_path: Path) -> None:
-    """An archive or a copy writes it so, and it may get the old file's inode too."""
-    weights = mlx_adapter(tmp_path / "a") / MLX_WEIGHTS
-    catalog = AdapterCatalog(TINY, folder=tmp_path)
-    first, before = catalog.find("a"), weights.stat()
-    weights.write_bytes(save({name: 2 * tensor for name, tensor in mlx_tensors().items()}))
-    while weights.stat().st_ctime_ns == before.st_ctime_ns:
-        os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
-    os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert weights.stat().st_size == before.st_size
-    assert catalog.find("a").digest != first.digest
 
 
 def test_adapters_come_and_go_while_the_server_runs(tmp_path: Path) -> None:

@@ -18,7 +18,13 @@ from mlx_server.models.adapter_catalog import (
     BaseModelShapes,
     read_adapter,
 )
-from mlx_server.models.adapter_config import CONFIG, MLX_WEIGHTS, PEFT_WEIGHTS
+from mlx_server.models.adapter_config import (
+    CONFIG,
+    LARGEST,
+    MLX_WEIGHTS,
+    PEFT_EXTRAS,
+    PEFT_WEIGHTS,
+)
 from tests.models.adapter_files import (
     EMBEDDING,
     EXPERTS,
@@ -93,7 +99,7 @@ def test_embeddings_and_experts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", ["F16", "BF16", "F32"])
 def test_every_dtype_may_be_as_large_as_it_can_be(tmp_path: Path, dtype: str) -> None:
-    assert read(raw_adapter(tmp_path, dtype, LARGEST[dtype])).rank == 1
+    assert read(raw_adapter(tmp_path, dtype, GREATEST[dtype])).rank == 1
 
 
 def test_a_prefix_by_which_checkpoints_differ_is_no_difference(tmp_path: Path) -> None:
@@ -129,7 +135,7 @@ def test_the_samples_fit_the_demo_model_and_are_small() -> None:
 
 # Hostile ones
 
-LARGEST = {
+GREATEST = {
     "F16": struct.pack("<H", 0x7BFF),
     "BF16": struct.pack("<H", 0x7F7F),
     "F32": struct.pack("<I", 0x7F7F_FFFF),
@@ -402,13 +408,16 @@ def test_hostile_adapters_are_refused_by_name(tmp_path: Path, name: str) -> None
     [
         ({"peft_type": "IA3"}, "peft_type 'IA3'"),
         ({"peft_type": ["LORA"]}, "peft_type a list"),
-        ({"modules_to_save": ["lm_head"]}, "uses `modules_to_save`"),
-        ({"layer_replication": [[0, 4]]}, "uses `layer_replication`"),
-        ({"trainable_token_indices": [1]}, "uses `trainable_token_indices`"),
+        *(({name: ["lm_head"]}, f"uses `{name}`") for name in PEFT_EXTRAS),
+        *(
+            ({"init_lora_weights": way}, f"has the init_lora_weights {way!r}")
+            for way in ("pissa", "pissa_niter_16", "olora", "corda", "loftq", "lora_ga")
+        ),
         ({"bias": "all"}, "trains biases"),
         ({"r": 10_000}, "a rank from 1 to 512 as `r`"),
         ({"r": 5}, "has the rank 4, but .* says 5"),
         ({"lora_alpha": None}, "a number as `lora_alpha`, but has None"),
+        ({"lora_alpha": LARGEST * 1.1}, "a number as `lora_alpha`"),
         ({"target_modules": {"a": 1}}, "names as `target_modules`"),
         ({"rank_pattern": [1]}, "an object as `rank_pattern`"),
         ({"rank_pattern": {"q_proj": 0}}, "a rank from 1 to 512 as `q_proj`"),
@@ -421,6 +430,16 @@ def test_settings_of_peft_that_cannot_be_served(
 ) -> None:
     with pytest.raises(AdapterInvalid, match=message):
         read(peft_adapter(tmp_path, **changes))
+
+
+def test_settings_that_change_nothing_are_accepted(tmp_path: Path) -> None:
+    unused = dict.fromkeys(PEFT_EXTRAS, None) | {"modules_to_save": [], "lora_bias": False}
+    named: dict[str, Any] = {
+        "bias": "none",
+        "target_modules": "all-linear",
+        "init_lora_weights": "gaussian",
+    }
+    assert read(peft_adapter(tmp_path, **unused, **named))
 
 
 def test_a_rank_that_a_pattern_may_have_given_has_a_limit_too(tmp_path: Path) -> None:

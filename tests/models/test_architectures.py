@@ -1,6 +1,5 @@
 """What is read of mlx-lm's source without importing it, next to what mlx-lm itself does."""
 
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -56,14 +55,6 @@ def test_the_context_of_a_model(config: dict[str, Any], context: int) -> None:
 def test_a_rope_that_was_stretched_by_hand(name: str, rope: Any, context: int) -> None:
     config = {"model_type": "qwen3", "max_position_embeddings": 40_960, name: rope}
     assert checkpoint._context_length(config) == context
-
-
-def test_what_is_not_in_the_config_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        checkpoint._context_length(GEMMA3)
-    (record,) = caplog.records
-    assert "131072 tokens, a guess" in record.getMessage()
-    assert "`context_length`" in record.getMessage()
 
 
 @pytest.mark.parametrize(

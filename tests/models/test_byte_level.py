@@ -10,7 +10,7 @@ import pytest
 import tokenizers
 
 from mlx_server.errors import ModelUnusable
-from mlx_server.models.byte_level import KIMI_PIECES, byte_level_tokenizer, kimi_tokenizer
+from mlx_server.models.byte_level import KIMI_PIECES, kimi_tokenizer
 from mlx_server.models.tokenizer import Tokenizer
 from mlx_server.prompts.harmony.vocabulary import shipped
 from mlx_server.sources.tokenizer_files import tokenizer_json
@@ -67,14 +67,6 @@ def test_kimi_s_ids_are_those_of_its_ranks(tmp_path: Path) -> None:
         assert made.decode(expected) == text
 
 
-def test_han_and_other_letters_are_never_in_one_piece(tmp_path: Path) -> None:
-    split = tokenizers.pre_tokenizers.Split(tokenizers.Regex(KIMI_PIECES), "isolated")
-    cut = [piece for piece, _ in split.pre_tokenize_str("Hello你好world's 12345 x!!\n\n  y")]
-    assert cut == [
-        *("Hello", "你好", "world's", " ", "123", "45", " x", "!!\n\n", " ", " y"),
-    ]
-
-
 def test_kimi_s_special_tokens_have_their_ids_and_names(tmp_path: Path) -> None:
     made = Tokenizer(tokenizer_json(kimi(tmp_path / "kimi")))
     assert made.id_of("[BOS]") == 4000
@@ -100,9 +92,3 @@ def test_a_damaged_or_unknown_vocabulary(
     (tmp_path / "tiktoken.model").write_bytes(body)
     with pytest.raises(ModelUnusable, match=says):
         kimi_tokenizer(tmp_path / "tiktoken.model", config)
-
-
-def test_ranks_may_be_few() -> None:
-    ranks = {b"a": 0, b"b": 1, b"ab": 2}
-    made = byte_level_tokenizer(ranks, KIMI_PIECES, [])
-    assert made.encode("abba").ids == [2, 1, 0]

@@ -5,7 +5,6 @@ import logging
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,14 +12,12 @@ from tokenizers import AddedToken
 
 from mlx_server.errors import ModelUnusable
 from mlx_server.models.checkpoint import (
-    FALLBACK_CONTEXT,
     FILES,
     Checkpoint,
     read_chat_templates,
     read_checkpoint,
 )
 from mlx_server.models.special_tokens import ADDED, MAP, flags_of, read_special_tokens
-from mlx_server.requests import SamplingParams
 from tests.families import byte_level, write_checkpoint
 
 
@@ -42,13 +39,6 @@ def read(folder: Path, **files: Any) -> Checkpoint:
     return read_checkpoint(folder)
 
 
-def test_the_least_that_a_folder_can_hold(folder: Path) -> None:
-    checkpoint = read(folder, config={})
-    assert (checkpoint.model_type, checkpoint.context_length) == ("", FALLBACK_CONTEXT)
-    assert (checkpoint.template, checkpoint.tokens) == (None, {})
-    assert (checkpoint.end_tokens, checkpoint.sampling) == (frozenset(), {})
-
-
 def test_the_demo_model(demo_path: Path) -> None:
     checkpoint = read_checkpoint(demo_path)
     assert (checkpoint.model_type, checkpoint.context_length) == ("llama", 8192)
@@ -63,12 +53,6 @@ def test_a_missing_file_is_named(folder: Path, name: str) -> None:
     (folder / name).unlink()
     with pytest.raises(ModelUnusable, match=f"{name} is missing"):
         read_checkpoint(folder)
-
-
-@pytest.mark.parametrize("name", ["generation_config.json", "tokenizer_config.json"])
-def test_some_files_may_be_missing(folder: Path, name: str) -> None:
-    assert not (folder / name).exists()
-    read_checkpoint(folder)
 
 
 DAMAGED = (b"", b"{", b"[1, 2]", b"null", b'"text"', b"\xff\xfe\x00", b"[" * 100_000)
@@ -116,41 +100,6 @@ def test_end_tokens_come_from_everywhere(folder: Path) -> None:
         tokenizer_config={"eos_token": "<|im_end|>"},
     )
     assert checkpoint.end_tokens == {300, 301, 302, checkpoint.tokenizer.id_of("<|im_end|>")}
-
-
-def test_an_end_token_that_the_tokenizer_lacks_is_passed_over(folder: Path) -> None:
-    found = read(folder, tokenizer_config={"eos_token": "<|nowhere|>"})
-    assert found.end_tokens == frozenset()
-
-
-def template_of(checkpoint: Checkpoint) -> str | None:
-    return checkpoint.template.source if checkpoint.template else None
-
-
-@pytest.mark.parametrize(
-    ("config", "length"),
-    [
-        ({"max_position_embeddings": 2048}, 2048),
-        ({"text_config": {"max_position_embeddings": 1024}}, 1024),
-        ({"max_position_embeddings": 2048, "text_config": {"max_position_embeddings": 1}}, 2048),
-        ({"max_position_embeddings": None, "text_config": {"max_position_embeddings": 9}}, 9),
-        ({}, FALLBACK_CONTEXT),
-        ({"max_position_embeddings": 0}, FALLBACK_CONTEXT),
-        ({"max_position_embeddings": -1}, FALLBACK_CONTEXT),
-        ({"max_position_embeddings": "2048"}, FALLBACK_CONTEXT),
-        ({"max_position_embeddings": True}, FALLBACK_CONTEXT),
-        ({"text_config": None}, FALLBACK_CONTEXT),
-        ({"text_config": [1]}, FALLBACK_CONTEXT),
-        ({"text_config": "x"}, FALLBACK_CONTEXT),
-    ],
-)
-def test_context_length(folder: Path, config: dict[str, Any], length: int) -> None:
-    assert read(folder, config=config).context_length == length
-
-
-@pytest.mark.parametrize("model_type", [None, 5, ["llama"]])
-def test_a_model_type_is_a_text(folder: Path, model_type: object) -> None:
-    assert read(folder, config={"model_type": model_type}).model_type == ""
 
 
 RECOMMENDED = {
@@ -205,19 +154,6 @@ def test_sampling_that_makes_no_sense_is_left_out_and_told(
         found = read(folder, generation_config={**RECOMMENDED, name: value}).sampling
     assert found == {k: v for k, v in RECOMMENDED.items() if k != name}
     assert name in caplog.text
-
-
-def test_null_means_unset_and_needs_no_word(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    generation = dict.fromkeys([*RECOMMENDED, "do_sample"])
-    assert read(folder, generation_config=generation).sampling == {}
-    assert "generation_config" not in caplog.text
-
-
-def test_what_is_left_is_understood_by_the_engine(folder: Path) -> None:
-    """It reads the message strictly: 20.0 is not a number of tokens there."""
-    sampling = read(folder, generation_config={**RECOMMENDED, "top_k": 20.0}).sampling
-    sent = msgspec.msgpack.encode(SamplingParams(**sampling))
-    assert msgspec.msgpack.decode(sent, type=SamplingParams).top_k == 20
 
 
 ODD_TEXTS = st.sampled_from(["<a>", "<b>", "", "\ud800", "9" * 5000, "7", "²", "content"])

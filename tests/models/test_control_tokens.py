@@ -6,14 +6,12 @@ import time
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers.pre_tokenizers import ByteLevel
 
 from mlx_server.errors import ModelUnusable
 from mlx_server.models import control_tokens
 from mlx_server.models.control_tokens import (
     WINDOW,
     ControlTokenEscape,
-    bytes_to_unicode,
     is_control,
     pattern_of,
 )
@@ -62,12 +60,6 @@ def test_what_begins_no_control_token_stays(tokens: tuple[str, ...]) -> None:
     assert ControlTokenEscape(tokens)(text, MARK) == text
 
 
-def test_tokens_of_signs_or_white_space_alone() -> None:
-    escape = ControlTokenEscape(("<>", "\n\n"))
-    for text, escaped in {"": "", "--": "--", "<>": "<\0>\0", "a\n\n\nb": "a\n\0\n\0\nb"}.items():
-        assert escape(text, MARK) == escaped
-
-
 @given(st.lists(st.sampled_from([*TOKENS, "s", "sy", "-", "x", " ", "_", "é"])).map("".join))
 def test_the_windows_of_a_long_text_do_not_show(text: str) -> None:
     whole = ControlTokenEscape(TOKENS)(text, MARK)
@@ -105,14 +97,6 @@ def test_it_finds_the_longest_text_at_every_place(texts: list[str], text: str) -
     matches = list(pattern.finditer(text))
     assert {match.start(): match[1] for match in matches} == by_hand(texts, text)
     assert not any(match[0] for match in matches)
-
-
-def test_no_text_is_no_pattern() -> None:
-    assert pattern_of([]) is None
-    assert pattern_of(["", ""]) is None
-    pattern = pattern_of(["", "a"])
-    assert pattern
-    assert not pattern.search("b"), "an empty text is found nowhere"
 
 
 @pytest.mark.parametrize("text", ["<a>", "<\0a>\0", "<\0\0a>", "<a\0>\0\0"])
@@ -163,13 +147,3 @@ def test_markup_is_control_even_if_it_is_not_marked_as_special(
     content: str, special: bool, expected: bool
 ) -> None:
     assert is_control(content, special) is expected
-
-
-def test_each_byte_has_the_character_that_tokenizers_use() -> None:
-    table = bytes_to_unicode()
-    assert sorted(table.values()) == list(range(256))
-    assert table.keys() == set(ByteLevel.alphabet())
-    split = ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str
-    text = "".join(map(chr, range(0x250))) + "世🙂\U0010ffff"
-    ((piece, _),) = split(text)
-    assert bytes(table[letter] for letter in piece) == text.encode()

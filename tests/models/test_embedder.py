@@ -130,26 +130,3 @@ def test_damaged_files(tmp_path: Path, name: str, content: str) -> None:
     path.write_bytes(content.encode("utf-8", "surrogateescape"))
     with pytest.raises(ModelUnusable, match=path.name):
         read(tmp_path)
-
-
-def test_values_of_wrong_types_count_as_none(tmp_path: Path) -> None:
-    wrong = {"prompts": {"a": 1, "b": "x"}, "default_prompt_name": 5}
-    tiny_embedder(
-        tmp_path,
-        config_sentence_transformers=wrong,
-        sentence_bert_config={"max_seq_length": "512"},
-        modules=[5, None, *of(["Pooling"])],
-    )
-    found = read(tmp_path, hidden_size="64")
-    assert (found.prompts, found.default_prompt, found.max_tokens) == ({"b": "x"}, None, None)
-    assert found.width == 0
-
-
-def test_links_out_of_the_folder_are_not_followed(tmp_path: Path) -> None:
-    tiny_embedder(tmp_path / "model")
-    secret = tmp_path / "secret.json"
-    secret.write_text('{"prompts": {"query": "secret"}}')
-    prompts = tmp_path / "model" / "config_sentence_transformers.json"
-    prompts.unlink()
-    prompts.symlink_to(secret)
-    assert read(tmp_path / "model").prompts == {}

@@ -4,8 +4,7 @@ from typing import Any
 import pytest
 
 from mlx_server.models.architectures import context_of, is_reranker, labels_of, why_unknown
-from mlx_server.models.checkpoint import read_checkpoint
-from tests.tiny_encoders import BERT, ENCODERS, MODERN, POSITIONS, XLM_R, ranking, tiny_encoder
+from tests.tiny_encoders import BERT, ENCODERS, MODERN, POSITIONS, XLM_R, ranking
 
 
 @pytest.mark.parametrize("config", [*ENCODERS.values(), *map(ranking, ENCODERS.values())])
@@ -46,11 +45,6 @@ def test_what_can_not_be_done_is_named(config: dict[str, Any], what: str) -> Non
 def test_the_longest_text(config: dict[str, Any], tokens: int) -> None:
     """RoBERTa's positions begin after its padding token's."""
     assert context_of(config) == tokens
-
-
-def test_the_checkpoint_has_that_context(tmp_path: Path) -> None:
-    tiny_encoder(tmp_path, XLM_R)
-    assert read_checkpoint(tmp_path).context_length == POSITIONS - 2
 
 
 def test_what_ranks(tmp_path: Path) -> None:

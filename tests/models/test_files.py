@@ -57,13 +57,6 @@ def test_what_is_none_is_told_or_passed_over(
     assert "is used without this file" in caplog.text
 
 
-def test_an_optional_file_may_be_missing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    assert read_optional_json(tmp_path / "x.json") == {}
-    assert caplog.text == ""
-    with pytest.raises(ModelUnusable, match=r"x\.json is missing"):
-        read_json(tmp_path / "x.json")
-
-
 OTHERS = {
     b"version https://git-lfs.github.com/spec/v1\noid sha256:1": "Git LFS pointer",
     b"\xef\xbb\xbfversion https://git-lfs.github.com/spec/v1": "Git LFS pointer",
@@ -106,16 +99,6 @@ def test_another_kind_is_told(begin: bytes) -> None:
 @pytest.mark.parametrize("begin", OWN)
 def test_a_models_file_is_none(begin: bytes) -> None:
     assert other_kind(begin) is None
-
-
-@pytest.mark.parametrize("begin", OWN[:2])
-def test_weights_are_weights(begin: bytes) -> None:
-    assert other_than_weights(begin) is None
-
-
-def test_a_text_for_weights_is_quoted() -> None:
-    said = other_than_weights(b"Entry not found\nand more") or ""
-    assert said.startswith("is text that begins with 'Entry not found'.")
 
 
 @pytest.fixture
@@ -165,17 +148,6 @@ def test_weights_of_the_same_size_and_time_differ_by_their_samples(folder: Path,
     overwritten(weights, weights.stat().st_size * part // SAMPLES + SAMPLE_BYTES - 1)
     assert stamp_of_model(folder) == stamp
     assert identity_of_model(folder) != identity
-
-
-def test_a_config_of_the_same_size_and_time_is_another_model(folder: Path) -> None:
-    identity = identity_of_model(folder)
-    overwritten(folder / "config.json", 0)
-    assert identity_of_model(folder) != identity
-
-
-def test_weights_shorter_than_a_sample_have_an_identity(folder: Path) -> None:
-    (folder / "model.safetensors").write_bytes(b"")
-    assert identity_of_model(folder)
 
 
 @pytest.mark.parametrize(

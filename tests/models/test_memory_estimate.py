@@ -62,20 +62,6 @@ def test_packed_weights_stay_packed(tiny_path: Path, tiny_model: Any, tmp_path: 
     assert weights_bytes(folder, not mx.metal.is_available()) == loaded_bytes(folder)
 
 
-def test_shards_add_up(tiny_path: Path, tmp_path: Path) -> None:
-    arrays = arrays_of(tiny_path)
-    for i in range(2):
-        shard = {name: arrays[name] for name in list(arrays)[i::2]}
-        mx.save_safetensors(str(tmp_path / f"model-{i}-of-2.safetensors"), shard)
-    assert weights_bytes(tmp_path, upcast=True) == weights_bytes(tiny_path, upcast=True)
-
-
-def test_a_folder_without_weights_is_unusable(tmp_path: Path) -> None:
-    (tmp_path / "adapters.safetensors").write_bytes(b"")
-    with pytest.raises(ModelUnusable, match=r"^model\.safetensors .* is missing.*Download"):
-        weights_bytes(tmp_path, upcast=True)
-
-
 def file_of(header: object, data: int = 8) -> bytes:
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     return struct.pack("<Q", len(text)) + text + bytes(data)

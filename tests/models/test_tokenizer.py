@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken
 from tokenizers.processors import TemplateProcessing
 
-from mlx_server.errors import ModelUnusable
 from mlx_server.models.tokenizer import WINDOW, Tokenizer
 from tests.families import CONTROL, SAMPLES, byte_fallback, byte_level, write_checkpoint
 
@@ -76,11 +75,6 @@ def test_a_byte_level_round_trip_loses_nothing(bytewise: Tokenizer, text: str) -
     assert "".join(found) == text
 
 
-def test_each_word_comes_out_with_its_own_token(demo: Tokenizer) -> None:
-    ids = demo.encode("The quick brown fox")
-    assert pieces(demo, ids) == ["The", " quick", " brown", " fox"]
-
-
 @given(data=st.data())
 def test_any_tokens_come_out_as_the_whole_would(bytewise: Tokenizer, data: st.DataObject) -> None:
     audible = [token for token in range(bytewise.vocabulary) if not bytewise.is_silent(token)]
@@ -100,26 +94,11 @@ def test_after_broken_utf8_the_text_goes_on(tokenizer: Tokenizer, data: st.DataO
     assert after.endswith("Hello, world!")
 
 
-def test_what_can_not_become_a_character_is_not_waited_for(tokenizer: Tokenizer) -> None:
-    first_byte = id_by_bytes(tokenizer, b"\xf0")
-    detokenizer = tokenizer.detokenizer()
-    out = "".join(detokenizer.feed(first_byte) for _ in range(100))
-    assert len(out) >= 97
-    assert set(out) == {"�"}
-
-
 def test_an_emoji_behind_broken_bytes_is_whole(bytewise: Tokenizer) -> None:
     lone = id_by_bytes(bytewise, b"\xa9")
     emoji = [id_by_bytes(bytewise, bytes([byte])) for byte in "🙂".encode()]
     for before in range(12):
         assert "".join(pieces(bytewise, [lone] * before + emoji)) == "�" * before + "🙂"
-
-
-def test_no_piece_of_a_character_that_was_cut_is_text(bytewise: Tokenizer) -> None:
-    a, half = (id_by_bytes(bytewise, byte) for byte in (b"a", b"\xf0"))
-    assert pieces(bytewise, [a, half]) == ["a", ""]
-    (special,) = control_ids(bytewise)[:1]
-    assert pieces(bytewise, [a, half, special, a]) == ["a", "", "", "a"]
 
 
 @pytest.mark.slow
@@ -161,24 +140,11 @@ def test_bytes_of_pieces_and_bytes_are_the_bytes_of_the_text(
     assert found in (written, b" " + written)
 
 
-def test_a_token_is_spelled_with_its_space(tokenizer: Tokenizer) -> None:
-    ids = encoded_behind("Hello", " w", tokenizer)
-    assert "".join(map(tokenizer.spelling, ids)) == " w"
-    assert b"".join(map(tokenizer.bytes_of, ids)) == b" w"
-
-
 def test_a_control_token_is_spelled_as_it_is_written(tokenizer: Tokenizer) -> None:
     silent = [token for token in range(tokenizer.vocabulary) if tokenizer.is_silent(token)]
     assert silent
     for token in silent:
         assert tokenizer.encode(tokenizer.spelling(token)) == [token]
-
-
-def test_control_finds_every_spelling(bytewise: Tokenizer) -> None:
-    assert bytewise.control
-    text = "".join(f"{i}{token}" for i, token in enumerate(CONTROL))
-    found = [match.start() for match in bytewise.control.finditer(text)]
-    assert found == [text.index(token) for token in CONTROL]
 
 
 def test_control_finds_overlapping_and_nested_spellings(tmp_path: Path) -> None:
@@ -203,22 +169,12 @@ def test_added_tokens_that_look_like_markup_are_control_and_others_are_not(tmp_p
     assert found == [5, 15]
 
 
-def test_a_tokenizer_without_control_tokens_has_nothing_to_find(tmp_path: Path) -> None:
-    assert saved(tmp_path, byte_level(AddedToken("\n\n"))).control is None
-
-
 def test_truncation_and_padding_of_the_file_are_off(tmp_path: Path) -> None:
     made = byte_level()
     made.enable_truncation(3)
     made.enable_padding(length=64)
     text = "A longer text than three tokens"
     assert saved(tmp_path, made).encode(text) == byte_level().encode(text).ids
-
-
-def test_a_damaged_file_is_the_models_fault(tmp_path: Path) -> None:
-    (tmp_path / "tokenizer.json").write_text('{"version": "1.0"')
-    with pytest.raises(ModelUnusable, match=r"tokenizer\.json"):
-        Tokenizer(tmp_path / "tokenizer.json")
 
 
 @pytest.mark.parametrize("length", [3, 3 * WINDOW])
@@ -233,27 +189,3 @@ def test_special_tokens_of_a_text_are_added_or_not(tmp_path: Path, length: int) 
     assert tokenizer.encode_prompt(text, 10**9, add_special_tokens=False) == plain
     assert tokenizer.encode_prompt(text, 10**9) == [1, *plain, 2]
     assert tokenizer.with_special_tokens(plain) == [1, *plain, 2]
-
-
-@pytest.mark.parametrize(("kept", "decoded_again"), [(100, False), (99, True)])
-def test_the_texts_of_some_tokens_are_kept(
-    demo_path: Path, monkeypatch: pytest.MonkeyPatch, kept: int, decoded_again: bool
-) -> None:
-    """They are needed for each alternative of each log probability, and again for its bytes."""
-    decoded: list[list[str]] = []
-
-    class Decoder:
-        def decode(self, tokens: list[str]) -> str:
-            decoded.append(tokens)
-            return "".join(tokens)
-
-    monkeypatch.setattr("mlx_server.models.tokenizer.SPELLINGS", kept)
-    monkeypatch.setattr("mlx_server.models.tokenizer.decoder_of", lambda facts: Decoder())
-    tokenizer = Tokenizer(demo_path / "tokenizer.json")
-    texts, again = (
-        [(tokenizer.spelling(id), tokenizer.bytes_of(id)) for id in range(300, 400)]
-        for _ in range(2)
-    )
-    assert texts == again
-    assert len(set(texts)) == 100
-    assert len(decoded) == 2 * 100 * (1 + decoded_again)

@@ -17,7 +17,7 @@ import tokenizers
 from mlx_server import limits
 from mlx_server.errors import ModelReplaced, ModelUnusable, TokenizerUnavailable
 from mlx_server.models import tokenizer_process
-from mlx_server.models.tokenizer import SMALL_FILE_BYTES, Tokenizer, read_tokenizer
+from mlx_server.models.tokenizer import Tokenizer, read_tokenizer
 from mlx_server.models.tokenizer_process import CONNECTIONS, TokenizerProcess
 from tests.families import SAMPLES, byte_fallback, byte_level, write_checkpoint
 from tests.live.server import eventually
@@ -97,21 +97,6 @@ def test_a_killed_one_is_replaced_and_ends_with_its_tokenizer(file: Path) -> Non
     del own
     gc.collect()
     assert pids() <= before  # others may have ended meanwhile
-
-
-def test_the_ids_of_a_short_text_are_kept(file: Path) -> None:
-    """A template writes the same few into each prompt; the process is not asked for them again."""
-    before = pids()
-    own = in_a_process(file)
-    ids = own.encode_as_spelled("user")
-    ids.clear()  # a caller may change what it got
-    (pid,) = pids() - before
-    os.kill(pid, signal.SIGKILL)
-    eventually(lambda: psutil.Process(pid).status() == psutil.STATUS_ZOMBIE, "it is dead")
-    assert own.encode_as_spelled("user") == Tokenizer(file).encode_as_spelled("user")
-    assert psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    own.encode_as_spelled("user" * 20)
-    assert pid not in pids()
 
 
 def test_one_that_is_killed_again_is_an_error_of_this_request(
@@ -207,12 +192,3 @@ def test_a_file_that_needs_too_much_memory(file: Path, monkeypatch: pytest.Monke
     file.write_text(written(model={"type": "BPE", "vocab": vocabulary, "merges": []}))
     with pytest.raises(ModelUnusable, match="may have 1 MiB of memory"):
         TokenizerProcess(file)
-
-
-def test_only_a_large_file_gets_a_process(file: Path) -> None:
-    before = pids()
-    own = [read_tokenizer(file)]
-    assert pids() == before
-    file.write_text(file.read_text().ljust(SMALL_FILE_BYTES + 1))
-    own.append(read_tokenizer(file))
-    assert len(pids() - before) == 1

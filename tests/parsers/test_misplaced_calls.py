@@ -120,17 +120,6 @@ def test_a_fence_of_calls_stands_anywhere_in_a_text() -> None:
     assert read(f"{unknown}\n{fence}\nor") == ([("write", HI)], f"{unknown}\nor")
 
 
-def test_a_fence_of_calls_in_python() -> None:
-    for code in ('write(text="hi")', 'print(write(text="hi"))', '[write(text="hi")]'):
-        for size in range(1, 9):
-            assert read(f"So:\n```tool_code\n{code}\n```\n", size) == ([("write", HI)], "So:")
-    both = 'write(text="hi")\nnow()'
-    assert read(f"```tool_code\n{both}\n```") == ([("write", HI), ("now", {})], "")
-    for none in ("write(text=1.5, times=[])", "fly()", "import now", "write(text=name)", "now("):
-        output = f"```tool_code\n{none}\n```"
-        assert read(output) == ([], output)
-
-
 def test_bare_json_stands_anywhere_where_it_is_the_familys_own_format() -> None:
     layout = MarkupLayout(reasoning=(), call_formats=(BARE_JSON,))
     for size in range(1, 9):
@@ -140,22 +129,6 @@ def test_bare_json_stands_anywhere_where_it_is_the_familys_own_format() -> None:
         assert found == ([("write", HI), ("now", {})], "I write:\nand {wait},\nthen")
     for none in ('Of {"name": "Ada"} and', f"So {call('fly')} or", f"So {call()[:-1]}"):
         assert read(none, layout=layout) == ([], none)
-
-
-def test_several() -> None:
-    both = [("write", HI), ("now", {})]
-    for between in ("\n", ", ", ";", " "):
-        assert read(call() + between + call("now", {})) == (both, "")
-    fences = "\n".join(f"```json\n{each}\n```" for each in (call(), call("now", {})))
-    assert read(fences) == (both, "")
-    assert read(f"[{call()}, {call('fly')}]")[0] == []
-
-
-def test_arguments_get_the_types_of_the_tool() -> None:
-    assert read(call(arguments={"text": "x", "times": "2"})) == (
-        [("write", {"text": "x", "times": 2})],
-        "",
-    )
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mlx_server.parsers.parse_context import USUAL_TAGS, is_tag, pair_of
+from mlx_server.parsers.parse_context import is_tag, pair_of
 
 
 @pytest.mark.parametrize("name", ["think", "<think>", "</think>", " <think/> ", "[think]"])
@@ -30,8 +30,3 @@ def test_a_name_may_have_its_brackets(name: str) -> None:
 )
 def test_a_tag_is_a_name_in_pointed_brackets(opening: str, expected: bool) -> None:
     assert is_tag(opening) is expected
-
-
-def test_usual_tags_close_what_they_open() -> None:
-    for opening, closing in USUAL_TAGS:
-        assert closing == f"{opening[0]}/{opening[1:]}"

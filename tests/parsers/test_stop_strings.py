@@ -4,7 +4,6 @@ import random
 from collections.abc import Iterable
 from itertools import pairwise
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -103,21 +102,3 @@ def test_a_logprob_comes_with_the_first_character_of_its_token() -> None:
     second = strings.feed(TextDelta(0, "Twice", (logprob(1),)))
     assert second == [TextDelta(0, "S"), TextDelta(0, "Twice", (logprob(1),))]
     assert strings.finish() == []
-
-
-def test_deltas_without_text_pass_in_their_place() -> None:
-    strings = StopStrings(["STOP"])
-    empty = TextDelta(0, "", (logprob(0),))
-    assert strings.feed(empty) == [empty]
-    assert strings.feed(TextDelta(0, "S")) == []
-    assert strings.feed(empty) == []
-    assert strings.feed(TextDelta(0, "o")) == [TextDelta(0, "S"), empty, TextDelta(0, "o")]
-
-
-@pytest.mark.parametrize("stops", [[], [""], ["", ""]])
-def test_without_stops_deltas_pass_untouched(stops: list[str]) -> None:
-    strings = StopStrings(stops)
-    delta = TextDelta(1, "text", (logprob(0),))
-    assert strings.feed(delta)[0] is delta
-    assert strings.finish() == []
-    assert not strings.matched

@@ -41,11 +41,8 @@ from tests.tiny import CHAT_TEMPLATE, IM_END
 
 JSON_SLIPS: Mapping[str, bytes] = {
     "a comma too many": b'{"eos_token_id": 2,}',
-    "nothing": b"",
     "a comment": b'{\n// the end\n"eos_token_id": 2}',
-    "single quotes": b"{'eos_token_id': 2}",
     "half of it": b'{"eos_token_id": [2',
-    "two objects": b'{"eos_token_id": 2}{"eos_token_id": 2}',
     "true as in Python": b'{"do_sample": True}',
 }
 OPTIONAL = "a damaged file that is optional gives a warning"

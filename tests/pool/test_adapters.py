@@ -160,48 +160,6 @@ def test_what_changes_while_it_loads_is_not_served_under_the_digest_of_what_was_
     run(test)
 
 
-def test_whoever_asks_just_after_a_load_failed_tries_again() -> None:
-    """Before those who waited for it have heard of it."""
-
-    async def test(desk: Desk) -> None:
-        desk.engine.failure = AdapterInvalid("no such layer")
-        desk.engine.speaks.clear()
-        first = desk.using(A)
-        await turns()
-        (held,) = desk.adapters._adapters.values()
-        again: list[asyncio.Task[None]] = []
-
-        def failed(_: object) -> None:
-            desk.engine.failure = None
-            again.append(desk.using(A))
-
-        held.loading.add_done_callback(failed)
-        desk.engine.speaks.set()
-        with pytest.raises(AdapterInvalid):
-            await first
-        await turns()
-        await again[0]
-        assert desk.engine.log == ["load m a"] * 2
-        assert desk.adapters.loaded_for("m") == [("a", 0, LOADED)]
-
-    run(test)
-
-
-def test_whoever_leaves_while_it_loads_does_not_stop_the_load() -> None:
-    async def test(desk: Desk) -> None:
-        desk.engine.speaks.clear()
-        leaving, staying = desk.using(A), desk.using(A)
-        await turns()
-        leaving.cancel()
-        await turns()
-        assert desk.adapters.loaded_for("m") == [("a", 1, FILE)]
-        desk.engine.speaks.set()
-        await staying
-        assert desk.adapters.loaded_for("m") == [("a", 0, LOADED)]
-
-    run(test)
-
-
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_load_that_everybody_left_is_counted_when_it_ends(fails: bool) -> None:
     async def test(desk: Desk) -> None:
@@ -258,17 +216,6 @@ def test_the_least_recently_used_gives_way_first_and_what_is_in_use_never() -> N
         await held.aclose()
         desk.adapters.shrink(0)
         assert desk.names == []
-
-    run(test)
-
-
-def test_one_that_was_dropped_is_loaded_again() -> None:
-    async def test(desk: Desk) -> None:
-        await desk.used(A)
-        desk.adapters.shrink(0)
-        await desk.used(A)
-        await turns()
-        assert desk.engine.log == ["load m a", "unload m a", "load m a"]
 
     run(test)
 

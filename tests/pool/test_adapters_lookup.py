@@ -42,12 +42,6 @@ def folders(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("inside", ["allowed/one", "allowed/../allowed/one", "in", "allowed"])
-def test_a_folder_is_where_it_really_is(folders: Path, inside: str) -> None:
-    found = allowed_folder(str(folders / inside), [folders / "elsewhere", folders / "allowed"])
-    assert found.is_relative_to(folders.resolve() / "allowed")
-
-
 @pytest.mark.parametrize(
     "outside",
     ["allowed/../allowed-not/three", "allowed/out", "allowed-not/three", "", "allowed/.."],
@@ -67,11 +61,6 @@ def test_a_path_may_be_relative_to_the_folder_of_models_yaml(folders: Path, path
     for outside in ("allowed-not/three", "allowed/out", "one"):
         with pytest.raises(AdapterNotFound):
             allowed_folder(outside, [folders / "allowed"])
-
-
-def test_where_nothing_is_allowed_no_folder_is(folders: Path) -> None:
-    with pytest.raises(AdapterNotFound):
-        allowed_folder(str(folders / "allowed/one"), [])
 
 
 @pytest.mark.parametrize("odd", ["/a\0b", "/" + "a" * 5000, "~root/x", "/proc/self/root/etc/x"])

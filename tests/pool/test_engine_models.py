@@ -108,24 +108,6 @@ def test_those_who_wait_for_memory_are_told_that_the_engine_is_lost(
     run(test)
 
 
-def test_an_engine_lost_while_it_unloads(a: ModelSpec, b: ModelSpec) -> None:
-    async def test() -> None:
-        async with running(a, b, limits=ONE) as (pool, machine):
-            await held(pool, "a")
-            machine.silent = True
-            task = asking(pool, "b")
-            await machine.asked("unload a")
-            machine.kill()
-            with pytest.raises(EngineDied):
-                await task
-            await started_again(pool, machine)
-            machine.speak()
-            await held(pool, "a")
-            assert machine.log == ["load a", "unload a", "load a"]
-
-    run(test)
-
-
 def test_an_engine_lost_just_after_it_said_that_it_has_loaded(a: ModelSpec) -> None:
     """The load ended well, and the pool has not heard of it when it hears of the loss."""
 
@@ -236,23 +218,6 @@ def test_a_preload_that_fails_is_logged(
     assert "never retrieved" not in caplog.text
 
 
-def test_a_preload_that_does_not_load_is_logged_and_tried_again_on_demand(
-    a: ModelSpec, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def test() -> None:
-        async with running(replace(a, preload=True), silent=True) as (pool, machine):
-            machine.broken = {"a"}
-            await machine.asked("load a")
-            machine.speak()
-            await until(lambda: view(pool).error is not None)
-            machine.broken = set()
-            await held(pool)
-
-    with caplog.at_level(logging.ERROR):
-        run(test)
-    assert "Model 'a' can't be loaded: no room" in caplog.text
-
-
 def test_stopping_ends_loads_with_a_word_to_all_who_wait(a: ModelSpec) -> None:
     async def test() -> None:
         async with running(a, silent=True) as (pool, machine):
@@ -301,43 +266,6 @@ def test_stopping_tells_those_who_wait_for_the_files(a: ModelSpec) -> None:
     run(test)
 
 
-def test_stopping_while_it_unloads(a: ModelSpec, b: ModelSpec) -> None:
-    async def test() -> None:
-        async with running(a, b, limits=ONE) as (pool, machine):
-            await held(pool, "a")
-            machine.silent = True
-            task = asking(pool, "b")
-            await machine.asked("unload a")
-            await pool.stop()
-            with pytest.raises(ShuttingDown):
-                await task
-
-    run(test)
-
-
-def test_stopping_while_a_preload_is_under_way(a: ModelSpec) -> None:
-    async def test() -> None:
-        async with running(replace(a, preload=True), silent=True) as (pool, machine):
-            await machine.asked("load a")
-            await pool.stop()
-            assert pool.models.loaded == []
-
-    run(test)
-
-
-def test_stopping_while_there_is_no_engine(a: ModelSpec, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "FIRST_PAUSE", 3600.0)
-
-    async def test() -> None:
-        async with running(a) as (pool, machine):
-            machine.kill()
-            await turns()
-            await pool.stop()
-            assert len(machine.engines) == 1
-
-    run(test)
-
-
 def test_a_pool_that_was_stopped_takes_nobody(a: ModelSpec) -> None:
     async def test() -> None:
         async with running(a) as (pool, machine):
@@ -349,19 +277,6 @@ def test_a_pool_that_was_stopped_takes_nobody(a: ModelSpec) -> None:
                 async with pool.lease(prepared, asks(0)):
                     pass
             assert machine.log == ["load a"]
-
-    run(test)
-
-
-def test_stopping_twice_is_stopping(a: ModelSpec) -> None:
-    async def test() -> None:
-        async with running(a) as (pool, machine):
-            await held(pool)
-            await pool.stop()
-            await pool.stop()
-            engine = machine.engines[-1]
-            assert isinstance(engine, Engine)
-            assert engine.ended_with == [None, None]
 
     run(test)
 

@@ -11,7 +11,7 @@ from mlx_server.pool.engine_models import PoolLimits
 from mlx_server.pool.lease import SOON, Lease, Leases, MemoryDemand
 from mlx_server.pool.prepare import ModelSpec
 from mlx_server.requests import GenerateRequest, SamplingParams
-from tests.pool.machine import BYTES, ONE, WEIGHTS, Machine, asks, held, run, running, turns
+from tests.pool.machine import BYTES, ONE, WEIGHTS, Machine, asks, held, run, running
 
 MODEL: Any = None
 
@@ -104,22 +104,6 @@ def test_rows_reserve_memory_as_they_grow_and_the_last_wait_for_it(a: ModelSpec)
                 assert machine.log[3:] == ["resume [2, 4]"]
                 assert pool.memory()["kv_reserved"] == 2 * 20
                 last.left([2, 4])
-                assert pool.memory()["kv_reserved"] == 0
-            assert pool.engines[0].scheduler.leases.of_row == {}
-
-    run(test)
-
-
-@pytest.mark.usefixtures("ahead")
-def test_a_lost_engine_leaves_no_growth_behind(a: ModelSpec) -> None:
-    async def test() -> None:
-        async with running(a, limits=ONE) as (pool, machine):
-            async with pool.lease(await pool.prepared("a"), asks(2, most=40)) as lease:
-                lease.began([row(1)])
-                machine.kill()
-                await turns()
-                for _ in range(20):
-                    step(machine, 1)
                 assert pool.memory()["kv_reserved"] == 0
             assert pool.engines[0].scheduler.leases.of_row == {}
 

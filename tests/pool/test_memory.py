@@ -11,9 +11,7 @@ import psutil
 import pytest
 
 from mlx_server.engine.messages import KvCost
-from mlx_server.pool.lease import SOON
 from mlx_server.pool.memory import MemoryParts, footprint, memory_budget
-from mlx_server.pool.policy import Grant, LoadAction, ModelFacts, Policy
 from mlx_server.worker.memory import cache_cost
 from tests.worker.architectures import CONFIGS
 from tests.worker.kinds import SIZES
@@ -164,8 +162,6 @@ CHECKPOINTS = {
 USEFUL = 2048
 """Tokens; a model that leaves room for less is not served with any use."""
 
-PIECE = 2048
-"""Tokens of the longest piece of a prompt that is computed at once."""
 
 ROWS, LONG = 16, 8_192
 """A batch that is large for each of these models."""
@@ -183,49 +179,6 @@ def room(ram: int, name: str) -> int:
 def test_a_machine_serves_what_people_run_on_it(ram: int, name: str) -> None:
     model = CHECKPOINTS[name]
     assert (room(ram, name) >= model.kv.for_tokens(USEFUL)) == (ram >= model.least)
-
-
-@pytest.mark.parametrize(
-    ("ram", "name", "tokens"),
-    [
-        (8, "Qwen3-8B-4bit", 3_072),
-        (16, "Qwen3-8B-4bit", 32_768),
-        (24, "gpt-oss-20b", 65_536),
-        (32, "gpt-oss-20b", 131_072),
-        (32, "Qwen3-30B-A3B-4bit", 40_960),
-        (32, "gemma-3-27b-it-4bit", 32_768),
-        (64, "Llama-3.3-70B-Instruct-4bit", 24_576),
-        (96, "gpt-oss-120b", 98_304),
-        (96, "GLM-4.5-Air-4bit", 65_536),
-        (512, "Qwen3-Coder-480B-A35B-4bit", 262_144),
-    ],
-)
-def test_with_so_much_context_at_least(ram: int, name: str, tokens: int) -> None:
-    assert CHECKPOINTS[name].kv.for_tokens(tokens) <= room(ram, name)
-
-
-def activations(config: dict[str, Any]) -> int:
-    """Bytes of a layer's largest intermediate results for the longest piece, all at once: its
-    residual, norm and projections, and what goes into and comes out of its experts."""
-    hidden, heads = config["hidden_size"], config["num_attention_heads"]
-    experts = config.get("num_experts_per_tok", 1)
-    inner = config.get("moe_intermediate_size") or config["intermediate_size"]
-    attention = 3 * hidden + config["head_dim"] * (2 * heads + 2 * config["num_key_value_heads"])
-    mlp = experts * (3 * inner + 2 * hidden)
-    return int(PIECE * (attention + mlp) * 2)
-
-
-@pytest.mark.parametrize(("ram", "name"), PAIRS)
-def test_what_the_budget_leaves_out_is_enough_to_compute_in(ram: int, name: str) -> None:
-    """MLX computes layer by layer, so that one layer of a batch's cache exists twice; beyond the
-    limit that it is given it waits, rather than take more."""
-    budget, model = memory_budget(None, WORKING_SETS[ram]), CHECKPOINTS[name]
-    if ram >= model.least:
-        of_batch = min(room(ram, name), ROWS * LONG * model.kv.per_token)
-        every = model.config.get("sliding_window_pattern", 2 if model.kv.window else 1)
-        full_layers = model.config["num_hidden_layers"] // every
-        working = budget.recommended - budget.nbytes
-        assert activations(model.config) + of_batch // full_layers <= working
 
 
 @pytest.mark.parametrize("ram", WORKING_SETS)
@@ -253,50 +206,7 @@ def test_the_owner_decides_and_is_warned() -> None:
     assert "set by `memory_budget`" in large.source
 
 
-CONCURRENCY = 16
 PROMPT, ANSWER = 2048, 16_384
-
-
-def rows_at_once(ram: int, name: str, soon: int) -> int:
-    """As the policy grants them: rows of 2,048 tokens of prompt and no limit, of which memory for
-    `soon` tokens of answer is reserved at first."""
-    model, granted = CHECKPOINTS[name], 0
-    policy = Policy(
-        {name: ModelFacts(model.weights)},
-        budget=memory_budget(None, WORKING_SETS[ram]).nbytes,
-        wait_seconds=1.0,
-    )
-    assert policy.preload(name, 0.0) == (LoadAction(name),)
-    policy.loaded(name, model.weights, 0.0)
-    for ticket in range(CONCURRENCY):
-        asked = policy.request(
-            ticket,
-            name,
-            model.kv.for_tokens(PROMPT + soon),
-            0.0,
-            most_kv_bytes=model.kv.for_tokens(PROMPT + ANSWER),
-        )
-        granted += asked == (Grant(ticket),)
-    return granted
-
-
-@pytest.mark.parametrize(
-    ("ram", "name", "before", "after"),
-    [
-        (16, "Qwen3-8B-4bit", 2, 14),
-        (24, "gpt-oss-20b", 4, 16),
-        (32, "gpt-oss-20b", 16, 16),
-        (32, "Qwen3-30B-A3B-4bit", 2, 15),
-        (64, "Llama-3.3-70B-Instruct-4bit", 1, 9),
-        (96, "gpt-oss-120b", 11, 16),
-        (96, "GLM-4.5-Air-4bit", 3, 16),
-    ],
-)
-def test_so_many_answers_without_a_limit_at_once(
-    ram: int, name: str, before: int, after: int
-) -> None:
-    """before: where memory for a whole answer is reserved from the start."""
-    assert (rows_at_once(ram, name, ANSWER), rows_at_once(ram, name, SOON)) == (before, after)
 
 
 def test_models_over_several_machines_and_those_of_this_one_share_its_budget() -> None:

@@ -6,15 +6,13 @@ import logging
 import shutil
 import threading
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mlx_server.config.settings import ModelSettings, model_spec, validated
 from mlx_server.engine.messages import KvCost, ModelLoading
-from mlx_server.errors import ModelNotFound, ModelUnusable, ServerError, SettingsError
+from mlx_server.errors import ModelNotFound, ModelUnusable, ServerError
 from mlx_server.models.checkpoint import read_checkpoint
 from mlx_server.models.files import MOST_BYTES
 from mlx_server.pool import models as entries
@@ -24,8 +22,6 @@ from mlx_server.pool.models import (
     LogLineProgress,
     PoolEntry,
     ServedModels,
-    UpstreamModel,
-    upstream_model,
 )
 from mlx_server.pool.prepare import Capabilities, ModelSpec, capabilities_on_disk
 from tests.families import byte_level, write_checkpoint
@@ -46,18 +42,6 @@ from tests.pool.machine import (
 MODELS = ServedModels(
     [ModelSpec("qwen", "/models/qwen", aliases=("gpt-4", "q:4")), ModelSpec("glm", "/models/glm")]
 )
-
-
-@pytest.mark.parametrize("name", ["qwen", "gpt-4", "q:4"])
-def test_a_model_is_found_by_its_id_and_by_each_alias(name: str) -> None:
-    assert name in MODELS
-    assert MODELS.find(name) is MODELS["qwen"]
-
-
-def test_a_model_that_is_not_served_is_named_with_those_that_are() -> None:
-    assert "llama" not in MODELS
-    with pytest.raises(ModelNotFound, match=r"'llama' is not served here.*qwen"):
-        MODELS.find("llama")
 
 
 @pytest.mark.parametrize(
@@ -93,11 +77,6 @@ def test_an_unknown_model_is_told_the_nearest_of_many(
         ServedModels(specs).spec(name)
     assert f"The nearest of the 5 that are served: {nearest}" in caught.value.message
     assert len(caught.value.message) < 400
-
-
-def test_where_nothing_is_served_that_is_said() -> None:
-    with pytest.raises(ModelNotFound, match="Served: none"):
-        ServedModels([]).spec("m")
 
 
 @pytest.fixture
@@ -150,61 +129,6 @@ def test_files_of_no_use_are_read_again_once_they_have_changed(
     assert architecture(entry) == "llama"
 
 
-def test_files_that_are_not_there_are_looked_for_each_time(
-    tmp_path: Path, reads: list[ModelSpec]
-) -> None:
-    entry = PoolEntry(ModelSpec("m", str(tmp_path / "m")))
-    entry.look_for_capabilities()
-    assert architecture(entry) is None
-    checkpoint(tmp_path / "m")
-    entry.look_for_capabilities()
-    assert architecture(entry) == "llama"
-
-
-@pytest.mark.parametrize("source", ["replay:/none.yaml", "none/none", "\0"])
-def test_other_sources_are_no_error(source: str, reads: list[ModelSpec]) -> None:
-    entry = PoolEntry(ModelSpec("m", source))
-    for _ in range(2):
-        entry.look_for_capabilities()
-    assert entry.capabilities is None
-    assert len(reads) == 2
-
-
-def model(**entry: object) -> UpstreamModel:
-    settings = validated(ModelSettings, {"source": "openai+http://127.0.0.1:9/v1", **entry})
-    found = upstream_model(model_spec("up", settings))
-    assert found
-    return found
-
-
-def test_a_model_of_this_server_is_none() -> None:
-    assert upstream_model(ModelSpec("m", "org/name")) is None
-
-
-def test_what_is_not_known_of_it_is_taken_to_be_possible() -> None:
-    can = model(family="qwen3").capabilities
-    assert (can.family, can.context_length, can.size_bytes) == ("qwen3", None, 0)
-    assert can.reasoning
-    assert can.tools
-    assert can.structured_output
-    assert model(context_length=50).capabilities.context_length == 50
-
-
-def test_the_owners_context_goes_over_what_is_learnt() -> None:
-    found = model()
-    found.connection.learnt = replace(found.connection.learnt, context_length=70)
-    assert found.context_length == 70
-    owned = replace(found, spec=replace(found.spec, context_length=50))
-    assert owned.context_length == 50
-
-
-def test_a_family_is_read_as_the_owner_says() -> None:
-    tags = model(reasoning_tags=("scratchpad",)).family.reasoning_tags
-    assert tags != model().family.reasoning_tags
-    with pytest.raises(SettingsError, match="Known families"):
-        upstream_model(replace(model().spec, family="llama"))
-
-
 pytestmark = pytest.mark.anyio
 
 CLIENTS = 40
@@ -232,18 +156,6 @@ class SlowDisk:
         return "read"
 
 
-async def test_other_models_do_not_wait() -> None:
-    threads, slow, quick = DiskThreads(["slow", "quick"]), SlowDisk(), SlowDisk()
-    quick.answers.set()
-    clients = [asyncio.create_task(threads.run_in_turn("slow", slow.read)) for _ in range(CLIENTS)]
-    await asyncio.to_thread(slow.asked.wait, HANG)
-    assert await asyncio.wait_for(threads.run_in_turn("quick", quick.read), HANG) == "read"
-    assert await asyncio.wait_for(threads.run(quick.read), HANG) == "read"
-    assert slow.readers == 1
-    slow.answers.set()
-    assert await asyncio.gather(*clients) == ["read"] * CLIENTS
-
-
 async def test_clients_that_leave_are_not_read_for() -> None:
     threads, slow = DiskThreads(["slow"]), SlowDisk()
     clients = [asyncio.create_task(threads.run_in_turn("slow", slow.read)) for _ in range(CLIENTS)]
@@ -254,29 +166,6 @@ async def test_clients_that_leave_are_not_read_for() -> None:
     slow.answers.set()
     assert await asyncio.wait_for(threads.run_in_turn("slow", slow.read), HANG) == "read"
     assert slow.readers == 2
-
-
-async def test_the_turn_of_a_reader_that_left_ends_with_its_thread() -> None:
-    threads, slow = DiskThreads(["slow"]), SlowDisk()
-    first = asyncio.create_task(threads.run_in_turn("slow", slow.read))
-    await asyncio.to_thread(slow.asked.wait, HANG)
-    first.cancel()
-    second = asyncio.create_task(threads.run_in_turn("slow", slow.read))
-    await asyncio.wait({second}, timeout=0.05)
-    assert slow.readers == 1
-    slow.answers.set()
-    assert await asyncio.wait_for(second, HANG) == "read"
-
-
-async def test_an_error_ends_the_turn() -> None:
-    threads = DiskThreads(["a"])
-    for _ in range(2):
-        with pytest.raises(OSError, match="gone"):
-            await asyncio.wait_for(threads.run_in_turn("a", partial(_fail, "gone")), HANG)
-
-
-def _fail(why: str) -> None:
-    raise OSError(why)
 
 
 async def test_stopping_waits_for_no_disk() -> None:
@@ -503,9 +392,3 @@ def test_a_quarter_is_logged_once_for_each_model_and_kind_of_work(
     progress("a", "downloading", 99, 100)
     progress("b", "loading", 100, 100)
     assert caplog.messages == ["a: downloading 75 %", "b: loading 100 %"]
-
-
-def test_work_without_a_size_is_done(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "mlx_server.pool")
-    LogLineProgress()("a", "loading", 0, 0)
-    assert caplog.messages == ["a: loading 100 %"]

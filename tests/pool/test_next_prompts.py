@@ -5,7 +5,6 @@ from typing import cast
 
 import pytest
 
-from mlx_server import limits
 from mlx_server.engine.client import EngineClient
 from mlx_server.engine.messages import ComputeAhead
 from mlx_server.errors import ServerError
@@ -18,22 +17,6 @@ class Engine:
 
     def compute_ahead(self, command: ComputeAhead) -> None:
         self.ahead.append(command)
-
-
-def test_few_are_rendered_at_a_time() -> None:
-    async def rendering() -> int:
-        prompts = NextPrompts(lambda: cast(EngineClient, Engine()))
-        for _ in range(limits.PROMPTS_AHEAD + 3):
-            prompts.begin("m", never)
-        found = len(prompts.rendering)
-        await prompts.rendering.stop()
-        return found
-
-    assert asyncio.run(rendering()) == limits.PROMPTS_AHEAD
-
-
-def never() -> ComputeAhead:
-    raise AssertionError("it was stopped before")
 
 
 @pytest.mark.parametrize(

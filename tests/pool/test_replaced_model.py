@@ -78,22 +78,6 @@ def test_what_is_in_memory_stays_as_it_is_and_the_next_load_is_wholly_new(
     run(test)
 
 
-def test_another_revision_of_the_model_replaces_nothing(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    latest = checkpoint(tmp_path / "latest", NEW)
-    monkeypatch.setattr(preparing, "resolve", lambda *_, **__: folder)
-    monkeypatch.setattr(
-        preparing, "on_disk", lambda _, revision=None: folder if revision == "old" else latest
-    )
-
-    async def test() -> None:
-        async with running(ModelSpec("a", "org/name", revision="old")) as (pool, _):
-            assert await pool.prepared("a") is await pool.prepared("a")
-
-    run(test)
-
-
 def test_a_larger_model_is_measured_before_it_is_loaded(a: ModelSpec, folder: Path) -> None:
     async def test() -> None:
         async with running(a) as (pool, machine):
@@ -176,20 +160,6 @@ def test_a_folder_that_is_half_replaced(a: ModelSpec, folder: Path) -> None:
             replaced(folder)
             assert (await held(pool)).prepared.context_length == NEW
             assert machine.log == ["load a"]
-
-    run(test)
-
-
-def test_a_link_that_leads_to_another_folder(tmp_path: Path) -> None:
-    link = tmp_path / "current"
-    link.symlink_to(checkpoint(tmp_path / "one", OLD))
-
-    async def test() -> None:
-        async with running(ModelSpec("a", str(link))) as (pool, _):
-            assert (await pool.prepared("a")).context_length == OLD
-            link.unlink()
-            link.symlink_to(checkpoint(tmp_path / "two", NEW))
-            assert (await held(pool)).prepared.context_length == NEW
 
     run(test)
 

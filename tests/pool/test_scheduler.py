@@ -4,19 +4,18 @@ import asyncio
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from mlx_server.engine.client import EngineClient
 from mlx_server.engine.messages import ModelLoaded, StepOutput
-from mlx_server.errors import EngineDied, ModelUnusable, NotEnoughMemory, Overloaded, ServerError
+from mlx_server.errors import ModelUnusable, NotEnoughMemory, Overloaded, ServerError
 from mlx_server.models.adapter_catalog import AdapterSpec
 from mlx_server.pool.adapters import LeasedAdapter
 from mlx_server.pool.engine_models import PoolLimits
 from mlx_server.pool.pool import Pool
 from mlx_server.pool.prepare import ModelSpec
-from mlx_server.pool.scheduler import BackgroundWork, CacheLimit
 from tests.pool.machine import (
     ONE,
     TWO,
@@ -116,24 +115,6 @@ def test_places_and_leases_are_given_back_whatever_happens(a: ModelSpec) -> None
     run(test)
 
 
-def test_two_models_in_room_for_one_take_turns(a: ModelSpec, b: ModelSpec) -> None:
-    async def test() -> None:
-        async with running(a, b, limits=ONE) as (pool, machine):
-            for name in "abab":
-                assert (await held(pool, name, kv_bytes=40)).prepared.id == name
-            assert machine.log == [
-                "load a",
-                *("unload a", "load b"),
-                *("unload b", "load a"),
-                *("unload a", "load b"),
-            ]
-            assert machine.most == WEIGHTS
-            assert (state(pool, "a"), state(pool, "b")) == ("unloaded", "ready")
-            assert [model.prepared.id for model in pool.models.loaded] == ["b"]
-
-    run(test)
-
-
 def test_a_crowd_for_two_models_in_room_for_one_is_served(a: ModelSpec, b: ModelSpec) -> None:
     async def test() -> None:
         async with running(a, b, limits=ONE) as (pool, machine):
@@ -141,41 +122,6 @@ def test_a_crowd_for_two_models_in_room_for_one_is_served(a: ModelSpec, b: Model
             models = await asyncio.gather(*(held(pool, name, kv_bytes=20) for name in names))
             assert [model.prepared.id for model in models] == names
             assert machine.most == WEIGHTS
-
-    run(test)
-
-
-def test_the_next_is_not_loaded_before_the_memory_is_back(a: ModelSpec, b: ModelSpec) -> None:
-    async def test() -> None:
-        async with running(a, b, limits=ONE) as (pool, machine):
-            await held(pool, "a")
-            machine.silent = True
-            task = asking(pool, "b")
-            await machine.asked("unload a")
-            await turns()
-            assert "load b" not in machine.log
-            assert (state(pool, "a"), state(pool, "b")) == ("unloading", "unloaded")
-            machine.speak()
-            await task
-
-    run(test)
-
-
-def test_clients_take_turns_at_the_memory(a: ModelSpec) -> None:
-    async def test() -> None:
-        async with running(a, limits=ONE) as (pool, _):
-            prepared, order = await pool.prepared("a"), list[str]()
-
-            async def one(client: str) -> None:
-                async with pool.lease(prepared, replace(asks(30), client=client)):
-                    order.append(client)
-                    await asyncio.sleep(0)
-
-            async with Holding(pool, "a", kv_bytes=30):
-                several = [asyncio.create_task(one(client)) for client in "mmmmf"]
-                await waiting(pool, 5)
-            await asyncio.gather(*several)
-            assert order.index("f") <= 1
 
     run(test)
 
@@ -238,20 +184,6 @@ def test_a_model_that_nobody_asks_for_is_unloaded_after_its_time(
     run(test)
 
 
-def test_whoever_stops_waiting_does_not_stop_the_load(a: ModelSpec) -> None:
-    async def test() -> None:
-        async with running(a, silent=True) as (pool, machine):
-            impatient, patient = asking(pool), asking(pool)
-            await waiting(pool, 2)
-            await cancelled(impatient)
-            assert (state(pool), pool.row_slots.taken) == ("loading", 1)
-            machine.speak()
-            assert (await patient).prepared.id == "a"
-            assert machine.log == ["load a"]
-
-    run(test)
-
-
 def test_whoever_leaves_while_it_loads_leaves_nothing_behind(a: ModelSpec) -> None:
     async def test() -> None:
         async with running(a, silent=True) as (pool, machine):
@@ -284,53 +216,6 @@ def test_a_lease_granted_to_somebody_who_was_cancelled_is_given_back(
             await held(pool, "b")
 
     run(test)
-
-
-def test_a_cancelled_task_that_was_just_granted_its_lease_gives_it_back(a: ModelSpec) -> None:
-    async def test() -> None:
-        async with running(a, limits=ONE) as (pool, _), Holding(pool, "a", 30) as holding:
-            task = asking(pool, "a", kv_bytes=30)
-            await waiting(pool, 1)
-            await holding.let_go()
-            assert view(pool).leases == 1, "granted"
-            await cancelled(task)
-            assert_idle(pool)
-
-    run(test)
-
-
-class Engine:
-    def __init__(self) -> None:
-        self.limits: list[int] = []
-        self.is_lost = False
-
-    def limit_cache(self, max_bytes: int) -> None:
-        if self.is_lost:
-            raise EngineDied("gone")
-        self.limits.append(max_bytes)
-
-
-def made() -> tuple[CacheLimit, Engine]:
-    engine = Engine()
-    return CacheLimit(lambda: cast("EngineClient", engine)), engine
-
-
-def test_a_limit_is_sent_once() -> None:
-    limit, engine = made()
-    for nbytes in (100, 100, 50, 50, 100):
-        limit.send(nbytes)
-    assert engine.limits == [100, 50, 100]
-
-
-def test_a_limit_that_did_not_arrive_is_sent_to_the_next_engine() -> None:
-    limit, engine = made()
-    engine.is_lost = True
-    limit.send(100)
-    engine.is_lost = False
-    limit.send(100)
-    limit.engine_lost()
-    limit.send(100)
-    assert engine.limits == [100, 100]
 
 
 def test_the_prompt_cache_gives_way_first(a: ModelSpec, b: ModelSpec) -> None:
@@ -456,32 +341,3 @@ def test_waiting_for_memory_is_bounded(a: ModelSpec, b: ModelSpec) -> None:
             await held(pool, "b")
 
     run(test)
-
-
-def test_work_is_counted_while_it_runs_and_stopped_to_its_end() -> None:
-    ended: list[str] = []
-
-    async def test() -> None:
-        work, go_on = BackgroundWork(), asyncio.Event()
-
-        async def quick() -> None:
-            ended.append("quick")
-
-        async def slow() -> None:
-            try:
-                await go_on.wait()
-            finally:
-                await asyncio.sleep(0)
-                ended.append("slow")
-
-        work.begin(quick())
-        work.begin(slow())
-        assert len(work) == 2
-        await asyncio.sleep(0.01)
-        assert len(work) == 1
-        assert ended == ["quick"]
-        await work.stop()
-        assert ended == ["quick", "slow"]
-        assert len(work) == 0
-
-    asyncio.run(test())

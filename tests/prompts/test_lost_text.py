@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlx_server.errors import ModelUnusable
-from mlx_server.families import FAMILIES, family_named, family_of, fitted
+from mlx_server.families import FAMILIES, family_named, fitted
 from mlx_server.families.base import ModelFamily
 from mlx_server.families.hermes import PLAIN
 from mlx_server.messages import Conversation, Message, Role, Tool, ToolCall
@@ -89,22 +89,6 @@ def test_a_template_that_reads_parts_is_given_parts(tmp_path: Path, body: str, c
     assert ignored == ()
     plain = turns("{{ m.content }}" + calls)
     assert text == rendered_by(plain, tmp_path, ASKED)[0]
-
-
-def test_what_else_is_found_of_a_template_is_found_with_parts(tmp_path: Path) -> None:
-    """Its calls, by which the family is chosen, and its own system prompt."""
-    body = PARTS["a loop"] + (
-        "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.name }}\n"
-        "{% for k, v in c.function.arguments.items() %}<arg_key>{{ k }}</arg_key>\n"
-        "<arg_value>{{ v }}</arg_value>\n{% endfor %}</tool_call>\n{% endfor %}"
-    )
-    default = "{% if messages[0].role != 'system' %}system: Be good.;{% endif %}"
-    made = checkpoint(tmp_path, byte_level(), default + turns(body))
-    assert family_of(made).name == "glm4_5"
-    prompted = replace(made, template=ChatTemplate(default + turns(PARTS["join"])))
-    tools = replace(said("USER-TEXT"), tools=(Tool("f"),))
-    text = text_of(made, fitted(PLAIN, prompted).render(prompted, tools).tokens)
-    assert text.index("Be good.") < text.index('"name": "f"') < text.index("USER-TEXT")
 
 
 @pytest.mark.parametrize(

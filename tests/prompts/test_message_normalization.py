@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlx_server.families.named_families import nine_character_id, numbered_call_id
+from mlx_server.families.named_families import numbered_call_id
 from mlx_server.messages import Message, Role, ToolCall
 from mlx_server.prompts.message_normalization import (
     EMPTY_TURN,
@@ -325,18 +325,6 @@ def test_whatever_the_manners_nothing_is_lost(
         )
 
 
-@given(st.lists(SAID, max_size=8))
-def test_the_strictest_template_hears_users_and_assistants_by_turns(
-    messages: list[Message],
-) -> None:
-    turns = fit_to_template(to_turns(messages, ROLES, as_given), MINIMAL)
-    assert [turn.role for turn in turns] == [
-        ("user", "assistant")[i % 2] for i in range(len(turns))
-    ]
-    assert turns
-    assert not any(turn.calls for turn in turns)
-
-
 def test_results_have_the_name_and_the_id_of_their_call() -> None:
     messages = (
         calling(call("a", "f"), call("b", "g")),
@@ -357,38 +345,12 @@ def test_results_have_the_name_and_the_id_of_their_call() -> None:
     ]
 
 
-def test_ids_stay_where_the_family_would_write_them() -> None:
-    assert numbered_call_id("functions.f:7", "f", 0) == "functions.f:7"
-    assert nine_character_id("a1B2c3D4e", "f", 0) == "a1B2c3D4e"
-    made = [nine_character_id(id, "f", 0) for id in ("call_1", "call_2", "a1B2c3D4é", "")]
-    assert len(set(made)) == 4
-    assert all(len(id) == 9 and id.isascii() and id.isalnum() for id in made)
-
-
-def test_reasoning_stays_with_the_calls() -> None:
-    message = replace(calling(call("1"), text="look"), reasoning="hm")
-    text, calls = fit_to_template(
-        to_turns([message], ROLES, as_given), TemplateCapabilities(text_with_calls="split")
-    )
-    assert (text.reasoning, calls.reasoning) == ("", "hm")
-
-
-def test_half_of_a_surrogate_pair_in_arguments_is_replaced() -> None:
-    assert arguments_object(r'{"\ude00": "x\ud83d"}') == {"\ufffd": "x\ufffd"}
-    assert arguments_object(r'{"a": "\ud83d\ude00"}') == {"a": "😀"}
-
-
 def test_arguments_that_are_nested_deeply_stay_text() -> None:
     """A prompt with them as an object would be refused, and so the whole history."""
     for depth, kind in ((30, dict), (60, str), (5000, str)):
         found = arguments_object('{"a": ' * depth + "1" + "}" * depth)
         assert isinstance(found, kind), depth
     assert isinstance(arguments_object(f'{{"a": [{", ".join(["{}"] * 99)}]}}'), dict)
-
-
-def test_arguments_left_out_are_an_empty_object() -> None:
-    (turn,) = to_turns([calling(call("1", arguments=""))], ROLES, as_given)
-    assert turn.calls[0].arguments == "{}"
 
 
 TAGS = (("<think>", "</think>"),)

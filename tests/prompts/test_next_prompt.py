@@ -69,11 +69,3 @@ def test_thoughts_are_sent_back_if_earlier_ones_were(before: str | None) -> None
     answer = Message("assistant", "d", reasoning="Yes.")
     begins = bytes(next_beginning(asked, answer, words)).decode()
     assert begins.endswith(f"assistant:{'Yes.' if before else ''}:d.user::")
-
-
-def test_an_answer_that_continues_a_message_is_one_with_it() -> None:
-    asked = Conversation(
-        (Message("user", "a"), Message("assistant", "b")), continue_final_message=True
-    )
-    begins = bytes(next_beginning(asked, Message("assistant", "c"), words)).decode()
-    assert begins == "user::a.assistant::bc.user::"

@@ -2,15 +2,12 @@
 
 import pytest
 
-from mlx_server.messages import Message
 from mlx_server.prompts.template_capabilities import (
     EFFORTS,
     effort_word,
     efforts_to_try,
     switches,
-    with_effort_word,
 )
-from tests.prompts.test_message_normalization import SYSTEM, USER
 
 # Effort
 
@@ -72,12 +69,3 @@ def test_an_unknown_effort_switches_nothing(effort: object) -> None:
     asked = {"reasoning_effort": effort}
     assert switches(asked, lambda _: True) == {}
     assert effort_word(asked, "/no_think") == ""
-
-
-def test_the_system_says_the_word_that_the_template_looks_for() -> None:
-    assert effort_word({"reasoning_effort": "none"}, "'/no_think' in text") == "/no_think"
-    assert effort_word({"reasoning_effort": "low"}, "'/no_think' in text") == "/think"
-    assert effort_word({"reasoning_effort": "none"}, "nothing") == ""
-    assert effort_word({}, "'/no_think' in text") == ""
-    assert with_effort_word((USER,), "/think") == (Message("system", "/think"), USER)
-    assert with_effort_word((SYSTEM, USER), "/think") == (Message("system", "system /think"), USER)

@@ -11,7 +11,7 @@ from mlx_server.families import FAMILIES, family_named, fitted
 from mlx_server.families.base import ModelFamily
 from mlx_server.families.harmony import GPT_OSS
 from mlx_server.families.hermes import PLAIN, SMOLLM2
-from mlx_server.families.literal_families import GEMMA3, LLAMA3
+from mlx_server.families.literal_families import GEMMA3
 from mlx_server.messages import Conversation, Message, Tool, ToolCall
 from mlx_server.models.checkpoint import Checkpoint, read_checkpoint
 from mlx_server.parsers.parse_context import OutputSpec, ParseContext
@@ -74,19 +74,6 @@ def test_the_demo_model_is_given_its_tools(demo: Checkpoint) -> None:
     assert text.startswith("<|im_start|>system\nYou are a helpful AI assistant named SmolLM")
     without = replace(asked, tools=())
     assert family.render(demo, without).tokens == SMOLLM2.render(demo, without).tokens
-
-
-def test_calls_and_results_are_text_in_the_same_form(demo: Checkpoint) -> None:
-    family = fitted(SMOLLM2, demo)
-    text = shown(family, demo, Conversation((SYSTEM, USER, *ROUND), TOOLS))
-    assert text.startswith("<|im_start|>system\nBe brief.\n\n# Tools")
-    for part in (
-        'So.\n<tool_call>\n{"name": "look", "arguments": {"at": "here"}}\n</tool_call>\n'
-        '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call><|im_end|>',
-        "<tool_response>\na lake\n</tool_response>",
-        "<tool_response>\nnoon\n</tool_response>",
-    ):
-        assert part in text
 
 
 @pytest.mark.slow
@@ -163,42 +150,6 @@ def test_the_schema_is_in_the_prompt(demo: Checkpoint, family: ModelFamily) -> N
     assert after.index('"city"') < after.index("Where?")
 
 
-def test_an_object_of_any_kind_is_one_short_line(demo: Checkpoint) -> None:
-    asked = Conversation((SYSTEM, USER), response_format={"schema": {"type": "object"}})
-    text = shown(SMOLLM2, demo, asked)
-    assert "Be brief.\n\n" in text
-    assert "JSON object" in text
-    assert len(text) < len(shown(SMOLLM2, demo, replace(asked, response_format=None))) + 60
-
-
-@pytest.mark.parametrize(
-    ("asked", "shows"),
-    [
-        ({"choice": ["ja", "<|im_end|>"]}, '["ja", "<|im_end|>"]'),
-        ({"regex": "[a-z]{3}<think>"}, "[a-z]{3}<think>"),
-    ],
-)
-def test_texts_of_a_choice_or_a_pattern_are_one_line(
-    demo: Checkpoint, asked: dict[str, Any], shows: str
-) -> None:
-    conversation = Conversation((SYSTEM, USER), response_format=asked)
-    before, found, after = shown(SMOLLM2, demo, conversation).partition(shows)
-    assert before.splitlines()[-1].startswith("Answer the question correctly, with ")
-    assert found
-    assert after.startswith("<|im_end|>")
-    plain = SMOLLM2.render(demo, replace(conversation, response_format=None))
-    control = demo.tokenizer.control_tokens.keys()
-    tokens = SMOLLM2.render(demo, conversation).tokens
-    assert [t for t in tokens if t in control] == [t for t in plain.tokens if t in control]
-
-
-def test_a_place_for_schemas_is_none_for_other_formats(tmp_path: Path) -> None:
-    own = "{% if response_format %}{{ response_format.json_schema.schema | tojson }}{% endif %}"
-    prompted = checkpoint(tmp_path, byte_level(), own + SAY)
-    text = shown(PLAIN, prompted, Conversation((USER,), response_format={"choice": ["ja"]}))
-    assert '["ja"]' in text
-
-
 def test_a_template_with_a_place_for_schemas_gets_it_there(tmp_path: Path) -> None:
     own = "{% if response_format %}<|im_start|>{{ response_format.json_schema.schema | tojson }}"
     prompted = checkpoint(tmp_path, byte_level(), own + "{% endif %}" + SAY)
@@ -231,23 +182,10 @@ def test_a_schema_takes_no_more_than_its_share_of_a_small_context(demo: Checkpoi
 
 # What is read, and what is allowed, in the same form
 
-HERMES = '<tool_call>\n{"name": "look", "arguments": {"at": "here"}}\n</tool_call>'
-
 
 def read(family: ModelFamily, output: str) -> list[dict[str, Any]]:
     parser = family.make_parser(ParseContext(tools=TOOLS))
     return finished_calls([*parser.feed(-1, output), *parser.finish(cut=False)])
-
-
-@pytest.mark.parametrize("family", [GEMMA3, LLAMA3, PLAIN, SMOLLM2], ids=lambda f: f.name)
-def test_such_a_family_reads_calls_in_the_form_of_its_prompt(family: ModelFamily) -> None:
-    (call,) = read(family.with_tools_in_prompt(), HERMES)
-    assert (call["name"], call["arguments"]) == ("look", {"at": "here"})
-
-
-def test_its_own_call_formats_are_read_as_before() -> None:
-    own = '{"name": "look", "parameters": {"at": "here"}}'
-    assert read(LLAMA3, own)[0]["name"] == read(LLAMA3.with_tools_in_prompt(), own)[0]["name"]
 
 
 @pytest.mark.parametrize("choice", ["auto", "none", "required", NamedTool("look")])

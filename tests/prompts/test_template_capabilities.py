@@ -98,32 +98,6 @@ def test_a_template_is_asked_for_its_manners(name: str) -> None:
 
 
 SAY = EACH + "{{ m.role }}: {{ m.content }}" + END
-FOR_TOOLS = {
-    "nothing": (SAY, "never"),
-    "a variable that is only tested": ("{% if tools %}Now{% endif %}" + SAY, "never"),
-    "names alone": (
-        "{% for t in tools or [] %}{{ t.function.name }}{% endfor %}" + SAY,
-        "variable",
-    ),
-    "another variable": ("{% if xml_tools %}{{ xml_tools }}{% endif %}" + SAY, "variable"),
-    "tools next to a system prompt only": (
-        EACH + "{% if m.role == 'system' and tools %}{{ tools }}{% endif %}{{ m.content }}" + END,
-        "variable",
-    ),
-    "tools in a longer conversation only": (
-        "{% if messages | length > 1 %}" + TOOLS + "{% endif %}" + SAY,
-        "variable",
-    ),
-    "tools of the system message": (EACH + "{{ m.tools }}{{ m.content }}" + END, "system"),
-    "tools, and can't be tested": (TOOLS + EACH + "{{ m.name + m.content }}" + END, "variable"),
-    "nothing, and can't be tested": (EACH + "{{ m.name + m.content }}" + END, "never"),
-}
-
-
-@pytest.mark.parametrize("name", FOR_TOOLS)
-def test_a_template_that_renders(name: str) -> None:
-    source, expected = FOR_TOOLS[name]
-    assert template_capabilities(ChatTemplate(source), {}).tools == expected
 
 
 @pytest.mark.parametrize(
@@ -150,13 +124,3 @@ def test_the_system_prompt_of_a_template_that_has_its_own() -> None:
     assert default_system(ChatTemplate(SAY), {}) == ""
     refusing = "{% if messages | length < 2 %}{{ raise_exception('') }}{% endif %}"
     assert default_system(ChatTemplate(refusing + SAY), {}) == ""
-
-
-def test_a_template_is_asked_with_the_checkpoints_tokens() -> None:
-    template = ChatTemplate(EACH + "{{ eos_token + m.content }}" + END)
-    assert template_capabilities(template, {"eos_token": "</s>"}) == TemplateCapabilities(
-        calls="never", tools="never"
-    )
-    assert template_capabilities(template, {}) == TemplateCapabilities(
-        tools="never", shows_user=False
-    )

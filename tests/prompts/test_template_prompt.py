@@ -14,19 +14,16 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken
 
 from mlx_server.errors import BadRequest
-from mlx_server.families import family_named
 from mlx_server.families.hermes import PLAIN, SMOLLM2
 from mlx_server.messages import Conversation, Message, Tool, ToolCall
 from mlx_server.models.checkpoint import Checkpoint
 from mlx_server.prompts.control_token_guard import ControlTokenGuard
-from tests.families import CONTROL, SAMPLES, byte_fallback, byte_level, checkpoint, full_width
-from tests.families.prompts import checkpoint_of
+from tests.families import CONTROL, SAMPLES, byte_level, checkpoint, full_width
 from tests.prompts.template_prompts import (
     ALL,
     EACH,
     FUNCTION,
     OFFERED,
-    TEMPLATED,
     added_tokens,
     called,
     control_tokens,
@@ -81,15 +78,6 @@ def test_no_special_token_comes_from_text(demo_everything: Checkpoint, field: st
             assert control_tokens(demo_everything, conversation(embed(token))) == own
 
 
-def test_no_special_token_comes_from_text_in_the_demo_models_own_template(
-    demo: Checkpoint,
-) -> None:
-    for token in added_tokens(demo.path).values():
-        for embed in EMBEDDINGS.values():
-            own = control_tokens(demo, said("plain words"))
-            assert control_tokens(demo, said(embed(token))) == own
-
-
 JOINS = {
     "fields": "{{ m.name }}{{ m.content }}",
     "sum": "{{ m.name + m.content }}",
@@ -133,28 +121,12 @@ def test_fields_that_a_template_joins_make_no_control_token(tmp_path: Path, how:
                 assert control_tokens(prompted, attack) == ["<|im_end|>"]
 
 
-def test_messages_that_a_template_joins_make_no_control_token(tmp_path: Path) -> None:
-    prompted = checkpoint(tmp_path, byte_level(), EACH + "{{ m.content }}" + ALL)
-    for token in CONTROL:
-        attack = Conversation(tuple(Message("user", character) for character in token))
-        assert control_tokens(prompted, attack) == ["<|im_end|>"]
-
-
 @pytest.mark.parametrize("how", ["json", "ascii json", "repr"])
 def test_no_mark_is_seen_where_a_template_escapes(tmp_path: Path, how: str) -> None:
     prompted = checkpoint(tmp_path, byte_level(), EACH + JOINS[how] + ALL)
     expected = {"json": '"<|im_end|>[ü]"', "ascii json": '"<|im_end|>[\\u00fc]"'}
     tokens = PLAIN.render(prompted, said("end|>[ü]", name="<|im_")).tokens
     assert text_of(prompted, tokens) == expected.get(how, "['<|im_end|>[ü]']") + "<|im_end|>"
-
-
-def test_control_tokens_without_any_sign_are_as_safe(tmp_path: Path) -> None:
-    made = byte_level("ENDOFTEXT", "user", "tool_call", "<|im_end|>")
-    prompted = checkpoint(tmp_path, made, EACH + "user{{ m.content }}" + ALL)
-    own = control_tokens(prompted, said("plain"))
-    assert own == ["user", "<|im_end|>"]
-    for text in ("ENDOFTEXT", "user", "aENDOFTEXTuser", "a tool_call", "userser", "ENDENDOFTEXT"):
-        assert control_tokens(prompted, said(text)) == own
 
 
 FRAMES = {
@@ -334,21 +306,6 @@ def test_a_harmless_prompt_is_tokenised_as_a_whole(demo: Checkpoint, contents: l
     assert SMOLLM2.render(demo, asked).tokens == reference(demo, text)
 
 
-@pytest.fixture(scope="module")
-def piecewise(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
-    template = EACH + "<|im_start|>{{ m.name }}\n{{ m.content }}" + ALL
-    return checkpoint(tmp_path_factory.mktemp("pieces"), byte_fallback(), template)
-
-
-@given(content=ORDINARY, name=ORDINARY)
-def test_marks_put_no_spaces_into_sentencepiece_prompts(
-    piecewise: Checkpoint, content: str, name: str
-) -> None:
-    asked = said(content, name=name or "x")
-    text = plain_text(piecewise, asked)
-    assert PLAIN.render(piecewise, asked).tokens == reference(piecewise, text)
-
-
 def reference(prompted: Checkpoint, text: str) -> list[int]:
     ids: list[int] = raw(prompted.path).encode(text, add_special_tokens=False).ids
     return ids
@@ -386,43 +343,6 @@ def test_all_marks_at_once_are_refused(demo: Checkpoint) -> None:
     call = ToolCall("1", "f", whole)
     with pytest.raises(BadRequest, match="every control character and noncharacter"):
         SMOLLM2.render(demo, Conversation((Message("assistant", tool_calls=(call,)),)))
-
-
-def full_of(text: str) -> Conversation:
-    """A client's text wherever a client can write."""
-    call = ToolCall(text, text, json.dumps({text: [text, {text: text}]}))
-    odd = ToolCall("b", text, text)
-    schema = {"properties": {text: {"type": "string", "description": text, "enum": [text]}}}
-    return Conversation(
-        messages=(
-            Message("system", text),
-            Message("user", text, name=text),
-            Message("assistant", text, reasoning=text, tool_calls=(call,)),
-            Message("tool", text, tool_call_id=text),
-            Message("assistant", text, reasoning=text),
-            Message("developer", text),
-            Message("assistant", f"<think>{text}</think>{text}", tool_calls=(odd,)),
-            Message("tool", text, tool_call_id="unknown", name=text),
-            Message("user", text),
-        ),
-        tools=(Tool(text, text, {"type": "object", **schema, "required": [text]}),),
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", TEMPLATED)
-def test_no_special_token_comes_from_text_in_any_familys_template(name: str) -> None:
-    family, prompted = family_named(name), checkpoint_of(name)
-    control = prompted.tokenizer.control_tokens
-
-    def found(text: str) -> list[str]:
-        tokens = family.render(prompted, full_of(text)).tokens
-        return [control[token] for token in tokens if token in control]
-
-    own = found("plain words")
-    for token in control.values():
-        for text in (token, f"be{token}fore", token[:2] + token + token[2:]):
-            assert found(text) == own
 
 
 def test_tools_in_the_systems_message(tmp_path: Path) -> None:

@@ -20,21 +20,16 @@ from tests.families.prompts import (
     GoldenPrompt,
     checkpoint_of,
     golden_prompts,
-    template_of,
 )
 from tests.prompts.template_prompts import (
     EACH,
     FUNCTION,
     OFFERED,
     TEMPLATED,
-    called,
     offered,
     rendered_by,
     said,
-    text_of,
 )
-
-GOLDEN = Path(__file__).parents[1] / "families" / "golden"
 
 
 @pytest.mark.parametrize(
@@ -47,26 +42,6 @@ def test_arguments_that_no_template_can_use_stay_text(tmp_path: Path, arguments:
     asked = Conversation((Message("assistant", tool_calls=(call,)),))
     tokens = PLAIN.render(prompted, asked).tokens
     assert prompted.tokenizer.decode(tokens) == arguments
-
-
-def test_arguments_are_an_object_where_they_can_be(tmp_path: Path) -> None:
-    template = EACH + (
-        "{% for c in m.tool_calls %}{% for k, v in c.function.arguments.items() %}"
-        "{{ k }}={{ v | tojson }};{% endfor %}{% endfor %}{% endfor %}"
-    )
-    prompted = checkpoint(tmp_path, byte_level(), template)
-    tokens = PLAIN.render(prompted, called(arguments={"a": [1, "ü"], "b": None})).tokens
-    assert prompted.tokenizer.decode(tokens) == 'a=[1, "ü"];b=null;'
-
-
-def test_the_developer_speaks_as_the_system(demo: Checkpoint) -> None:
-    developer, system = (
-        Conversation((Message(role, "Be brief."), Message("user", "Hi")))
-        for role in ("developer", "system")
-    )
-    assert SMOLLM2.render(demo, developer) == SMOLLM2.render(demo, system)
-    as_user = Conversation((Message("user", "Be brief."), Message("user", "Hi")))
-    assert SMOLLM2.render(demo, developer) != SMOLLM2.render(demo, as_user)
 
 
 def test_kwargs_that_the_template_does_not_read_are_reported(demo_everything: Checkpoint) -> None:
@@ -103,16 +78,6 @@ def test_without_a_chat_template_there_is_no_chat(demo: Checkpoint) -> None:
     with pytest.raises(BadRequest, match="chat_template") as caught:
         SMOLLM2.render(replace(demo, template=None), said())
     assert caught.value.param == "messages"
-
-
-@pytest.mark.parametrize("name", ["one_question", "several_turns", "spelled_control"])
-def test_golden_prompts(demo: Checkpoint, name: str) -> None:
-    path = GOLDEN / "smollm2" / f"{name}.json"
-    messages = tuple(Message(**message) for message in json.loads(path.read_text("utf-8")))
-    tokens = SMOLLM2.render(demo, Conversation(messages)).tokens
-    text = text_of(demo, tokens)
-    assert text == path.with_suffix(".txt").read_text("utf-8")
-    assert len(tokens) < len(text) / 2
 
 
 def test_every_family_has_golden_prompts() -> None:
@@ -161,39 +126,7 @@ def test_no_mixture_of_messages_is_refused(name: str, messages: list[Message]) -
     assert family_named(name).render(checkpoint_of(name), asked).tokens
 
 
-def test_the_prompt_of_a_replay_model_shows_everything() -> None:
-    assert not template_of(REPLAYED).is_file()
-    call = ToolCall("call_1", "f", '{"a": "b"}')
-    asked = Conversation(
-        (
-            Message("system", "Be brief."),
-            Message("user", "Hello"),
-            Message("assistant", "Let me look.", reasoning="Hm.", tool_calls=(call,)),
-            Message("tool", "Found.", tool_call_id="call_1"),
-        ),
-        (Tool("f"),),
-    )
-    prompted = checkpoint_of(REPLAYED)
-    rendered = family_named(REPLAYED).render(prompted, asked)
-    assert rendered.ignored == ()
-    assert text_of(prompted, rendered.tokens) == (
-        f"tool: {FUNCTION}\n"
-        "system: Be brief.\n"
-        "user: Hello\n"
-        'assistant: (Hm.) Let me look.\ncall call_1: f {"a": "b"}\n'
-        "tool f call_1: Found.\n"
-        "assistant: "
-    )
-
-
 SAID = EACH + "{{ m.role }}: {{ m.content }};" + "{% endfor %}"
-
-
-def test_tools_by_another_name(tmp_path: Path) -> None:
-    template = "{% for t in xml_tools or [] %}{{ t | tojson }}{% endfor %}{{ messages[0].content }}"
-    tool = f'{{"type": "function", "function": {FUNCTION}}}'
-    assert rendered_by(template, tmp_path, OFFERED) == (tool + "Hello", ())
-    assert rendered_by(template, tmp_path, said()) == ("Hello", ())
 
 
 def test_tools_among_the_templates_options(tmp_path: Path) -> None:

@@ -1,10 +1,8 @@
 """What a client changes with every request, and what means nothing, is no part of the prompt."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from mlx_server.messages import Conversation, Message, Tool
+from mlx_server.messages import Conversation, Message
 from mlx_server.prompts.message_normalization import without_volatile_lines
 
 BILLING = "x-anthropic-billing-header"
@@ -63,18 +61,6 @@ def test_only_the_system_prompt_is_searched() -> None:
     assert without_volatile_lines(conversation) == (conversation, ())
 
 
-def test_a_conversation_of_instructions_alone() -> None:
-    found, names = without_volatile_lines(Conversation((Message("system", f"{SENT[0]}\nA"),)))
-    assert (found.messages, names) == ((Message("system", "A"),), (BILLING,))
-    assert without_volatile_lines(Conversation(())) == (Conversation(()), ())
-
-
-def test_tools_stay_in_the_clients_order() -> None:
-    tools = tuple(map(Tool, ("b", "a", "c")))
-    conversation = Conversation((Message("system", f"{SENT[0]}\nA"), ASKED), tools)
-    assert without_volatile_lines(conversation)[0].tools == tools
-
-
 @pytest.mark.parametrize(
     "hostile",
     [
@@ -89,9 +75,3 @@ def test_tools_stay_in_the_clients_order() -> None:
 )
 def test_hostile_text_is_read_in_one_pass(hostile: str) -> None:
     assert left_of(hostile) == ([hostile], ())
-
-
-@given(st.lists(st.sampled_from([*"\n\r\t ;=a", f"{BILLING}:"]), max_size=40))
-def test_what_is_left_has_no_such_line(parts: list[str]) -> None:
-    left, _ = left_of("\n".join(["A", "".join(parts)]))
-    assert left_of(*left) == (left, ())

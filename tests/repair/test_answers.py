@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from mlx_server.config.settings import RepairSettings, values
 from mlx_server.messages import Conversation, Message, Tool
 from mlx_server.repair import ALL_REPAIRS, RepairPolicy
 from mlx_server.repair.answers import (
@@ -48,28 +47,6 @@ def test_reasoning_is_no_answer(
     assert (end.text, end.repairs) == (said.text, ())
 
 
-def test_the_settings_are_those_of_models_yaml() -> None:
-    assert values(RepairSettings()) == values(ALL_REPAIRS)
-
-
-def test_reasoning_that_is_all_there_is_becomes_the_text() -> None:
-    for asked in (Requirements(), Requirements(choice="none")):
-        assert check_answer(SAYS, asked, ALL_REPAIRS) == CheckedAnswer(
-            "It is 4.", (("reasoning", "content"),)
-        )
-
-
-def test_a_call_is_free_of_the_format() -> None:
-    assert check_answer(
-        RawAnswer("I look.", calls=1), Requirements(ANY), ALL_REPAIRS
-    ) == CheckedAnswer("I look.")
-
-
-def test_text_without_a_format_stays_as_it_is() -> None:
-    text = '```json\n{"a": 1,}\n```'
-    assert check_answer(RawAnswer(text), Requirements(), ALL_REPAIRS) == CheckedAnswer(text)
-
-
 def test_json_in_which_a_key_comes_twice_is_asked_for_again() -> None:
     text = '{"a": 1, "a": 2}'
     assert check_answer(RawAnswer(text), Requirements(), ALL_REPAIRS) == CheckedAnswer(text)
@@ -84,14 +61,6 @@ def test_what_could_not_be_checked_is_not_wrong() -> None:
     assert check_answer(RawAnswer("{}"), Requirements(ANY), ALL_REPAIRS, never) == CheckedAnswer(
         "{}"
     )
-
-
-def test_the_schema_decides_in_the_end() -> None:
-    asked = Requirements(JsonFormat({"type": "array"}))
-    assert check_answer(RawAnswer("[]"), asked, ALL_REPAIRS) == CheckedAnswer("[]")
-    end = check_answer(RawAnswer("Here: {}"), asked, ALL_REPAIRS)
-    assert end.text == "{}"
-    assert end.errors == ("$: {} is not of type 'array'",)
 
 
 def test_the_model_is_shown_its_answer_and_what_is_wrong() -> None:

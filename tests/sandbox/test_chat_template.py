@@ -1,6 +1,5 @@
 """Chat templates are programs by strangers: what they may do, and how they fail."""
 
-import json
 from datetime import datetime
 from typing import Any
 
@@ -42,13 +41,6 @@ def test_the_sandbox_holds(source: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "source", ["{{ (''|attr('__class__'))|attr('__mro__') }}", "{{ strftime_now.__globals__ }}"]
-)
-def test_what_the_sandbox_hides_is_nothing(source: str) -> None:
-    assert rendered(source) == ""
-
-
-@pytest.mark.parametrize(
     "source",
     [
         "{% for i in range(10**9) %}{% endfor %}",
@@ -81,23 +73,12 @@ def test_output_without_end_is_cut_off(monkeypatch: pytest.MonkeyPatch, text: st
         rendered("{% for i in range(101) %}" + text + "{% endfor %}")
 
 
-def test_numbers_of_any_size_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
-    numbers = [0, -1, 2**63 - 1, 2**63, -(2**63), 2**64, -(2**64), 10**400, True, 0.1, -0.0]
-    assert rendered("{{ n | tojson }}", n=numbers) == json.dumps(numbers)
-    assert rendered("{{ n.maximum + 1 }}", n={"maximum": 10**30}) == str(10**30 + 1)
-
-
 @pytest.mark.parametrize(
     "source", ["{% for x in messages %}", "{{ a b }}", "{{", "{% nonsense %}", "{{ a | nonsense }}"]
 )
 def test_a_template_that_does_not_compile_is_the_models_fault(source: str) -> None:
     with pytest.raises(ModelUnusable, match="chat_template"):
         ChatTemplate(source)
-
-
-def test_a_template_nested_too_deeply_is_the_models_fault() -> None:
-    with pytest.raises(ModelUnusable):
-        ChatTemplate("{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}")
 
 
 def test_strftime_now() -> None:
@@ -117,10 +98,6 @@ def test_json_is_for_models_and_not_for_html() -> None:
 def test_loops_can_be_left_and_continued() -> None:
     source = "{% for i in range(9) %}{% if i == 1 %}{% continue %}{% endif %}{% if i == 4 %}"
     assert rendered(source + "{% break %}{% endif %}{{ i }}{% endfor %}") == "023"
-
-
-def test_white_space_is_trimmed_as_transformers_does() -> None:
-    assert rendered("  {% if true %}\n  a\n  {% endif %}\nb\n") == "  a\nb"
 
 
 def test_the_part_marked_for_training_is_text_like_any_other() -> None:

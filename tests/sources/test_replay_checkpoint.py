@@ -150,27 +150,6 @@ print(replay_checkpoint(Path(sys.argv[1]), SMOLLM2))
     assert list((tmp_path / "cache").iterdir()) == [Path(path.strip())]
 
 
-def test_who_comes_second_takes_the_first_ones(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Another process makes it between the look and the renaming."""
-    first = replay_checkpoint(tmp_path, SMOLLM2)
-    before = contents(first)
-    is_dir = Path.is_dir
-    looks: list[Path] = []
-
-    def blind_once(path: Path) -> bool:
-        looks.append(path)
-        return len(looks) > 1 and is_dir(path)
-
-    monkeypatch.setattr(Path, "is_dir", blind_once)
-    assert replay_checkpoint(tmp_path, SMOLLM2) == first
-    monkeypatch.undo()
-    assert looks.count(first) == 2
-    assert contents(first) == before
-    assert list(tmp_path.iterdir()) == [first]
-
-
 def test_a_failure_half_way_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_text = Path.write_text
 

@@ -58,13 +58,6 @@ def test_what_a_local_folder_lacks_is_named(tmp_path: Path, missing: str) -> Non
     assert sum(name in caught.value.message for name in CHECKPOINT) <= 1
 
 
-def test_a_file_is_no_checkpoint(tmp_path: Path) -> None:
-    file = tmp_path / "model.gguf"
-    file.touch()
-    with pytest.raises(ModelUnusable, match="is a file"):
-        resolve(str(file), nothing)
-
-
 @pytest.mark.parametrize(
     "source", ["/no/such/folder", "./missing", "~/missing", "~nobody/x", "missing", "a/b/c", "x\0"]
 )

@@ -60,11 +60,6 @@ def test_its_own_file_goes_before_all_others_and_is_not_copied(tmp_path: Path, c
     assert tokenizer_json(folder) == folder / OWN, "which is the one that is missing"
 
 
-def test_two_models_with_the_same_tokenizer_share_a_file(tmp_path: Path, cache: Path) -> None:
-    found = {tokenizer_json(kimi(tmp_path / name, tokens=300)) for name in ("one", "two")}
-    assert files(cache) == [*found]
-
-
 @pytest.mark.parametrize("fails", ["write_bytes", "replace"])
 def test_a_disk_that_is_full_leaves_nothing_and_is_told_of(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, fails: str

@@ -57,28 +57,9 @@ def test_a_loop_moves_on_to_the_next_entry_that_matches(tmp_path: Path) -> None:
     assert outputs(found, longer) == ["the rest"]
 
 
-def test_a_loop_without_an_entry_for_its_next_step_ends(tmp_path: Path) -> None:
-    found = read(tmp_path, [{"match": "Sum?", "output": "call"}])
-    with pytest.raises(NoRecording, match="entry 1 has answered earlier in this loop"):
-        found.pick(Conversation((Message("user", "Sum?"), CALL, result())))
-
-
-def test_an_answer_to_be_continued_is_no_earlier_step(tmp_path: Path) -> None:
-    found = read(tmp_path, [{"match": "Hi", "turn": 1, "output": "a"}])
-    prefill = Conversation((Message("user", "Hi"), Message("assistant", "Hel")))
-    assert outputs(found, prefill) == ["a"]
-
-
 def test_an_entry_that_names_its_place_goes_first(tmp_path: Path) -> None:
     entries = [{"match": "regex:.", "output": "any"}, {"last": "Hi", "output": "this"}]
     assert outputs(read(tmp_path, entries), said("Hi"), said("Ho")) == ["this", "any"]
-
-
-def test_entries_in_turn_begin_again_after_a_reset(tmp_path: Path) -> None:
-    found = read(tmp_path, [{"output": word} for word in "abc"])
-    assert outputs(found, "1", "2") == ["a", "b"]
-    found.reset()
-    assert outputs(found, "1", "2", "3", "4") == ["a", "b", "c", "a"]
 
 
 def test_what_matched_and_what_did_not_is_logged_without_any_text(

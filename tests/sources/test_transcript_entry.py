@@ -125,13 +125,6 @@ def test_every_condition_must_be_met(
     assert outputs(found, *unmet) == ["no"] * len(unmet)
 
 
-def test_a_model_is_known_by_its_id_and_by_the_name_in_the_request(tmp_path: Path) -> None:
-    found = read(tmp_path, [{"model": "gpt-4o", "output": "yes"}, {"output": "no"}])
-    names = [("gpt-4o", "fake"), ("fake", "gpt-4o"), ("fake", "fake"), ()]
-    picked = [found.pick(said("x"), name).entry.output for name in names]
-    assert picked == ["yes", "yes", "no", "no"]
-
-
 @pytest.mark.parametrize(
     ("recorded", "asked"),
     [

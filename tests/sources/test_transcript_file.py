@@ -171,16 +171,6 @@ def test_lines_that_are_no_json_are_told(tmp_path: Path, text: str, reported: st
     assert reported in message
 
 
-def test_a_file_that_is_not_there_or_not_text_is_told(tmp_path: Path) -> None:
-    with pytest.raises(TranscriptBroken, match="no such file: correct `source:`"):
-        read_transcript(tmp_path / "none.yaml", VOCABULARY)
-    with pytest.raises(TranscriptBroken, match="can't be read"):
-        read_transcript(tmp_path, VOCABULARY)
-    (tmp_path / "said.yaml").write_bytes(b"- output: a\n- output: \xff")
-    with pytest.raises(TranscriptBroken, match=r"said\.yaml:2: this is not UTF-8"):
-        read_transcript(tmp_path / "said.yaml", VOCABULARY)
-
-
 def test_a_file_over_the_limit_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert transcript.MAX_BYTES == 64 << 20
     path = tmp_path / "said.jsonl"

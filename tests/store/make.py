@@ -55,11 +55,6 @@ def response(
     )
 
 
-def completion(id: str, created_at: float = 0.0) -> Record:
-    labels = msgspec.json.encode({"model": "m", "metadata": {"id": id}}).decode()
-    return Record("completion", id, created_at, b"{}", labels=labels)
-
-
 def limit(monkeypatch: pytest.MonkeyPatch, name: str, value: int) -> None:
     monkeypatch.setattr(limits, name, value)
 

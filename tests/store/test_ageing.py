@@ -113,16 +113,6 @@ async def test_a_clock_that_goes_back(path: Path, back: float) -> None:
 
 
 @runs
-async def test_weeks_of_sleep_are_no_leap(path: Path) -> None:
-    clocks = Clocks()
-    store = await filled(path, clocks)
-    await store.prune()
-    clocks.wall += 40 * DAY  # the steady clock slept too
-    assert await store.prune() == 3
-    await store.close()
-
-
-@runs
 async def test_a_count_holds_whatever_the_clock_says(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

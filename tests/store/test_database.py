@@ -172,21 +172,6 @@ async def test_damage_found_while_serving(path: Path) -> None:
 
 
 @runs
-async def test_a_running_response_that_rotted_does_not_keep_the_store_shut(path: Path) -> None:
-    store = await Store.open(path)
-    await store.add(response("r", "in_progress"), "me")
-    await store.close()
-    db = sqlite3.connect(path)
-    with db:
-        db.execute("UPDATE records SET body = ?", (b'{"id":\xff',))
-    db.close()
-    store = await Store.open(path)
-    got = await store.get("response", "r", "me")
-    assert (got.status, b'"status":"failed"' in got.body) == ("failed", True)
-    await store.close()
-
-
-@runs
 async def test_two_servers_and_damage_that_one_of_them_finds(path: Path) -> None:
     await (await filled(path, 50)).close()
     one, other = await Store.open(path), await Store.open(path)
@@ -283,15 +268,6 @@ async def test_a_file_system_without_locks_is_no_other_server(
     await store.close()
 
 
-@runs
-async def test_a_failed_reopening_does_not_fail_what_runs(path: Path) -> None:
-    store = await filled(path)
-    await store.add(response("running", "in_progress"), "me")
-    await store._submit(store._disconnect)
-    assert (await store.get("response", "running", "me")).status == "in_progress"
-    await store.close()
-
-
 @pytest.mark.parametrize("how", ["deleted", "replaced", "folder"])
 @runs
 async def test_a_file_taken_away_is_not_written_on(path: Path, how: str) -> None:
@@ -312,22 +288,6 @@ async def test_a_file_taken_away_is_not_written_on(path: Path, how: str) -> None
     store = await Store.open(path)
     assert (await store.get("response", "r", "me")).status == "completed"
     await store.close()
-
-
-@runs
-async def test_a_path_that_is_no_file(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    path.mkdir()
-    store = await Store.open(path)
-    with pytest.raises(StoreUnavailable, match="can't be opened: check its permissions"):
-        await store.get("response", "r", "me")
-    path.rmdir()
-    await store.add(response("r"), "me")
-    await store.close()
-    below_a_file = await Store.open(path / "store.db")
-    with pytest.raises(StoreUnavailable, match="see the server's log"):
-        await below_a_file.get("response", "r", "me")
-    assert "Not a directory" in caplog.text
-    await below_a_file.close()
 
 
 @contextmanager

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from mlx_server.errors import BadRequest, NotFound, TooLarge
-from mlx_server.store import CompletionFilter, ItemRecord, Record, Store
-from tests.store.make import big, completion, items, limit, response, runs
+from mlx_server.store import ItemRecord, Record, Store
+from tests.store.make import big, items, limit, response, runs
 
 EXPECTED = {"asc": [2, 1, 1, 3, 1], "desc": [2, 2, 1, 2, 1]}
 
@@ -68,17 +68,6 @@ async def test_an_item_by_its_id_is_the_owners_newest(path: Path) -> None:
 
 
 @runs
-async def test_an_item_of_a_conversation(path: Path) -> None:
-    store = await Store.open(path)
-    await store.add(Record("conversation", "c", 0, b"{}"), "me", items("1"))
-    assert await store.conversation_item("c", "me", "1") == items("1")[0]
-    await store.delete_item("c", "me", "1")
-    with pytest.raises(NotFound, match="'1' not found in conversation 'c'"):
-        await store.conversation_item("c", "me", "1")
-    await store.close()
-
-
-@runs
 async def test_input_items_are_paged_without_the_output(path: Path) -> None:
     store = await Store.open(path)
     await store.add(response("r", output=items("o")), "me", items(*"abcde"))
@@ -87,23 +76,6 @@ async def test_input_items_are_paged_without_the_output(path: Path) -> None:
     with pytest.raises(BadRequest) as error:
         await store.items("response", "r", "me", after="o")
     assert error.value.param == "after"
-    await store.close()
-
-
-@runs
-async def test_completions_are_listed_by_their_labels(path: Path) -> None:
-    store = await Store.open(path)
-    for id, owner in (("a", "me"), ("b", "me"), ("a", "you")):
-        await store.add(completion(id), owner)
-    chosen = CompletionFilter("m", {"id": "b"})
-    assert [item.id for item in (await store.completions("me", chosen)).items] == ["b"]
-    after = await store.completions("me", CompletionFilter(), after="a")
-    assert ([item.id for item in after.items], after.has_more) == (["b"], False)
-    assert (await store.completions("me", CompletionFilter("n"))).items == []
-    await store.delete("completion", "a", "me")
-    with pytest.raises(BadRequest):
-        await store.completions("me", CompletionFilter(), after="a")
-    assert (await store.get("completion", "a", "you")) == completion("a")
     await store.close()
 
 

@@ -302,5 +302,5 @@ class StoreMachine(RuleBasedStateMachine):
             shutil.rmtree(self.root)
 
 
-StoreMachine.TestCase.settings = settings(max_examples=20, stateful_step_count=30)
+StoreMachine.TestCase.settings = settings(max_examples=12, stateful_step_count=30)
 TestStore = pytest.mark.slow(StoreMachine.TestCase)

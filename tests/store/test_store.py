@@ -1,7 +1,6 @@
 """What is put in is got back, by its owner only; calls are in order and outlive who made them."""
 
 import asyncio
-import os
 import sqlite3
 import threading
 from pathlib import Path
@@ -130,19 +129,6 @@ async def test_pruning_by_age_and_count(path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @runs
-async def test_one_step_of_pruning_is_bounded_in_bytes(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(limits, "STORED_RESPONSES", 0)
-    store = await Store.open(path)
-    for n in range(5):
-        await store.add(response(f"{n}"), "me", [ItemRecord("i", b"x" * 500)], [b"e" * 500])
-    monkeypatch.setattr(store_module, "BATCH_BYTES", 1001)
-    assert await store._prune_some("response") == 2
-    await store.close()
-
-
-@runs
 async def test_pruning_lets_others_in_between_and_gives_space_back(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -205,34 +191,4 @@ async def test_close_drains_and_refuses_what_comes_later(path: Path) -> None:
         await store.get("response", "1", "me")
     store = await Store.open(path)
     assert (await store.stats()).responses == 50
-    await store.close()
-
-
-@runs
-async def test_new_folders_are_synced_by_name(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    synced: list[tuple[int, bool]] = []
-    deep = path.parent / "a" / "b" / path.name
-
-    def fsync(folder: int) -> None:
-        synced.append((os.fstat(folder).st_ino, deep.exists()))
-
-    monkeypatch.setattr(os, "fsync", fsync)
-    await (await Store.open(deep)).close()
-    above = [path.parent.parent, path.parent, path.parent / "a"]
-    assert synced == [(folder.stat().st_ino, False) for folder in above]
-
-
-@runs
-async def test_the_settings_that_make_it_durable(path: Path) -> None:
-    store = await Store.open(path)
-    db = store._connected
-    found = await store._submit(
-        lambda: [
-            db().execute(f"PRAGMA {name}").fetchone()[0]
-            for name in ("journal_mode", "synchronous", "fullfsync", "checkpoint_fullfsync")
-        ]
-    )
-    assert found == ["wal", 2, 1, 1]
-    assert path.stat().st_mode & 0o777 == 0o600
-    assert path.parent.stat().st_mode & 0o777 == 0o700
     await store.close()

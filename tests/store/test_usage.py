@@ -9,7 +9,7 @@ import pytest
 
 from mlx_server.errors import BadRequest, StoreFull, StoreUnavailable, TooLarge
 from mlx_server.store import Record, Retention, Store
-from tests.store.make import big, completion, items, limit, recounted, response, runs
+from tests.store.make import big, items, limit, recounted, response, runs
 
 DAY = 86400.0
 
@@ -119,21 +119,6 @@ async def test_writers_at_once_do_not_pass_the_limit(path: Path) -> None:
     done = await asyncio.gather(*writing, return_exceptions=True)
     assert [type(error) for error in done if error] == [StoreFull] * 15
     assert (await store.stats()).stored == await recounted(store) < 55_000
-    await store.close()
-
-
-@runs
-async def test_labels_are_counted(path: Path) -> None:
-    store = await Store.open(path)
-    await store.add(completion("a"), "me")
-    before = (await store.stats()).stored
-    for length in (1000, 300):
-        labels = '{"model": "%s"}' % ("m" * length)
-        await store.update("completion", "a", "me", b"{}", labels=labels)
-        grown = len(labels) - len(completion("a").labels or "")
-        assert (await store.stats()).stored == before + grown == await recounted(store)
-    await store.delete("completion", "a", "me")
-    assert (await store.stats()).stored == 0
     await store.close()
 
 

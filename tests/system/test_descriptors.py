@@ -65,12 +65,6 @@ def test_the_soft_limit_is_raised_as_far_as_it_goes(
     assert system.limits == (raised, hard)
 
 
-def test_no_limit_at_all_stays(install: Install) -> None:
-    system = install(INFINITY, INFINITY, 0)
-    assert descriptors.raise_soft_limit() > limits.DESCRIPTORS
-    assert system.limits == (INFINITY, INFINITY)
-
-
 @pytest.mark.parametrize("there_are", [16, 64, 256, 1024, 4096, 8192, 1 << 20])
 def test_some_are_left_for_all_else(there_are: int) -> None:
     most = descriptors.connections(there_are)
@@ -91,12 +85,3 @@ def test_doctor_tells_of_them_before_a_server_starts(
     check = _descriptors(descriptors.within_reach())
     assert (check.name, check.status) == ("files", status)
     assert ("ulimit -Hn 4096" in check.fix) == (status == "warn")
-
-
-def test_mlx_lm_may_ask_for_more_than_there_is(
-    install: Install, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    system = install(256, 256, 256)
-    descriptors.survive_mlx_lm()
-    resource.setrlimit(resource.RLIMIT_NOFILE, (2048, 256))
-    assert system.limits == (256, 256)

@@ -1,7 +1,5 @@
 """A line of the log is one line, whatever it says."""
 
-import json
-import logging
 import subprocess
 import sys
 from pathlib import Path
@@ -10,16 +8,7 @@ import pytest
 
 from mlx_server import limits
 from mlx_server.errors import SettingsError
-from mlx_server.system import logs
 from mlx_server.system.logs import write_to
-
-
-def test_a_line_is_one_line() -> None:
-    record = logging.LogRecord("a", logging.INFO, "", 1, "one\ntwo\x1b[2J\u2028%s", ("\r",), None)
-    line = logs.PlainFormatter().format(record)
-    assert line.endswith("INFO    a: one\\ntwo\\x1b[2J\\u2028\\r")
-    assert json.loads(logs.JsonFormatter().format(record))["message"] in line
-
 
 WRITER = """
 import subprocess, sys

@@ -1,15 +1,13 @@
 """The class of scheduling in which MLX's threads take half the time."""
 
-import ctypes
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from unittest.mock import Mock
 
 import pytest
 
-from mlx_server.system.process import MAPPED_BYTES, keep_time_slices, return_large_blocks
+from mlx_server.system.process import MAPPED_BYTES, keep_time_slices
 
 if sys.platform == "linux":
 
@@ -64,13 +62,3 @@ def test_large_blocks_are_returned_as_soon_as_they_are_freed() -> None:
     own = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
     run = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, check=True, env=own)
     assert int(run.stdout) <= 4
-
-
-def test_where_there_is_no_such_option_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
-    for error in (OSError("no library"), AttributeError("no mallopt")):
-        with monkeypatch.context() as patches:
-            patches.setattr(ctypes, "CDLL", Mock(side_effect=error))
-            return_large_blocks()
-    monkeypatch.setattr(sys, "platform", "darwin")
-    monkeypatch.setattr(ctypes, "CDLL", None)
-    return_large_blocks()

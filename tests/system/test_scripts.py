@@ -103,30 +103,3 @@ def test_a_python_that_can_not_be_used_is_named_with_what_to_do(clone: Path) -> 
     )
     assert failed.returncode == 1
     assert "3.11 to 3.14" in failed.stderr
-
-
-@pytest.mark.parametrize("version", ["", "0.32.1"])
-@pytest.mark.parametrize("arguments", [[], ["tests/worker/test_kinds.py", "-x"]])
-def test_the_newest_mlx_lm_is_found_before_the_installed_one(
-    clone: Path, version: str, arguments: list[str]
-) -> None:
-    environment = {**os.environ, "PYTHON": str(clone / "python"), "PYTHONPATH": "/mine"}
-    command = [str(clone / "scripts" / "test-newest"), *arguments]
-    if version:
-        environment["MLX_LM"] = version
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    _, asked, imports, tests = done.stdout.splitlines()
-    folder = asked.split(" --target ")[1].split()[0]
-    wanted = f"mlx-lm=={version}" if version else "mlx-lm"
-    assert asked.split()[-2:] == ["mlx" if sys.platform == "darwin" else "mlx[cpu]", wanted]
-    assert "--upgrade" in asked
-    assert imports == f"imports from {folder}:/mine"
-    assert tests == " ".join(["pytest", *(arguments or ["tests/engine"])])
-    assert not Path(folder).exists(), "it is removed afterwards"
-
-
-def test_help_of_test_newest_makes_nothing(clone: Path) -> None:
-    command = [str(clone / "scripts" / "test-newest"), "--help"]
-    told = subprocess.check_output(command, text=True)
-    assert "MLX_LM=0.32.1" in told
-    assert not (clone / ".venv").exists()

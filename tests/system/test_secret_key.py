@@ -40,10 +40,3 @@ def test_a_damaged_key_is_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixt
 def test_a_folder_that_can_not_be_written(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     assert len(secret_key(tmp_path)) == KEY_BYTES
-
-
-def test_a_folder_that_is_a_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "file").write_text("")
-    with caplog.at_level(logging.WARNING):
-        assert len(secret_key(tmp_path / "file")) == KEY_BYTES
-    assert "signs with a new key" in caplog.text

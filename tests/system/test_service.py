@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mlx_server.errors import ServerError, SettingsError
+from mlx_server.errors import SettingsError
 from mlx_server.system import service
 
 ARGUMENTS = ["--config", "/Users/me/my models.yaml", "--port", "9000"]
@@ -72,17 +72,6 @@ def test_a_word_that_no_service_can_have_is_refused(
         write([])
 
 
-def test_the_unit_keeps_the_path_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", '/a b:/$c:/100%:/"d"')
-    assert 'Environment="PATH=/a b:/$c:/100%%:/\\"d\\""\n' in service.systemd_unit([])
-
-
-@pytest.mark.parametrize("word", ["<b>&amp;]]>", "%h $HOME `id`", "-x"])
-def test_the_launch_agent_keeps_every_word_as_it_is(word: str) -> None:
-    found = plistlib.loads(service.launch_agent(["--config", word]).encode())
-    assert found["ProgramArguments"][4:6] == ["--config", word]
-
-
 def test_install_writes_the_file_for_its_owner_alone_and_starts_it(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,27 +117,6 @@ def test_a_service_that_still_drains_is_waited_for(monkeypatch: pytest.MonkeyPat
     done = [line.split()[1] for line in commands.commands]
     assert done == ["bootout", "print", "print", "print", "bootstrap"]
     assert len(waited) == 2
-
-
-def test_uninstall_stops_it_and_removes_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "platform", "linux")
-    assert service.uninstall(Recorder()) is None
-    file = service.install([], Recorder()).file
-    commands = Recorder()
-    assert service.uninstall(commands) == file
-    assert not file.exists()
-    assert commands.commands == ["systemctl --user disable --now mlx-server.service"]
-
-
-def test_what_the_system_refuses_is_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "platform", "darwin")
-    with pytest.raises(ServerError, match=r"bootstrap.*not possible.*uninstall"):
-        service.install([], Recorder("bootstrap"))
-
-
-def test_a_system_without_the_command_is_told_so() -> None:
-    with pytest.raises(ServerError, match="launchctl-or-the-like was not found"):
-        service.run(["launchctl-or-the-like"])
 
 
 def test_without_the_systems_command_no_file_is_left(home: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from mlx_server.events import Event, ToolCallDelta
+from mlx_server.events import Event
 from mlx_server.grammars.lark import Lark
 from mlx_server.messages import Tool
 from mlx_server.repair.model_json import Malformed
@@ -126,15 +126,6 @@ def test_a_name_or_key_that_its_delimiters_would_cut_is_refused(tool: Tool) -> N
         ALONE.blocks[0].call(Lark(), tool)
 
 
-@pytest.mark.parametrize("group", TABLE[-4:], ids=lambda group: group["format"])
-def test_tags_without_their_end_are_no_call(group: dict[str, Any]) -> None:
-    tools = [Tool(name, None, {"properties": p}) for name, p in group["tools"].items()]
-    (whole, _), *_ = group["calls"]
-    for size in range(whole.index("</") + len("</parameter")):
-        with pytest.raises(ValueError, match=r"\w"):
-            parse_calls(FORMATS[group["format"]], whole[:size], tools)
-
-
 def test_line_breaks_that_a_strict_schema_may_ask_for_are_the_values() -> None:
     schema = {"properties": {"path": {"type": "string", "minLength": 4}}, "required": ["path"]}
     text = '\n<invoke name="write">\n<parameter name="path">\nab\n</parameter>\n</invoke>\n'
@@ -142,24 +133,3 @@ def test_line_breaks_that_a_strict_schema_may_ask_for_are_the_values() -> None:
         tools = [Tool("write", None, schema, strict=strict)]
         (call,) = parse_calls(tag_formats.MINIMAX_M2, f"{text}</minimax:tool_call>", tools)
         assert call["arguments"] == {"path": path}
-
-
-def test_a_string_streams_and_a_value_comes_whole() -> None:
-    events: list[Event] = []
-    source = Source()
-    properties = {"text": {"type": "string"}, "n": {"type": "integer"}}
-    tools = [Tool("f", None, {"properties": properties})]
-    steps = formats.BARE_PYTHON.read(source, ToolCallEmitter(0, tools, events.append))
-
-    def written(text: str) -> str:
-        events.clear()
-        source.feed(text)
-        next(steps)
-        return "".join(e.arguments for e in events if isinstance(e, ToolCallDelta))
-
-    assert written("f(text='on") == '{"text": "on'
-    assert written("e\\") == "e"
-    assert written("n'") == "\\n"
-    assert written(", n") == "", "the quote may be the string's own"
-    assert written("=12") == '"'
-    assert written("3), ") == ', "n": 123}'

@@ -9,7 +9,6 @@ import pytest
 
 from mlx_server.events import Event, Repaired, ToolCallDelta, ToolCallFinished, ToolCallStarted
 from mlx_server.messages import Tool
-from mlx_server.repair import RepairPolicy
 from mlx_server.repair.model_json import Malformed
 from mlx_server.tool_parsers.calls import (
     HeldCall,
@@ -47,32 +46,6 @@ def heard() -> Heard:
     return Heard()
 
 
-def test_a_call_is_told_from_its_start_to_its_end(heard: Heard) -> None:
-    call = heard.calls.start("write", "x1")
-    call.text("text", "a")
-    call.text("text", "\n")
-    call.end_text("text")
-    call.value("count", "5")
-    call.finish()
-    assert heard.events == [
-        ToolCallStarted(3, 0, "x1", "write"),
-        *(ToolCallDelta(3, 0, a) for a in ('{"text": "', "a", "\\n", '"', ', "count": 5', "}")),
-        Repaired(3, "type", "tool_calls[0].function.arguments.count"),
-        ToolCallFinished(3, 0),
-    ]
-    assert heard.calls.finished == 1
-
-
-def test_calls_are_counted_and_their_ids_differ(heard: Heard) -> None:
-    for id in ("a", "a", None, ""):
-        heard.calls.start("now", id).finish()
-    started = heard.of(ToolCallStarted)
-    assert [e.call for e in started] == [0, 1, 2, 3]
-    assert started[0].id == "a"
-    assert len({e.id for e in started}) == 4
-    assert all(e.id.startswith("call_") and len(e.id) > 20 for e in started[1:])
-
-
 @pytest.mark.parametrize("held", [False, True])
 def test_of_a_key_that_is_given_twice_the_last_value_counts(heard: Heard, *, held: bool) -> None:
     heard.calls.holds_calls = held
@@ -87,31 +60,6 @@ def test_of_a_key_that_is_given_twice_the_last_value_counts(heard: Heard, *, hel
     first = '{"text": "a", "count": 1, "text": "b", "count": 2}'
     assert heard.arguments() == (last if held else first)
     assert heard.of(Repaired) == [Repaired(3, "json", "tool_calls[0].function.arguments")]
-
-
-def test_a_key_is_not_given_twice_where_nothing_is_repaired(heard: Heard) -> None:
-    heard.calls.allowed = RepairPolicy(mistakes=False)
-    call = heard.calls.start("write")
-    call.value("count", 1)
-    with pytest.raises(Malformed):
-        call.value("count", 2)
-
-
-def test_of_a_key_in_arguments_that_come_as_text_the_last_value_counts(heard: Heard) -> None:
-    heard.calls.whole("write", '{"count": 1, "count": 2}')
-    assert heard.arguments() == '{"count": 2}'
-    assert [each.what for each in heard.of(Repaired)] == ["json"]
-    with pytest.raises(Malformed):
-        heard.calls.whole("write", '{"x": 1, "\\u0078": 2,}')
-
-
-def test_a_repair_goes_on_where_the_call_was_broken(heard: Heard) -> None:
-    call = heard.calls.start("write")
-    call.text("text", "half a t")
-    heard.calls.add_repaired([("write", {"text": "half a text", "count": 1}), ("now", {})])
-    assert heard.arguments() == '{"text": "half a text", "count": 1}'
-    assert [e.name for e in heard.of(ToolCallStarted)] == ["write", "now"]
-    assert heard.calls.finished == 2
 
 
 @pytest.mark.parametrize(
@@ -149,14 +97,6 @@ def test_what_json_can_not_say_is_malformed(heard: Heard, value: Any) -> None:
         heard.calls.start("now").finish_with({"x": value})
     assert not heard.of(ToolCallDelta)
     assert not heard.of(ToolCallFinished)
-
-
-def test_what_is_too_deep_for_json_is_malformed(heard: Heard) -> None:
-    deep: list[Any] = []
-    for _ in range(100_000):
-        deep = [deep]
-    with pytest.raises(Malformed):
-        heard.calls.start("now").value("x", deep)
 
 
 SCHEMA: dict[str, Any] = {

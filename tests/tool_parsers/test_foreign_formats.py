@@ -59,8 +59,3 @@ def test_a_text_that_mentions_a_delimiter_goes_on_at_once(opening: str) -> None:
     fed = [event for piece in pieces for event in reader.feed(piece)]
     shown = "".join(event.text for event in fed if isinstance(event, TextDelta))
     assert opening in shown, "before the answer ends"
-
-
-def test_they_are_neither_repaired_nor_written_by_a_grammar() -> None:
-    for each in FOREIGN_FORMATS:
-        assert (each.repair, each.repairs, each.blocks) == (None, ("format",), ())

@@ -3,7 +3,7 @@
 import pytest
 
 import mlx_server
-from mlx_server.events import Repaired, TextDelta, ToolCallStarted, Violation
+from mlx_server.events import TextDelta, ToolCallStarted, Violation
 from mlx_server.families import FAMILIES
 from mlx_server.families.base import ModelFamily
 from mlx_server.families.markup import MarkupFamily
@@ -36,10 +36,6 @@ every_case = pytest.mark.parametrize(
 )
 
 
-def test_many_families_have_such_cases() -> None:
-    assert len({family.name for family, _ in CASES}) > 40
-
-
 @pytest.mark.slow
 @every_case
 @pytest.mark.parametrize("which", [0, -1])
@@ -57,17 +53,3 @@ def test_the_known_ones_are_called(family: ModelFamily, case: Golden, which: int
     reports = [event.what for event in events if isinstance(event, Violation)]
     assert called == [name for name in names if name != gone]
     assert gone in text or any(repr(gone) in report for report in reports)
-
-
-MIXED = (
-    '<tool_call>\n{"name": "look_up", "arguments": {}}\n'
-    '{"name": "add", "arguments": {"a": "1", "b": 2}}\n</tool_call>'
-)
-
-
-def test_what_is_repaired_in_such_a_block_is_reported() -> None:
-    events = mlx_server.read(MIXED, "hermes", tools())
-    called = [event.name for event in events if isinstance(event, ToolCallStarted)]
-    repairs = [(event.what, event.where) for event in events if isinstance(event, Repaired)]
-    assert called == ["add"]
-    assert ("type", "tool_calls[0].function.arguments.a") in repairs

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlx_server.repair.model_json import Malformed
 from mlx_server.tool_parsers.source import Source, Steps
 from tests.slowness import slowness
 
@@ -112,15 +111,6 @@ def test_a_delimiter_made_with_a_token_counts_only_with_it(size: int) -> None:
         assert played(spelled, single, read) == [("<o>call<s>x", "")]
 
 
-def test_text_is_no_delimiter_for_a_part_of_a_token() -> None:
-    def read(source: Source) -> Steps[str]:
-        return (yield from source.accept("["))
-
-    assert played([Token("[X]")], SINGLE, read) == ""
-    assert played(["[X]"], SINGLE, read) == "["
-    assert played(["a", Token("[X]"), "X]"], SINGLE, sections("X]")) == [("a[X]", "X]"), ("", "")]
-
-
 @given(texts, st.integers(1, 9), st.lists(st.sampled_from(DELIMITERS), min_size=1, max_size=4))
 def test_accept_takes_the_longest_that_comes(text: str, size: int, literals: list[str]) -> None:
     def read(source: Source) -> Steps[tuple[bool, str, str]]:
@@ -133,14 +123,6 @@ def test_accept_takes_the_longest_that_comes(text: str, size: int, literals: lis
     wanted = max((x for x in literals if text.startswith(x)), key=len, default="")
     expected = (bool(wanted), wanted, text[len(wanted) :])
     assert played(cut(text, size), frozenset(), read) == expected
-
-
-def test_accept_waits_for_a_token_that_may_come() -> None:
-    def read(source: Source) -> Steps[str]:
-        yield from source.expect("x")
-        return (yield from source.accept("<a>"))
-
-    assert played(["x", Token("<a>")], SINGLE, read) == "<a>"
 
 
 @given(st.text(alphabet="ab \n\t", max_size=12), st.integers(1, 4))
@@ -173,23 +155,6 @@ def test_what_is_read_is_kept_to_the_character(text: str, size: int, before: int
     at = rest.find("ab", space)
     wanted = rest if at < 0 else rest[: at + 2]
     assert played(cut(text, size), frozenset(), read) == "!" + wanted
-
-
-def test_expect_says_what_it_missed() -> None:
-    def read(source: Source) -> Steps[str]:
-        return (yield from source.expect("{", "["))
-
-    with pytest.raises(Malformed, match=r"\{"):
-        played(["x"], frozenset(), read)
-
-
-def test_text_is_passed_on_as_soon_as_it_is_certain() -> None:
-    source, pieces = Source(), list[str]()
-    steps = source.up_to("<ab>", into=pieces.append)
-    for fed, passed in (("x", "x"), ("y<a", "xy"), ("c", "xy<ac"), ("<", "xy<ac"), ("<", "xy<ac<")):
-        source.feed(fed)
-        next(steps)
-        assert "".join(pieces) == passed
 
 
 def in_pieces(source: Source, steps: Steps[Any], text: str, size: int) -> float:

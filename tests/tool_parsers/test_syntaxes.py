@@ -52,8 +52,3 @@ def test_line_breaks_and_control_characters_in_strings_are_let_pass(character: s
     for key in ("s", "other"):
         events = read([f'{{"{key}": "a{character}b"}}'])
         assert json.loads(arguments(events)) == {key: f"a{character}b"}
-
-
-def test_as_deep_as_it_may_be() -> None:
-    deep = "[" * 63 + "1" + "]" * 63
-    assert arguments(read([f'{{"a": {deep}}}'])) == f'{{"a": {deep}}}'

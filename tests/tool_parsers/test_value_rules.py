@@ -8,13 +8,12 @@ import yaml
 
 from mlx_server import limits
 from mlx_server.families import family_named
-from mlx_server.grammars import grammar
 from mlx_server.grammars.arguments import ValueSchema
 from mlx_server.grammars.lark import Lark
 from mlx_server.grammars.view import View
 from mlx_server.messages import Tool
 from mlx_server.tool_parsers.call_format import CallFormat, UncallableTool, block_rule
-from mlx_server.tool_parsers.value_rules import FORMATS, json_rule
+from mlx_server.tool_parsers.value_rules import json_rule
 from tests.families.goldens import tokenizer_of
 from tests.walks import accepts
 
@@ -96,10 +95,6 @@ def test_beyond_so_many_schemas_a_text_may_be_any(
     assert [accepts("qwen3_coder", grammar, text) for text in texts] == [True, links > 2]
 
 
-def test_all_formats_that_json_holds_are_held_in_text() -> None:
-    assert FORMATS.keys() == grammar.FORMATS
-
-
 @pytest.mark.parametrize(("schema", "right", "wrong"), TABLES["python"])
 def test_python_follows_a_schema(
     schema: dict[str, Any], right: list[str], wrong: list[str]
@@ -130,11 +125,3 @@ def test_what_has_no_way_to_be_written_is_refused(family: str, tool: Tool) -> No
     notation, _ = opening(family)
     with pytest.raises(UncallableTool, match="This model has no way to write"):
         notation.blocks[0].call(Lark(), tool)
-
-
-def test_a_parameter_that_can_be_left_out_is_if_it_can_not_be_written() -> None:
-    tool = Tool("f", "", {"properties": {"a-b": {}, "c": {"type": "null"}}})
-    notation, opens = opening("lfm2")
-    grammar = grammar_of("lfm2", notation, opens, (tool,))
-    for text, right in (("f(c=None)", True), ("f()", True), ("f(a-b=1)", False)):
-        assert accepts("lfm2", grammar, f"{opens}[{text}]<|tool_call_end|>") is right

@@ -131,10 +131,7 @@ def test_text_that_stays_text_streams_and_other_values_come_whole() -> None:
 LONG_STRINGS = [
     pytest.param(size, key, written, id=f"{name}-{key}-{written}")
     for name, size in (("tokens", 4), ("whole", 1 << 20))
-    for key in ("s", "other")
-    for written in ("x", "\\n", '\\"', "\\u00e9", "é", "🙂")
-    # the escapes and widths are read by the same code, whether or not the schema knows the key
-    if name == "whole" or key == "s" or written in ("x", '\\"')
+    for key, written in (("s", "x"), ("s", '\\"'), ("s", "\\u00e9"), ("other", "🙂"))
 ]
 
 

@@ -19,9 +19,7 @@ TIME: Json = {
     "type": "function",
     "function": {"name": "get_time", "parameters": {"type": "object", "properties": {}}},
 }
-NOW: Json = {"name": "get_time", "arguments": {}}
 PARIS = {"name": "get_weather", "arguments": {"city": "Paris"}}
-ROME = {"name": "get_weather", "arguments": {"city": "Rome"}}
 PARIS_JSON = '{"city": "Paris"}'
 CALL_JSON = '{"name": "get_weather", "arguments": {"city": "Paris"}}'
 

@@ -11,7 +11,6 @@ import yaml
 from starlette.testclient import TestClient
 
 from mlx_server.upstream import connection
-from mlx_server.upstream.pieces import MAX_TOKENS, UpstreamUsage, usage_of
 from tests.upstream.playing import (
     SSE,
     USAGE,
@@ -56,8 +55,14 @@ def client(upstream: PlayingServer) -> Iterator[TestClient]:
         yield client
 
 
-@pytest.mark.parametrize("answer", ANSWERS, ids=lambda answer: answer["name"])
-@pytest.mark.parametrize("read_answer", READERS)
+PLAYED = [
+    pytest.param(answer, READERS[(number + turn) % 4], id=f"{answer['name']}-{turn}")
+    for number, answer in enumerate(ANSWERS)
+    for turn in (0, 1)  # of chat, whole and streamed, Responses and Messages two in turn
+]
+
+
+@pytest.mark.parametrize(("answer", "read_answer"), PLAYED)
 def test_it_reads(
     answer: Json, read_answer: AnswerReader, client: TestClient, upstream: PlayingServer
 ) -> None:
@@ -177,19 +182,3 @@ def test_usage_that_is_missing_is_estimated_and_reported(
 ) -> None:
     upstream.plays(streamed(delta(content="Yes, it is."), delta("stop")))
     assert in_one(client, {"model": "gpt_oss"})["repairs"] == ["usage usage"]
-
-
-def test_counts_with_their_details() -> None:
-    usage = {
-        "prompt_tokens": 7,
-        "completion_tokens": 5,
-        "prompt_tokens_details": {"cached_tokens": 9},
-        "completion_tokens_details": {"reasoning_tokens": 2},
-    }
-    assert usage_of({"usage": usage}) == UpstreamUsage(7, 5, cached=7, reasoning=2)
-
-
-@pytest.mark.parametrize("wrong", [MAX_TOKENS, "7", 7.0, -1, True, None])
-def test_a_count_that_can_not_be_is_none(wrong: Any) -> None:
-    found = usage_of({"usage": {"prompt_tokens": wrong, "completion_tokens": 5}})
-    assert found == UpstreamUsage(None, 5)

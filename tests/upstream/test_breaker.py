@@ -1,7 +1,6 @@
 from mlx_server.upstream.connection import (
     FAILURES,
     FIRST_PAUSE,
-    LONGEST_PAUSE,
     MOST_CLIENTS,
     CircuitBreaker,
     UpstreamBreaker,
@@ -41,48 +40,12 @@ def test_one_probe_at_a_time_decides() -> None:
     assert breaker.seconds_left() == FIRST_PAUSE
 
 
-def test_the_pause_has_an_end() -> None:
-    breaker = CircuitBreaker(clock := Clock())
-    failing(breaker, FAILURES)
-    for _ in range(20):
-        clock.now += breaker.seconds_left()
-        failing(breaker)
-    assert breaker.seconds_left() == LONGEST_PAUSE
-
-
 def test_a_failure_that_began_before_does_not_lengthen_the_pause() -> None:
     breaker = CircuitBreaker(Clock())
     for each in (breaker.begin, breaker.failed):
         for _ in range(FAILURES + 3):
             each()
     assert breaker.seconds_left() == FIRST_PAUSE
-
-
-def test_clients_are_told_apart() -> None:
-    breaker = UpstreamBreaker(Clock())
-    for _ in range(FAILURES):
-        breaker.begin("one")
-        breaker.failed("one")
-    assert (breaker.seconds_left("one"), breaker.seconds_left("two")) == (FIRST_PAUSE, 0)
-    assert breaker.is_open
-    breaker.begin("two")
-    breaker.succeeded("two")
-    assert breaker.seconds_left("one") == FIRST_PAUSE
-    assert not breaker.is_open
-
-
-def test_what_concerns_all_counts_for_all() -> None:
-    breaker = UpstreamBreaker(clock := Clock())
-    for _ in range(FAILURES):
-        breaker.begin("one")
-        breaker.unreachable("one")
-    assert breaker.is_open
-    assert breaker.seconds_left("two") == FIRST_PAUSE
-    clock.now += FIRST_PAUSE
-    breaker.begin("two")
-    assert breaker.seconds_left("one") > 0
-    breaker.failed("two")  # it is reached again
-    assert breaker.seconds_left("one") == 0
 
 
 def test_few_clients_are_remembered() -> None:

@@ -10,7 +10,6 @@ from starlette.testclient import TestClient
 
 from mlx_server import limits
 from mlx_server.upstream.failures import FIRST_PAUSE
-from mlx_server.upstream.spec import UpstreamPolicy
 from tests.upstream.failing import error_of
 from tests.upstream.playing import (
     PlayingServer,
@@ -95,18 +94,6 @@ def test_silence_before_and_within_an_answer(client: TestClient, upstream: Playi
     *_, last = events(chat(client, model="hasty", stream=True).text)
     assert last["error"]["code"] == "upstream_timeout"
     assert upstream.left.wait(5)
-
-
-def test_how_long_an_upstream_is_waited_for_unless_the_owner_says() -> None:
-    policy = UpstreamPolicy()
-    assert policy.first_seconds == limits.UPSTREAM_FIRST_SECONDS
-    assert policy.idle_seconds == limits.UPSTREAM_IDLE_SECONDS
-
-
-def test_comments_are_no_events(client: TestClient, upstream: PlayingServer) -> None:
-    upstream.plays(Reply((sse(delta(content="Ye"), done=False), b": ping\n\n"), endless=True))
-    *_, last = events(chat(client, model="hasty", stream=True).text)
-    assert last["error"]["code"] == "upstream_timeout"
 
 
 @pytest.mark.slow

@@ -11,7 +11,6 @@ from tests.upstream.playing import (
     AnswerReader,
     PlayingServer,
     Reply,
-    answered,
     chat,
     delta,
     events,
@@ -22,7 +21,6 @@ from tests.upstream.playing import (
     streamed,
     whole,
 )
-from tests.upstream.quirks import PARIS, WEATHER, call
 
 CONTINUES = {"continue_message": True}
 BUDGET: Any = {"thinking_budget": 5}
@@ -73,14 +71,6 @@ def test_thoughts_end_and_the_answer_follows(
     assert (begun["role"], begun["content"].replace(">Hm", ">\nHm")) == ("assistant", HELD)
 
 
-def test_both_requests_are_counted(client: TestClient, upstream: PlayingServer) -> None:
-    upstream.plays(cut(reasoning="Hm."), says("Paris."))
-    usage = answered(client, max_tokens=20, **BUDGET)["usage"]
-    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (14, 10)
-    assert usage["completion_tokens_details"]["reasoning_tokens"] == 5
-    assert upstream.bodies[1]["max_tokens"] == 15
-
-
 def test_an_answer_within_the_budget_is_one_request(
     client: TestClient, upstream: PlayingServer
 ) -> None:
@@ -108,14 +98,6 @@ def test_no_thoughts_at_all(client: TestClient, upstream: PlayingServer) -> None
     upstream.plays(streamed(delta("length", content="Pa"), USAGE))
     assert in_one(client, {"thinking_budget": 0})["finish"] == "length"
     assert len(upstream.bodies) == 1
-
-
-def test_calls_come_after_thoughts_too(client: TestClient, upstream: PlayingServer) -> None:
-    made = streamed(delta(**call('{"city": "Paris"}')), delta("tool_calls"), USAGE)
-    begun = streamed(delta(reasoning="Hm."), delta(**call('{"ci')), delta("length"), USAGE)
-    for first in (cut(reasoning="Hm."), begun):
-        upstream.plays(first, made)
-        assert in_one(client, {"tools": [WEATHER], **BUDGET})["calls"] == [PARIS]
 
 
 def test_a_server_that_takes_the_answer_for_thoughts(

@@ -75,17 +75,6 @@ def test_those_of_a_body_that_is_not_streamed(client: TestClient, upstream: Play
     assert tokens_of(answered(client, **ASKED)) == ["Yes."]
 
 
-def test_those_of_completions(client: TestClient, upstream: PlayingServer) -> None:
-    lists = {"tokens": [" Pa", "ris"], "token_logprobs": [-1, -2], "top_logprobs": [{" Pa": -1}, 5]}
-    choice = {"text": " Paris", "logprobs": lists, "finish_reason": "stop"}
-    upstream.plays(streamed({"choices": [choice]}, USAGE))
-    body = {"model": "up", "prompt": "The capital is", "logprobs": 2}
-    found = client.post("/v1/completions", json=body).json()["choices"][0]["logprobs"]
-    assert (found["tokens"], found["token_logprobs"]) == ([" Pa", "ris"], [-1, -2])
-    assert found["top_logprobs"] == [{" Pa": -1}, None]
-    assert upstream.bodies[0]["logprobs"] == 2
-
-
 def test_an_upstream_that_sends_none(client: TestClient, upstream: PlayingServer) -> None:
     upstream.plays(streamed(delta(content="Yes"), delta("stop"), USAGE))
     found = answered(client, **ASKED)

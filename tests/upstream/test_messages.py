@@ -6,18 +6,13 @@ from typing import Any
 import pytest
 
 from mlx_server.messages import (
-    ContentPart,
     Conversation,
-    Media,
     Message,
-    Role,
     Tool,
     ToolCall,
-    content_of,
-    media_parts,
 )
 from mlx_server.requests import NamedTool, ToolChoice
-from mlx_server.upstream.request import NO_RESULT, messages_of, shows, with_system_prompt
+from mlx_server.upstream.request import NO_RESULT, messages_of, with_system_prompt
 from mlx_server.upstream.spec import UpstreamCapabilities
 
 CAN = UpstreamCapabilities()
@@ -61,48 +56,6 @@ def test_a_required_call_is_demanded_where_tools_can_not_be_sent(
     can = replace(CAN, tools=False)
     system, _ = sent(Message("user", "Hi"), tools=(Tool("look"),), can=can, choice=choice)
     assert system["content"].endswith(sentence)
-
-
-SEEN: dict[str, Any] = {"type": "image_url", "image_url": {"url": "data:,"}}
-IMAGE = Media("image", "messages.content.image_url", "image/png", SEEN)
-SOUND = Media("audio", "messages.content.input_audio", "wav", {"type": "input_audio"})
-BARE = Media("image", "input.content.input_image")
-SEES = replace(CAN, images=True)
-
-
-def saying(role: Role, *parts: ContentPart, **more: Any) -> Message:
-    return Message(role, content_of(parts), parts=media_parts(parts), **more)
-
-
-def test_images_are_passed_on_to_a_model_that_sees() -> None:
-    question = saying("user", "What is", IMAGE, SOUND, BARE)
-    (message,) = sent(question, can=SEES)
-    lines = [{"type": "text", "text": each.line} for each in (SOUND, BARE)]
-    assert message["content"] == [{"type": "text", "text": "What is"}, SEEN, *lines]
-    assert [shows(each, question, SEES) for each in question.media] == [True, False, False]
-    (message,) = sent(question)
-    assert message["content"] == question.content
-    (message,) = sent(saying("user", SOUND), can=replace(CAN, audio=True))
-    assert message["content"] == [SOUND.part]
-    (message,) = sent(saying("assistant", "a", IMAGE), can=SEES)
-    assert message["content"] == f"a\n{IMAGE.line}"
-
-
-def test_the_images_of_results_follow_the_results() -> None:
-    two = Message("assistant", tool_calls=(ToolCall("c", "look", "{}"), ToolCall("d", "f", "{}")))
-    results = [
-        saying("tool", "shot", IMAGE, tool_call_id="c"),
-        saying("tool", "x", tool_call_id="d"),
-    ]
-    found = sent(Message("user", "Hi"), two, *results, Message("user", "And?"), can=SEES)
-    assert [each["role"] for each in found] == ["user", "assistant", "tool", "tool", "user", "user"]
-    assert found[2]["content"] == (
-        "shot\n[image: image/png, not shown: it follows in the next message]"
-    )
-    assert found[4]["content"] == [SEEN]
-    as_text = sent(two, *results, can=replace(SEES, tools=False))
-    assert [each["role"] for each in as_text] == ["assistant", "user", "user", "user"]
-    assert as_text[3]["content"] == [SEEN]
 
 
 def test_calls_and_results_are_in_pairs() -> None:

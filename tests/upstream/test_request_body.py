@@ -228,16 +228,6 @@ def test_json_that_breaks_its_schema_is_asked_for_again(
     assert "content: it is not one JSON value" in correction["content"]
 
 
-def test_so_often_and_what_remains_is_unmet(client: TestClient, upstream: PlayingServer) -> None:
-    upstream.plays(says('{"city": 5}'))
-    found = in_one(client, {"response_format": FORMAT})
-    assert len(upstream.asked) == 2
-    assert (found["text"], len(found["unmet"])) == ('{"city": 5}', 1)
-    upstream.plays(says('{"city": 5}'))
-    assert len(in_chunks(client, {"response_format": FORMAT})["unmet"]) == 1
-    assert len(upstream.asked) == 1
-
-
 def test_a_schema_for_a_model_that_knows_none(client: TestClient, upstream: PlayingServer) -> None:
     upstream.plays(says('Sure:\n```json\n{"city": "Paris"}\n```'))
     found = in_one(client, {"model": "bare", "response_format": FORMAT})
@@ -259,15 +249,6 @@ def test_an_empty_answer_is_asked_for_again(client: TestClient, upstream: Playin
     upstream.plays(streamed(delta("stop"), USAGE))
     assert in_one(client, {})["unmet"] == ["content: the upstream's answer is empty"]
     assert len(upstream.asked) == 2
-
-
-def test_a_repair_of_two_attempts_is_reported_once(
-    client: TestClient, upstream: PlayingServer
-) -> None:
-    stop = delta("stop")  # without usage tokens are estimated, which is reported
-    for reported in (in_one, in_chunks):
-        upstream.plays(streamed(stop), streamed(delta(content="Yes"), stop))
-        assert sorted(reported(client, {})["repairs"]) == ["empty content", "usage usage"]
 
 
 def test_reasoning_is_the_answer_if_there_is_no_other(

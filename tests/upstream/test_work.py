@@ -51,9 +51,6 @@ class Kind:
         return self.name
 
 
-NAMED = {"name": "f"}
-
-
 def begun(n: int) -> list[Json]:
     return [call(name="f", arguments='{"a":"' + "x" * n)]
 

@@ -39,7 +39,7 @@ def served(
 
 
 SOME = pytest.mark.parametrize(
-    "served", ARCHITECTURES[::6], indirect=True, ids=lambda kind: kind.name
+    "served", ARCHITECTURES[::9], indirect=True, ids=lambda kind: kind.name
 )
 """For what differs by kind of cache and of layer: test_kinds.py has one of each."""
 

@@ -59,9 +59,8 @@ def a_random_ask(dice: random.Random) -> Ask:
 @pytest.mark.slow
 @pytest.mark.parametrize("cache_bytes", [0, 1 << 30], ids=["", "cached"])
 @pytest.mark.parametrize("concurrency", [16, 2])
-@pytest.mark.parametrize("seed", range(2))
-def test_rows_come_and_go(tiny_model: Any, seed: int, concurrency: int, cache_bytes: int) -> None:
-    dice = random.Random(seed)
+def test_rows_come_and_go(tiny_model: Any, concurrency: int, cache_bytes: int) -> None:
+    dice = random.Random(concurrency)
     asks = [a_random_ask(dice) for _ in range(14)]
     run = Run(tiny_model, concurrency=concurrency, piece=48, cache_bytes=cache_bytes)
     cancelled = come_and_go(run, asks, dice)

@@ -18,9 +18,8 @@ from mlx_server.engine.messages import (
     ResumeRows,
     RowFailed,
     StepOutput,
-    UnloadModel,
 )
-from mlx_server.worker.encoders import IDLE_PIECE, pooled_texts
+from mlx_server.worker.encoders import pooled_texts
 from mlx_server.worker.engine import Engine
 from mlx_server.worker.rows import PIECE
 from tests.tiny import tiny_embedder
@@ -61,8 +60,7 @@ def command(row: int = 0, inputs: Any = None, **rest: Any) -> Embed:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pooling", ["last", "mean"])
-@pytest.mark.parametrize("dimensions", [None, 5])
-@pytest.mark.parametrize("piece", [1, PIECE, 10**6])
+@pytest.mark.parametrize(("dimensions", "piece"), [(None, 1), (5, PIECE), (None, 10**6)])
 def test_each_is_what_it_is_alone(
     tiny_model: Any, pooling: Pooling, dimensions: int | None, piece: int
 ) -> None:
@@ -106,32 +104,6 @@ def test_weights_that_were_saved_without_a_head(tmp_path: Path, tiny_model: Any)
     same(drain(engine), [reference(tiny_model, text, "last", None) for text in TEXTS])
 
 
-def test_without_normalisation_it_is_the_hidden_state(tiny_model: Any) -> None:
-    (found,), _ = pooled(tiny_model, command(inputs=[TEXTS[2]], normalize=False))
-    hidden = np.array(tiny_model.model(mx.array([TEXTS[2]]))[0, -1])
-    np.testing.assert_allclose(found, hidden, atol=1e-4)
-
-
-def test_texts_that_can_not_share_a_batch(tiny_model: Any) -> None:
-    together, _ = pooled(tiny_model, command())
-    apart, pieces = pooled(tiny_model, command(), alone=True)
-    np.testing.assert_allclose(together, apart, atol=2e-5)
-    assert pieces >= len(TEXTS)
-
-
-def test_logits_of_tokens(tiny_model: Any) -> None:
-    found, _ = pooled(tiny_model, command(logits_of=[5, 9]))
-    for logits, text in zip(found, TEXTS, strict=True):
-        exact = np.array(tiny_model(mx.array([text]))[0, -1])[[5, 9]]
-        np.testing.assert_allclose(logits, exact, atol=1e-4)
-
-
-def test_a_piece_has_so_many_tokens_of_all_texts_together(tiny_model: Any) -> None:
-    inputs = [a_prompt(64)] * 8
-    assert pooled(tiny_model, command(inputs=inputs), lambda: PIECE)[1] == 8 * 64 // PIECE
-    assert pooled(tiny_model, command(inputs=inputs), lambda: IDLE_PIECE)[1] == 8 * 64 // IDLE_PIECE
-
-
 @pytest.fixture
 def engine(tiny_path: Path) -> Engine:
     engine = Engine(concurrency=4)
@@ -147,14 +119,6 @@ def exact(tiny_model: Any) -> list[Any]:
 def same(reports: list[Any], exact: list[Any]) -> None:
     (found,) = of(Embedded, reports)
     np.testing.assert_allclose(vectors_of(found.vectors), exact, atol=2e-5)
-
-
-def test_the_engine_reports_them_and_is_idle_again(engine: Engine, exact: list[Any]) -> None:
-    assert engine.handle(command(3)) == []
-    reports = drain(engine)
-    same(reports, exact)
-    assert of(Embedded, reports)[0].row == 3
-    assert of(StepOutput, reports)[-1].waiting == 0
 
 
 def test_a_stream_gets_a_token_after_each_piece(engine: Engine, exact: list[Any]) -> None:
@@ -192,12 +156,6 @@ def test_preempted_they_begin_again(engine: Engine, exact: list[Any]) -> None:
     assert engine.pause is None, "nothing is to be done meanwhile"
     engine.handle(ResumeRows([1]))
     same(drain(engine), exact)
-
-
-def test_unloaded_they_fail(engine: Engine) -> None:
-    engine.handle(command(1))
-    engine.step()
-    assert "unloaded" in failures(engine.handle(UnloadModel("tiny")))[1]
 
 
 @pytest.mark.parametrize(

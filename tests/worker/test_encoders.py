@@ -8,23 +8,18 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_server.engine.messages import Embed, Embedded, KvCost, Pooling
+from mlx_server.engine.messages import Embed, Embedded, Pooling
 from mlx_server.errors import ModelUnusable
-from mlx_server.models import architectures
-from mlx_server.worker import encoders as worker_encoders
 from mlx_server.worker import weights
 from mlx_server.worker.encoders import Encoder, encoder_output
 from mlx_server.worker.engine import Engine
-from mlx_server.worker.memory import cache_cost
 from mlx_server.worker.rows import PIECE
 from tests.tiny_encoders import (
     BERT,
     ENCODERS,
-    INNER,
     LAYERS,
     POSITIONS,
     VOCABULARY,
-    WIDTH,
     hidden_states,
     pooled,
     ranking,
@@ -110,16 +105,6 @@ def test_what_it_can_not_do_fails_that_row(engine: Engine, asked: Any, why: str)
     assert engine.pause is None
     engine.handle(command(2))
     assert of(Embedded, drain(engine))
-
-
-def test_its_memory_is_that_of_one_layer() -> None:
-    assert cache_cost(BERT) == KvCost(per_token=4 * (6 * WIDTH + 2 * INNER))
-    with pytest.raises(ValueError, match="no keys"):
-        cache_cost(BERT, kv_bits=8)
-
-
-def test_each_activation_that_a_checkpoint_may_have_is_known() -> None:
-    assert set(worker_encoders.ACTIVATIONS) == set(architectures.ACTIVATIONS)
 
 
 @pytest.fixture

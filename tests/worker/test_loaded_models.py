@@ -7,7 +7,7 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from mlx_server.engine.messages import CancelRows, LoadModel, ModelLoaded, StepOutput
+from mlx_server.engine.messages import LoadModel, ModelLoaded, StepOutput
 from mlx_server.worker import loaded_models
 from mlx_server.worker.batch import Batch, StepResult
 from mlx_server.worker.engine import Engine
@@ -61,18 +61,6 @@ def test_a_model_that_rested_gets_no_credit_for_it(engine: Engine, turns: Turns,
     assert set(turns(200)) == {early}
     engine.handle(ask(1, tokens=1000, model=late))
     assert set(turns(15)) == {"tiny", "second"}
-
-
-def test_a_model_that_worked_while_others_rested_owes_them_nothing(
-    engine: Engine, turns: Turns
-) -> None:
-    engine.handle(ask(0, tokens=1000))
-    turns(200)
-    engine.handle(CancelRows([0]))
-    engine.handle(ask(1, tokens=1000, model="second"))
-    turns(5)
-    engine.handle(ask(2, tokens=1000))
-    assert "tiny" in turns(15)
 
 
 def test_requests_that_end_at_once_do_not_starve_another_model(
@@ -153,14 +141,6 @@ def test_those_of_all_models_count(
     metal.working_set = int(3 * nbytes / 0.8)
     load(engine, tiny_path, "third")
     assert metal.limits == [2 * nbytes], "it never changes while a row is under way"
-
-
-@pytest.mark.parametrize("share", [0.0, 0.2])
-def test_where_there_is_no_metal_or_much_memory_nothing_is_wired(
-    monkeypatch: pytest.MonkeyPatch, tiny_path: Path, nbytes: int, share: float
-) -> None:
-    _, metal = loaded(monkeypatch, tiny_path, nbytes / share if share else 0)
-    assert metal.limits == []
 
 
 def test_a_system_that_refuses_is_reported_and_the_model_loads(

@@ -63,7 +63,7 @@ def test_loops_are_found(tokenizer: Tokenizer, what: str, before: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("period", [1, 2, 7, 9, 100, 700, LONGEST_PERIOD - 1])
+@pytest.mark.parametrize("period", [1, 9, 700, LONGEST_PERIOD - 1])
 @pytest.mark.parametrize("repeats", [2, 6])
 def test_it_takes_as_many_repeats_as_are_set(period: int, repeats: int) -> None:
     """Of a period by its length; of a short one, more; of a few different tokens, more still."""
@@ -83,7 +83,7 @@ def test_a_loop_that_is_left_is_none() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(3))
 def test_a_period_with_repeats_within_is_found_all_the_same(seed: int) -> None:
     """Of two tokens in random order, where nearly all that follows one another comes again."""
     dice = random.Random(seed)
@@ -96,11 +96,11 @@ def test_a_period_with_repeats_within_is_found_all_the_same(seed: int) -> None:
 @pytest.mark.slow
 def test_honest_repetition_is_no_loop(tokenizer: Tokenizer) -> None:
     alarms, count = {}, 0
-    for kind, text in samples(30):
+    for kind, text in samples(12):
         count += 1
         if at := found(text_ids(tokenizer, text)) or words_until_loop(text):
             alarms[kind] = at
-    assert count == 240
+    assert count == 96
     assert not alarms
 
 

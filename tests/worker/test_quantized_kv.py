@@ -18,7 +18,6 @@ from mlx_server.engine.messages import (
 from mlx_server.worker.engine import Engine
 from mlx_server.worker.kv_caches import (
     QuantizedRow,
-    QuantizedRows,
     make_caches,
     set_kv_bits,
 )
@@ -72,17 +71,6 @@ def contents(row: QuantizedRow) -> list[Any]:
     return [x.tolist() for side in sides for x in side]
 
 
-@pytest.mark.parametrize("bits", BITS)
-def test_rows_leave_a_batch_as_they_came(bits: int) -> None:
-    lengths = [3, 0, 300, 1, 256]
-    rows = [a_row(seed, length, bits) for seed, length in enumerate(lengths)]
-    batch = QuantizedRow.merge(rows)
-    for at, row in enumerate(rows):
-        extracted = batch.extract(at)
-        assert extracted.size() == lengths[at]
-        assert contents(extracted) == contents(row)
-
-
 def test_rows_join_and_leave_in_any_order() -> None:
     random = Random(5)
     for _ in range(20):
@@ -94,19 +82,6 @@ def test_rows_join_and_leave_in_any_order() -> None:
         assert [contents(first.extract(at)) for at in range(len(kept))] == [
             contents(rows[at]) for at in kept
         ]
-
-
-def test_widths_that_have_no_groups_are_refused() -> None:
-    with pytest.raises(ValueError, match="multiples of 32"):
-        QuantizedRow(8).update_and_fetch(mx.zeros((1, 1, 1, 24)), mx.zeros((1, 1, 1, 24)))
-
-
-def test_a_batch_takes_the_bytes_of_its_bits() -> None:
-    sizes = [QuantizedRow.merge([a_row(1, 256, bits)]).nbytes for bits in BITS]
-    whole = 2 * 4 * HEADS * 256 * WIDTH
-    assert whole / 4 < sizes[0] < whole / 2
-    assert sizes[1] < sizes[0]
-    assert isinstance(QuantizedRow.merge([QuantizedRow(8)]), QuantizedRows)
 
 
 # The engine

@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 from mlx_server.engine.messages import CancelRows, LoadModel, ModelLoaded, Token
-from mlx_server.requests import SamplingParams
 from mlx_server.worker.engine import Engine
 from mlx_server.worker.replay_model import ReplayModel
-from tests.worker.batch_runs import Ask, Run, a_prompt, alone, come_and_go, ids, together
-from tests.worker.engine_runs import Clock, ask, drain, of, run, scored_of, tokens_of, until
+from tests.worker.batch_runs import Ask, Run, a_prompt, alone, come_and_go, ids
+from tests.worker.engine_runs import Clock, ask, drain, of, tokens_of, until
 
 WIDTH = 320
 END = 2
@@ -58,32 +57,6 @@ def test_rows_join_and_leave_and_keep_their_place(
     for number, play in enumerate(plays):
         assert ids(run.answers[number]) == said(play)[: cancelled.get(number)]
     run.assert_nothing_is_left()
-
-
-def test_the_sampler_acts_on_it_as_on_any_model(model: ReplayModel) -> None:
-    """What it may not say it does not say, and then goes on where it would have been."""
-    forbidden = SamplingParams(temperature=0, logit_bias={108: -100.0}, logprobs=1)
-    warm = SamplingParams(temperature=1.0, seed=3, logprobs=1)
-    bent, straight = together(
-        model,
-        [
-            Ask(a_prompt(9), 20, (END,), forbidden, HELLO),
-            Ask(a_prompt(5), 20, (END,), warm, HELLO),
-        ],
-    )
-    assert [a == b for a, b in zip(ids(bent), HELLO, strict=True)] == [
-        *(True, True, False, False),
-        *(True, True),
-    ]
-    assert 108 not in ids(bent)
-    assert ids(straight) == list(HELLO)
-    for token in straight:
-        assert token.logprobs
-        assert token.logprobs.chosen == pytest.approx(0, abs=1e-6)
-        assert token.logprobs.top == [(token.id, token.logprobs.chosen)]
-    assert bent[2].logprobs
-    assert bent[2].logprobs.chosen == pytest.approx(-50, abs=1e-3)
-    assert bent[2].logprobs.top[0][0] == 108
 
 
 @pytest.fixture
@@ -140,13 +113,3 @@ def test_the_delay_of_a_row_goes_with_it(engine: Engine, clock: Clock) -> None:
     engine.handle(ask(1, model="slow", forced_tokens=[6, 7], tokens=2))
     reports = until(engine, lambda reports: len(tokens_of(1, reports)) == 2)
     assert ids(tokens_of(1, reports)) == [6, 7]
-
-
-def test_a_prompt_of_it_can_be_scored(engine: Engine) -> None:
-    rows = [
-        ask(n, model="quick", prompt=300, forced_tokens=[5, 6], tokens=2, prompt_logprobs=True)
-        for n in (0, 1)
-    ]
-    reports = run(engine, *rows)
-    assert [len(scored_of(row, reports)) for row in (0, 1)] == [299, 299]
-    assert [ids(tokens_of(row, reports)) for row in (0, 1)] == [[5, 6]] * 2

@@ -35,7 +35,6 @@ from tests.worker.engine_runs import (
     scored_of,
     tokens,
     tokens_of,
-    until,
 )
 
 
@@ -61,15 +60,6 @@ def test_cancel_frees_rows_wherever_they_are(engine: Engine, answer: list[int]) 
     assert of(PromptLogprobs, reports) == []
 
 
-def test_cancelling_rows_unknown_or_finished_is_harmless(engine: Engine, answer: list[int]) -> None:
-    engine.handle(CancelRows([17, -1]))
-    run(engine, ask(0))
-    engine.handle(CancelRows([0]))
-    engine.handle(ask(1))
-    engine.handle(CancelRows([0, 0]))
-    assert ids(tokens_of(1, drain(engine))) == answer
-
-
 def test_the_last_report_of_the_waiting_says_none(engine: Engine) -> None:
     """Also when those that waited were cancelled, so that no step follows."""
     for row in range(6):
@@ -80,16 +70,6 @@ def test_the_last_report_of_the_waiting_says_none(engine: Engine) -> None:
     assert isinstance(last, StepOutput)
     assert (last.tokens, last.waiting) == ([], 0)
     assert engine.pause is None
-
-
-def test_waiting_counts_the_rows_of_all_models(engine: Engine, tiny_path: Path) -> None:
-    load(engine, tiny_path, "second")
-    for row in range(7):
-        engine.handle(ask(row, tokens=1000))
-    for row in range(7, 12):
-        engine.handle(ask(row, tokens=1000, model="second"))
-    reports = until(engine, lambda reports: {0, 7} <= {t.row for t in tokens(reports)})
-    assert of(StepOutput, reports)[-1].waiting == 3 + 1
 
 
 @pytest.mark.parametrize("prompt", [1, 2, 3 * PIECE])
@@ -145,19 +125,6 @@ def test_a_scoring_that_fails_fails_alone(
     engine.handle(ask(0))
     monkeypatch.setattr(rows, "prompt_logprobs", fails)
     reports = run(engine, ask(1, prompt_logprobs=True))
-    assert failures(reports) == {1: "MemoryError: no room"}
-    assert ids(tokens_of(0, reports)) == answer
-
-
-def test_a_scored_row_that_can_not_go_on_fails_alone(
-    engine: Engine, answer: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fails(self: Batch, *_: Any) -> None:
-        raise MemoryError("no room")
-
-    engine.handle(ask(0))
-    monkeypatch.setattr(Batch, "add", fails)
-    reports = run(engine, ask(1, prompt=3 * PIECE, prompt_logprobs=True))
     assert failures(reports) == {1: "MemoryError: no room"}
     assert ids(tokens_of(0, reports)) == answer
 

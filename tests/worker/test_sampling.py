@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from mlx_server.engine.messages import Generate, Logprobs
 from mlx_server.requests import SamplingParams
 from mlx_server.worker.row import Row
-from mlx_server.worker.sampling import Sampled, Sampler, largest, narrow, places_of_largest
+from mlx_server.worker.sampling import Sampled, Sampler, narrow, places_of_largest
 
 Numbers = NDArray[Any]
 
@@ -105,48 +105,6 @@ def test_narrow_keeps_what_the_definitions_keep(
     assert np.all(stayed >= kept(values, top_k, top_p - 1e-5))
     assert np.all(stayed <= kept(values, top_k, top_p + 1e-5))
     assert np.array_equal(result[stayed], values[stayed])
-
-
-def test_a_top_p_of_one_keeps_what_top_k_keeps() -> None:
-    """Also where the first token's share is all that float32 can tell from one."""
-    scores = np.array([60.0, *range(20)], np.float32)
-    assert np.isfinite(narrowed(scores, 5, 1.0)).sum() == 5
-    assert np.isfinite(narrowed(scores, 100, 1.0)).all()
-
-
-def test_a_small_top_k_narrows_as_it_does_over_the_whole_vocabulary() -> None:
-    scores = np.round(random_logits(4, width=5000) * 4) / 4  # coarse, so that ties are frequent
-    limits = [(1, 1.0), (20, 0.5), (20, 1.0), (77, 0.9)]
-    top_k, top_p = (mx.array([[float(n)] for n in column]) for column in zip(*limits, strict=True))
-    whole = narrow(mx.array(scores), top_k, top_p)
-    few = narrow(mx.array(scores), top_k, top_p, largest(mx.array(scores), 77))
-    assert np.array_equal(np.array(few), np.array(whole))
-
-
-def test_no_top_p_has_mlx_sort_a_vocabulary_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would take ten times as long, for each row and step."""
-    width, sorted_sizes, sort = 20_000, list[int](), mx.sort
-
-    def counted(values: mx.array, **options: Any) -> mx.array:
-        sorted_sizes.append(values.shape[-1])
-        return sort(values, **options)
-
-    monkeypatch.setattr(mx, "sort", counted)
-    logits = random_logits(3, width=width) / 10  # thousands of tokens are about as likely
-    row = SamplingParams(temperature=1, seed=5, top_p=0.9)
-    tokens = chosen([a_row(row, width=width) for _ in logits], logits)
-    assert width not in sorted_sizes
-    for token, scores in zip(tokens, logits, strict=True):
-        assert kept(scores, width, 0.9 + 1e-4)[token]
-
-
-def test_a_penalty_that_no_row_has_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(*_: Any) -> mx.array:
-        raise AssertionError("a repetition_penalty is applied")
-
-    monkeypatch.setattr(mx, "where", refused)
-    params = SamplingParams(temperature=0, frequency_penalty=1, presence_penalty=1)
-    chosen([a_row(params), a_row(params)], random_logits(2))
 
 
 def test_a_row_is_narrowed_next_to_others_as_it_is_alone() -> None:
@@ -372,12 +330,6 @@ def test_each_row_gets_as_many_alternatives_as_it_asked_for() -> None:
             assert [token for token, _ in entry.top] == best.tolist()
 
 
-def test_no_row_gets_more_alternatives_than_there_are_tokens() -> None:
-    (found,) = reported([a_row(SamplingParams(logprobs=20), width=5)], random_logits(1, width=5))
-    assert found is not None
-    assert sorted(token for token, _ in found.top) == [0, 1, 2, 3, 4]
-
-
 def test_alternatives_that_tie_are_in_the_order_of_their_ids() -> None:
     logits = np.array([[0, 2, 1, 2, 1, 2, 0, 1]], np.float32)
     (found,) = reported([a_row(SamplingParams(temperature=0, logprobs=6), width=8)], logits)
@@ -408,35 +360,3 @@ def test_invalid_logits_have_no_places_beyond_the_vocabulary(width: int) -> None
     values = np.full((2, width), np.nan, np.float32)
     values[1, 3] = 1
     assert np.array(places_of_largest(mx.array(values), 20)).max() < width
-
-
-@pytest.mark.parametrize(
-    "sampling",
-    [SamplingParams(temperature=0, logprobs=20), SamplingParams(top_k=20, top_p=0.9)],
-    ids=["log probabilities", "top_k"],
-)
-def test_a_few_tokens_are_found_without_ordering_the_vocabulary(
-    monkeypatch: pytest.MonkeyPatch, sampling: SamplingParams
-) -> None:
-    width, ordered = 32_000, list[int]()
-    for name in ("argpartition", "argsort", "partition", "sort", "topk"):
-        monkeypatch.setattr(mx, name, counting(getattr(mx, name), ordered))
-    sampled([a_row(sampling, width=width)], random_logits(1, width=width))
-    assert 0 < sum(ordered) < width / 8
-
-
-def counting(order: Callable[..., mx.array], ordered: list[int]) -> Callable[..., mx.array]:
-    def counted(values: mx.array, *args: Any, **named: Any) -> mx.array:
-        ordered.append(values.size)
-        return order(values, *args, **named)
-
-    return counted
-
-
-def test_half_precision_logits_are_reported_in_full_precision() -> None:
-    logits = mx.array(random_logits(1)).astype(mx.bfloat16)
-    step = Sampler([a_row(SamplingParams(temperature=0, logprobs=1))])(logits, mx.array([0]))
-    (entry,) = step.logprobs
-    assert entry is not None
-    exact = log_softmax(np.array(logits.astype(mx.float32))[0])
-    assert entry.read().chosen == pytest.approx(exact.max(), abs=1e-5)

@@ -9,7 +9,7 @@ import pytest
 from mlx_server.engine.liveness import is_stuck_in_step
 from mlx_server.engine.messages import Heartbeat
 from mlx_server.system.process import thread_seconds
-from mlx_server.worker.server_connection import REST_SECONDS, HeartbeatMonitor
+from mlx_server.worker.server_connection import HeartbeatMonitor
 
 
 class Clocks:
@@ -86,34 +86,12 @@ def test_the_time_of_each_thread_is_its_own() -> None:
     assert 0.2 * total < busiest < 0.8 * total
 
 
-def test_a_step_that_is_the_first_of_its_kind_has_no_longest(
-    heart: HeartbeatMonitor, clocks: Clocks
-) -> None:
-    step(heart, clocks, 0.5)
-    heart.step_begins(warm=False, doing="loading x")
-    assert heart.heartbeat().longest_seconds == 0
-
-
 def test_a_long_step_is_forgotten(heart: HeartbeatMonitor, clocks: Clocks) -> None:
     step(heart, clocks, 20.0)
     for _ in range(500):
         step(heart, clocks, 0.02)
     heart.step_begins(warm=True, doing="generating")
     assert 0.02 <= heart.heartbeat().longest_seconds < 1.0
-
-
-def test_a_step_after_a_rest_is_as_cold_as_a_first_one(
-    heart: HeartbeatMonitor, clocks: Clocks
-) -> None:
-    step(heart, clocks, 0.5)
-    clocks.pass_(REST_SECONDS - 1)
-    heart.step_begins(warm=True, doing="generating")
-    assert heart.heartbeat().longest_seconds
-    heart.step_ends()
-    clocks.pass_(REST_SECONDS + 1)
-    heart.heartbeat()
-    heart.step_begins(warm=True, doing="generating")
-    assert heart.heartbeat().longest_seconds == 0
 
 
 def test_a_step_in_which_the_machine_slept_begins_anew(
@@ -130,11 +108,3 @@ def test_a_step_in_which_the_machine_slept_begins_anew(
     clocks.pass_(6.0)
     beat = heart.heartbeat()
     assert (beat.step_seconds, beat.longest_seconds) == (6.0, 0.0)
-
-
-def test_the_rest_while_the_machine_slept_counts(heart: HeartbeatMonitor, clocks: Clocks) -> None:
-    step(heart, clocks, 0.5)
-    clocks.sleep(3600.0)
-    heart.heartbeat()
-    heart.step_begins(warm=True, doing="generating")
-    assert heart.heartbeat().longest_seconds == 0

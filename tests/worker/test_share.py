@@ -126,11 +126,6 @@ class Three:
         return 3
 
 
-@pytest.fixture
-def alone() -> Share:
-    return Share(mx.distributed.init(), "tensor")
-
-
 @pytest.mark.parametrize(
     ("args", "said"),
     [
@@ -150,10 +145,3 @@ def test_heads_are_split_evenly_or_not_at_all(args: Any, said: str | None) -> No
     with pytest.raises(ValueError, match=said):
         share.cut(model)
     assert model.groups == []
-
-
-def test_a_model_that_mlx_lm_cant_split_names_the_other_mode(alone: Share) -> None:
-    with pytest.raises(ValueError, match=r"in mode tensor\. Set `mode: pipeline`"):
-        alone.cut(nn.Linear(1, 1))
-    with pytest.raises(ValueError, match=r"split tiny in mode pipeline\. Set `mode: tensor`"):
-        Share(mx.distributed.init(), "pipeline").cut(Sharded())

@@ -1,6 +1,5 @@
 """A load takes the first steps, so that no request has to."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -53,13 +52,6 @@ def test_it_prefills_decodes_one_row_and_several(tiny_model: Any) -> None:
     assert steps < 40
 
 
-def test_a_model_for_one_row_at_a_time_is_warmed_up_with_one(tiny_model: Any) -> None:
-    batch = Watched(tiny_model, 1)
-    batch.shapes.clear()  # of the trial, whether rows can share a batch
-    assert sum(1 for _ in warm_up(batch, 1))
-    assert {rows for rows, _ in batch.shapes} == {1}
-
-
 def test_a_model_that_can_not_be_warmed_up_is_loaded_all_the_same(
     tiny_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,11 +99,3 @@ def test_other_models_decode_meanwhile(tiny_path: Path) -> None:
             warming.append(sum(len(step.tokens) for step in of(StepOutput, load_second)))
     assert len(warming) > 5
     assert all(warming)
-
-
-def test_a_replay_model_has_nothing_to_compile(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "replay", "vocab_size": 320}))
-    engine = Engine(concurrency=4)
-
-    engine.handle(LoadModel("played", str(tmp_path)))
-    assert of(ModelLoaded, engine.step())

@@ -10,7 +10,6 @@ import pytest
 from mlx_server.engine.messages import LoadModel, ModelLoaded, ModelLoading
 from mlx_server.worker import weights
 from mlx_server.worker.engine import Engine
-from mlx_server.worker.weights import ALONE_SECONDS, DECODING_SECONDS, WeightReadPace
 from tests.worker.architectures import CONFIGS
 from tests.worker.engine_runs import ask, load, of, tokens_of, until
 from tests.worker.kinds import Kind
@@ -71,36 +70,3 @@ def test_a_checkpoint_that_can_see_loads_as_one_of_text(name: str, tmp_path: Pat
     weights[SEEING[name]] = mx.ones((8, 8))
     mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "pt"})
     assert generated(network(folder), prompts()[1], TOKENS) == blind
-
-
-GB = 10**9
-
-
-def seconds_of_pieces(pace: WeightReadPace, rate: float, pieces: int) -> list[float]:
-    taken = []
-    for _ in range(pieces):
-        nbytes = pace.nbytes
-        taken.append(nbytes / rate)
-        pace.learn(nbytes, taken[-1])
-    return taken
-
-
-@pytest.mark.parametrize("rate", [0.2 * GB, 1 * GB, 3 * GB, 8 * GB])
-def test_pieces_take_their_time_whatever_the_disk(rate: float) -> None:
-    pace = WeightReadPace()
-    pace.while_decoding = True
-    *_, last = seconds_of_pieces(pace, rate, 10)
-    assert last == pytest.approx(max(DECODING_SECONDS, weights.LEAST_BYTES / rate), rel=0.01)
-    pace.while_decoding = False
-    *_, last = seconds_of_pieces(pace, rate, 10)
-    assert last == pytest.approx(ALONE_SECONDS, rel=0.01)
-    pace.while_decoding = True  # a row has come: at once
-    assert pace.nbytes / rate == pytest.approx(max(DECODING_SECONDS, weights.LEAST_BYTES / rate))
-
-
-def test_a_disk_that_becomes_slow_is_noticed_within_some_pieces() -> None:
-    pace = WeightReadPace()
-    pace.while_decoding = True
-    seconds_of_pieces(pace, 6 * GB, 10)
-    taken = seconds_of_pieces(pace, 0.3 * GB, 8)
-    assert taken[-1] < 2 * DECODING_SECONDS

@@ -77,12 +77,6 @@ def test_its_methods_take_what_those_of_ibms_class_take(method: str) -> None:
     assert extra == ({"family", "tool_parser", "repair"} if method == "__init__" else set())
 
 
-@pytest.mark.skipif(not importlib.util.find_spec("ibm_watsonx_ai"), reason="IBM's is not installed")
-def test_the_recorded_signatures_are_those_of_the_installed_package() -> None:
-    vendors = importlib.import_module("ibm_watsonx_ai.foundation_models").ModelInference
-    assert signatures(vendors) == recorded_signatures()["methods"]
-
-
 def test_histories_have_no_null_content_and_no_earlier_thoughts() -> None:
     said: Wire = {
         "role": "assistant",
@@ -185,21 +179,6 @@ def test_generated_text_that_is_cut_off_is_an_error(raw: bool) -> None:
     choice = {"index": 0, "text": "It ra", "finish_reason": None}
     with recorded([{"choices": [choice]}]) as server, pytest.raises(GenerationFailed):
         list(at(server.url).generate_text_stream("It", raw_response=raw))
-
-
-def test_all_else_is_ibms() -> None:
-    model = ModelInference.around(Vendors([]))
-    assert (model.get_details(), model.model_id) == ("details", "openai/gpt-oss-120b")
-    with pytest.raises(AttributeError):
-        _ = model.nothing
-
-
-def test_credentials_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    with recorded(completion("Yes.")) as server:
-        monkeypatch.setenv("WATSONX_REGION_URL", f"openai+{server.url}")
-        monkeypatch.setenv("WATSONX_API_KEY", "from-environment")
-        ModelInference(model_id="m").chat(ASKED)
-    assert server.keys == ["Bearer from-environment"]
 
 
 @pytest.mark.skipif(bool(importlib.util.find_spec("ibm_watsonx_ai")), reason="IBM's is installed")

@@ -103,21 +103,6 @@ def test_what_each_choice_allows(answer: str, choices: set[str]) -> None:
     assert found == choices
 
 
-def test_what_the_model_was_trained_with() -> None:
-    given = (PYTHON, BROWSER, ADD)
-    search = "<|channel|>analysis to=browser.search code<|message|>"
-    assert allows('<|channel|>analysis to=python code<|message|>print("</x>")', *given)
-    assert allows(search + '{"query": "x"}', *given)
-    assert not allows(search + '{"query": 1}', *given)
-    assert not allows("<|channel|>analysis to=browser.run code<|message|>{}", *given)
-    assert not allows("<|channel|>analysis to=container.exec code<|message|>{}", *given)
-    assert allows(search + '{"query": "x"}', *given, choice=NamedTool("browser"))
-    assert not allows(CALL + '{"a": 1}', *given, choice=NamedTool("browser"))
-    own = Tool("python", "", {"type": "object", "properties": {"code": {"type": "string"}}})
-    assert not allows("<|channel|>analysis to=python code<|message|>x", own)
-    assert allows("<|channel|>commentary to=functions.python<|message|>{}", own)
-
-
 @pytest.mark.parametrize("given", [(), (ADD,)])
 def test_a_format_is_that_of_the_final_message(given: tuple[Tool, ...]) -> None:
     for header in (FINAL, "<|channel|>final <|constrain|>json<|message|>"):
@@ -230,25 +215,6 @@ def test_sound_outputs_are_allowed() -> None:
         golden.name for golden in goldens_of(GPT_OSS) if accepts("gpt_oss", source, golden.output)
     }
     assert found >= SOUND
-
-
-def test_what_is_cut_off_was_allowed() -> None:
-    source = grammar(*tools())
-    for golden in goldens_of(GPT_OSS):
-        if golden.cut and not golden.reads.built_in:  # of what was not offered
-            ids = tokenizer_of("gpt_oss").encode(golden.output)
-            assert matcher("gpt_oss", source).validate_tokens(ids) == len(ids), golden.name
-
-
-def test_its_headers_are_no_reasoning() -> None:
-    ids = tokenizer_of("gpt_oss").encode(THOUGHT + FINAL + "Yes.")
-    parser = GPT_OSS.make_parser(ParseContext())
-    counted = 0
-    for id in ids:
-        before = parser.section
-        parser.feed(id, "")
-        counted += before == parser.section == "reasoning"
-    assert counted == len(tokenizer_of("gpt_oss").encode("Hm, {."))
 
 
 # Answers that continue a message

@@ -39,13 +39,6 @@ from tests.slowness import slowness
 # Built-in tools
 
 
-def test_the_browser_is_three_tools() -> None:
-    output = '<|channel|>analysis to=browser.search code<|message|>{"query": "x", "topn": "3"}'
-    assert heard(output, (BROWSER,)) == [["call", "browser.search", {"query": "x", "topn": 3}]]
-    assert heard(output.replace("search", "find"), (BROWSER,))[0][1] == "browser.find"
-    assert heard(output.replace("search", "guess"), (BROWSER,)) == []
-
-
 @pytest.mark.parametrize("recipient", ["python", "browser.search", "container.exec"])
 @pytest.mark.parametrize("channel", ["analysis", "commentary"])
 def test_built_in_tools_that_were_not_offered_are_told_of_apart(
@@ -57,13 +50,6 @@ def test_built_in_tools_that_were_not_offered_are_told_of_apart(
     assert played(ids(output), cut=True) == [BuiltInCall(0, recipient, "x\n y", is_whole=False)]
     *_, answer = played(ids(output + "<|end|><|start|>assistant<|channel|>final<|message|>y"))
     assert answer == TextDelta(0, "y", phase="final_answer")
-
-
-def test_a_function_of_a_built_in_tools_name_is_a_function() -> None:
-    own = Tool("python", None, {"properties": {"script": {"type": "string"}}})
-    for recipient in ("functions.python", "python"):
-        output = f'<|channel|>commentary to={recipient} json<|message|>{{"script": "1"}}'
-        assert heard(output, (own,)) == [["call", "python", {"script": "1"}]]
 
 
 # Calls
@@ -112,14 +98,6 @@ def test_long_arguments_take_no_long_time() -> None:
     found = heard(FINAL + f'{{"name": "note", "arguments": {{"text": "{text}"}}}}')
     assert time.thread_time() - begun < 8 * slowness()
     assert found == [["call", "note", arguments]]
-
-
-@pytest.mark.slow
-def test_many_messages_take_no_long_time() -> None:
-    begun = time.thread_time()
-    output = "<|channel|>final<|message|>x<|end|><|start|>assistant" * 3000
-    assert heard(output) == [["text", "\n".join("x" * 3000)]]
-    assert time.thread_time() - begun < 4 * slowness()
 
 
 def test_a_long_answer_without_a_header_is_passed_on_while_it_comes() -> None:
@@ -192,31 +170,6 @@ def test_phases(header: str, phase: str) -> None:
     assert {e.phase for e in found} == {phase}
 
 
-@settings(max_examples=80)
-@given(st.lists(PIECES.filter(lambda piece: "<|" not in piece), max_size=6))
-def test_no_word_of_a_garbled_header_is_lost(words: list[str]) -> None:
-    text = "".join(words)
-    found = "".join(t for _, t in heard(f"<|channel|>final one, two, three, {text}<|message|>four"))
-    assert found == f"one, two, three, {text}four"
-
-
-def test_pythons_code_is_its_argument_as_it_stands() -> None:
-    output = '<|channel|>analysis to=python code<|message|>print("1\n")\n{}'
-    assert heard(output, (PYTHON,)) == [["call", "python", {"code": 'print("1\n")\n{}'}]]
-    begun = [["call", "python", r'{"code": "print(\"1\n\")\n{}']]
-    assert heard(output, (PYTHON,), cut=True) == begun
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    ["[1]", '"x"', "null", '{"text": "x"} {"text": "y"}', '{"text": "x"', '{"text": x', "{"],
-)
-def test_arguments_that_are_none_are_text(arguments: str) -> None:
-    *begun, last = heard(CALL + arguments + "<|call|>")
-    assert last == ["text", arguments]
-    assert all(isinstance(call[2], str) for call in begun), "no call is finished"
-
-
 @given(st.lists(st.integers(0, TOKENS - 1), max_size=30), st.booleans())
 def test_no_byte_of_a_text_is_lost(tokens: list[int], ended: bool) -> None:
     whole = b"".join(bytes(encoding()._inner.decode_bytes([token])) for token in tokens)
@@ -224,26 +177,6 @@ def test_no_byte_of_a_text_is_lost(tokens: list[int], ended: bool) -> None:
     events = played([*ids("<|channel|>final<|message|>"), *tokens, *end])
     found = "".join(text for _, text in content_of(events))
     assert whole.decode("utf-8", "replace") in (found, f"{found}\ufffd")
-
-
-@given(st.text(max_size=40))
-def test_characters_that_take_several_tokens_are_whole(text: str) -> None:
-    text = f"a{text}"  # no tag of a thought begins it
-    plain: list[int] = encoding().encode(text, disallowed_special=())
-    events = played([*ids("<|channel|>final<|message|>"), *plain])
-    assert "".join(text for _, text in content_of(events)) == text
-    assert all("\ufffd" not in e.text for e in events if isinstance(e, TextDelta)) or (
-        "\ufffd" in text
-    )
-
-
-def test_a_text_before_calls_is_no_final_answer() -> None:
-    final, preamble = (
-        harmony_output(Message("assistant", "Hi.", tool_calls=calls))
-        for calls in ((), (ToolCall("1", "get_time", "{}"),))
-    )
-    assert final.startswith("<|channel|>final<|message|>")
-    assert preamble.startswith("<|channel|>commentary<|message|>")
 
 
 @pytest.mark.parametrize("name", ["a b", "a<|call|>b", "a\n>b"])

@@ -97,17 +97,6 @@ def test_an_answer_that_begins_as_neither_is_text_to_the_last_character(text: st
     assert read(text) == ([["text", kept]] if kept else [])
 
 
-def test_a_thought_that_was_cut_stays_one() -> None:
-    reading = parser()
-    found = reading.feed(-1, "analysisHm. So be it, then.")
-    assert (reading.section, reading.awaits_answer) == ("reasoning", True)
-    assert content_of(found + reading.finish(cut=True)) == [["reasoning", "Hm. So be it, then."]]
-
-
-def test_half_a_character_and_half_a_delimiter_are_text() -> None:
-    assert read("\ud83d <|en", cut=True) == [["text", "? <|en"]]
-
-
 @given(text=st.lists(TEXTS, max_size=8).map("".join), size=st.integers(1, 7), cut=st.booleans())
 def test_it_does_not_matter_how_the_text_is_cut(text: str, size: int, cut: bool) -> None:
     try:

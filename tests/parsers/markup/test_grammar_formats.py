@@ -1,12 +1,10 @@
 """What a grammar allows of an answer in a format, of difficult schemas and of names."""
 
 import json
-from dataclasses import replace
 
 import jsonschema
 import pytest
 
-from mlx_server.families.hermes import QWEN3
 from mlx_server.messages import Tool
 from mlx_server.parsers.parse_context import OutputSpec
 from mlx_server.requests import ChoiceFormat, Format, GrammarFormat, JsonFormat, RegexFormat
@@ -71,16 +69,6 @@ def test_text_keeps_the_white_space_of_its_format(way: Way, end: str, format: Fo
     wanted = OutputSpec(way.reading((), end), format=format, thinks=True)
     for said, events in walked(way, wanted, 4):
         assert text_of(events) in BLANK, said
-
-
-def test_white_space_behind_reasoning_is_the_familys() -> None:
-    way = Way(QWEN3, control=True)
-    wanted = OutputSpec(way.reading(()), format=ChoiceFormat(BLANK), thinks=True)
-    matcher = way.matcher(wanted)
-    said = way.encode("<think>\nhm\n</think>\n\n yes")
-    assert matcher.validate_tokens(said) == len(said)
-    reading = replace(wanted.context, formatted=True, verbatim=True)
-    assert text_of(way.read(reading, said)) == " yes"
 
 
 @pytest.mark.slow

@@ -27,19 +27,6 @@ def test_the_prompts_end_may_open_reasoning(ends_with: str, expected: str | None
     assert TWO.inside(ends_with) == expected
 
 
-def test_calls_end_reasoning_only_where_there_is_reasoning() -> None:
-    assert MarkupLayout(ends_reasoning=("x",)).ends_of_reasoning == ("</think>", "x")
-    assert MarkupLayout(reasoning=(), calls_end_reasoning=True).ends_of_reasoning == ()
-
-
-def test_beginnings_of_delimiters_are_those_after_a_control_token() -> None:
-    layout = MarkupLayout(
-        reasoning=(("<|c>thought", "<c|>"),), dropped=("<|c>x", "other"), halves=("<|c>", "<|ch>")
-    )
-    assert set(layout.torn) == {"<|c>", *("<|c>thought"[:size] for size in range(5, 11))}
-    assert MarkupLayout().torn == ()
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_no_family_has_a_delimiter_that_is_found_everywhere(layout: MarkupLayout) -> None:
     """An empty one, or one of white space, would open reasoning at the end of each prompt."""

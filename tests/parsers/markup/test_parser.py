@@ -1,7 +1,6 @@
 """Delimiters of reasoning and calls, in a layout of this file's own: what they mean, and where."""
 
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlx_server.events import TextDelta, ToolCallDelta
-from mlx_server.parsers.markup_parser import MarkupLayout, MarkupParser
+from mlx_server.parsers.markup_parser import MarkupParser
 from mlx_server.parsers.parse_context import ParseContext
 from tests.parsers.markup.played import (
     BARE,
@@ -67,21 +66,6 @@ def test_what_is_left_of_an_answer_that_was_cut(output: str, wanted: dict[str, A
         assert reading(output, size, cut=True) == wanted, size
 
 
-def test_what_the_prompt_began() -> None:
-    for size in range(1, 6):
-        found = reading("Hm.</think>Hi.", size, ends_with="x<think>\n")
-        assert found == {"reasoning": "Hm.", "text": "Hi."}
-
-
-def test_space_may_be_the_texts_own() -> None:
-    output = f"<think>\na\n</think>\nb\n{OPEN}{NOW}{CLOSE}\nc"
-    for size in range(1, 12):
-        found = reading(output, size, layout=replace(LAYOUT, trims=False))
-        assert found == {"reasoning": "\na\n", "text": "\nb\n\nc", "calls": [{}]}
-        found = reading(output, size, layout=replace(LAYOUT, trims_text=False))
-        assert found == {"reasoning": "a", "text": "\nb\n\nc", "calls": [{}]}
-
-
 @pytest.mark.parametrize("size", [1, 3, 1000])
 def test_text_that_a_grammar_holds_has_no_delimiters(size: int) -> None:
     text = f'{{"a": "<think>so</think> {OPEN}{NOW}{CLOSE} <gone>"}}'
@@ -124,14 +108,6 @@ def test_noise_reads_the_same_however_it_is_cut(
         assert reading(output, size, layout=layout, cut=cut, control=control) == wanted
 
 
-@given(st.sampled_from(["", "\n", "a", "a ", f"{OPEN}{NOW}{CLOSE}", f"a{OPEN}{NOW}{CLOSE}\n"]))
-def test_where_reasoning_may_open(before: str) -> None:
-    found = reading(f"{before}<think>b</think>c")
-    opens = before.endswith((CLOSE, f"{CLOSE}\n", "\n")) or not before
-    assert found.get("reasoning") == ("b" if opens else None)
-    assert found["text"].endswith("c" if opens else "<think>b</think>c")
-
-
 # Answers that continue a message
 
 
@@ -146,11 +122,6 @@ def test_where_reasoning_may_open(before: str) -> None:
 )
 def test_a_text_goes_on_with_its_own_white_space(output: str, expected: dict[str, Any]) -> None:
     assert continued(output) == [expected]
-
-
-@pytest.mark.parametrize("output", ['<think>"}', f'{OPEN}"}}', ' </think> "}', "}"])
-def test_formatted_text_goes_on_without_delimiters(output: str) -> None:
-    assert continued(output, formatted=True) == [{"text": output}]
 
 
 @pytest.mark.parametrize(
@@ -183,30 +154,6 @@ def test_text_and_arguments_come_as_they_are_written() -> None:
     assert deltas == ['{"text": "', "x", "y", '"', "}"]
 
 
-def test_what_would_be_a_call_at_the_beginning_is_text_within_one() -> None:
-    assert continued(NOW, layout=BARE) == [{"text": NOW}]
-    assert reading(NOW, layout=BARE) == {"calls": [{}]}
-
-
-def test_delimiters_of_the_vocabulary_are_no_text_and_text_is_no_delimiter() -> None:
-    output = f"a <think>b</think> {OPEN}{NOW}{CLOSE}"
-    parser = MarkupParser(LAYOUT, ParseContext(tools=TOOLS, control=CONTROL))
-    assert folded(heard(parser, [(-1, c) for c in output], cut=False)) == {"text": output}
-
-
-@given(noise, st.integers(1, 7))
-def test_only_delimiters_are_lost(output: str, size: int) -> None:
-    """Where there are no calls; and white space next to them."""
-    found = reading(output, size, layout=MarkupLayout(), tools=())
-    said = found.get("reasoning", "") + found.get("text", "")
-    assert without_tags(said) == without_tags(output)
-
-
-def without_tags(text: str) -> str:
-    """The characters of a text in any order: reasoning may stand after text."""
-    return "".join(sorted(re.sub(r"</?think>|\s", "", text)))
-
-
 STOP = "<|stop|>"
 STOPS = replace(LAYOUT, stops=(STOP,))
 
@@ -233,19 +180,3 @@ def test_a_closing_delimiter_within_a_line_is_text_unless_it_is_a_token(size: in
     about = f"A call ends with {CLOSE} and so on."
     assert reading(about, size) == {"text": about}
     assert reading(about, size, control=CONTROL) == {"text": "A call ends with and so on."}
-
-
-WORDS = st.lists(
-    st.sampled_from(["The", "a", "tag", "<think>", "</think>", "<thinking>", "`<think>`", "ends,"]),
-    max_size=8,
-).map(" ".join)
-
-
-@given(WORDS, st.integers(1, 7), st.sampled_from([{}, CONTROL]))
-def test_a_text_may_be_about_tags(words: str, size: int, control: dict[int, str]) -> None:
-    text = f"Look: {words}"
-    found = reading(text, size, layout=MarkupLayout(), control=control)
-    assert "reasoning" not in found
-    if "</think>" not in text.partition("<think>")[0]:
-        assert found["text"].split()[:2] == text.split()[:2]
-        assert found["text"].count("<think>") == text.count("<think>")

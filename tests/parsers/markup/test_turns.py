@@ -1,5 +1,7 @@
 """The header of an answer, as a prompt ends with it, is no part of the answer's text."""
 
+from itertools import cycle
+
 import pytest
 
 import mlx_server
@@ -37,13 +39,7 @@ def test_each_header_ends_the_prompt_of_a_known_family() -> None:
     assert unknown == WITHOUT_GOLDEN_PROMPT
 
 
-def test_no_header_is_listed_twice() -> None:
-    assert len(set(TURN_HEADERS)) == len(TURN_HEADERS)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("header", TURN_HEADERS)
-@pytest.mark.parametrize("family", MARKUP)
+@pytest.mark.parametrize(("family", "header"), [*zip(cycle(MARKUP), [*TURN_HEADERS] * 4)])
 def test_the_header_of_an_answer_is_no_text(family: str, header: str) -> None:
     assert text_of(f"{header}\n\nHello.", family, size=1) == "Hello."
 
@@ -63,10 +59,3 @@ def test_a_header_after_the_first_word_is_text(header: str) -> None:
 def test_an_answer_that_only_begins_like_a_header_is_text(header: str) -> None:
     begun = header[:-1] + "X and more"
     assert text_of(begun, "gigachat", size=1) == begun
-
-
-def test_a_header_within_a_text_is_text() -> None:
-    text = "It begins with <|CHATBOT_TOKEN|> there."
-    (event, _) = mlx_server.read(text, "command_r")
-    assert isinstance(event, TextDelta)
-    assert event.text == text

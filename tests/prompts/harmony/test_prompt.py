@@ -16,7 +16,6 @@ from mlx_server.messages import Conversation, Message, Tool, ToolCall
 from mlx_server.models.checkpoint import Checkpoint
 from mlx_server.prompts.harmony.prompt import LONGEST_NAME
 from mlx_server.prompts.harmony.vocabulary import SPECIAL, encoding
-from tests.families import SAMPLES
 from tests.prompts.harmony.gpt_oss import (
     DATE,
     called,
@@ -169,13 +168,6 @@ def test_kwargs_without_a_meaning_are_reported(gpt_oss: Checkpoint) -> None:
     assert rendered.ignored == ("chat_template_kwargs.enable_thinking",)
 
 
-def test_somebodys_own_python_is_a_function(gpt_oss: Checkpoint) -> None:
-    own = Tool("python", "Runs it.", {"properties": {"script": {"type": "string"}}})
-    text = text_of(gpt_oss, replace(said(), tools=(own,)))
-    assert "type python = (_: {\nscript?: string,\n}) => any;" in text
-    assert "## python" not in text
-
-
 # Difficult input
 
 
@@ -193,13 +185,6 @@ def test_endless_words_take_no_endless_time(gpt_oss: Checkpoint, character: str)
     tokens = tokens_of(gpt_oss, said(text))
     assert time.process_time() - begun < 10 * slowness()
     assert f"<|message|>{text}<|end|><|start|>assistant" in encoding().decode(tokens)
-
-
-def test_words_are_cut_only_where_they_are_endless(gpt_oss: Checkpoint) -> None:
-    prose = "。".join("日本語の文章" * 40 for _ in range(20)) + " ".join(SAMPLES) * 50
-    tokens = tokens_of(gpt_oss, said(prose))
-    expected = encoding().encode(prose, disallowed_special=())
-    assert str(expected)[1:-1] in str(tokens)
 
 
 @pytest.mark.parametrize(

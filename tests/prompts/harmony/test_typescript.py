@@ -24,10 +24,6 @@ def test_a_reference_is_replaced_by_what_it_means(reference: str, rest: dict[str
     assert found["properties"]["from"].items() >= PLACE.items()
 
 
-def test_a_tool_without_parameters_has_none() -> None:
-    assert for_typescript({"properties": {}, "$defs": {"place": PLACE}}) is None
-
-
 def test_a_schema_that_refers_to_itself_ends() -> None:
     found = for_typescript({"properties": {"a": {"$ref": "#/properties/a"}, "b": PLACE}})
     assert found

@@ -1,7 +1,6 @@
 """What a first request to gpt-oss waits for is in the log."""
 
 import hashlib
-import logging
 import lzma
 import os
 from base64 import b64decode
@@ -13,7 +12,6 @@ import pytest
 from mlx_server.errors import ModelUnusable
 from mlx_server.families.harmony import GPT_OSS
 from mlx_server.models.checkpoint import Checkpoint, read_checkpoint
-from mlx_server.models.tokenizer import Tokenizer
 from mlx_server.prompts.harmony import vocabulary as harmony_vocabulary
 from mlx_server.prompts.harmony.vocabulary import (
     ENTRIES_SHA256,
@@ -29,18 +27,6 @@ from mlx_server.prompts.harmony.vocabulary import (
 )
 from tests.families import SAMPLES, byte_level, write_checkpoint
 from tests.prompts.harmony.gpt_oss import said
-
-
-def test_reading_the_vocabulary_says_so_once(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(harmony_vocabulary, "_encoding", None)
-    with caplog.at_level(logging.INFO, "mlx_server.families"):
-        harmony_vocabulary.encoding()
-        harmony_vocabulary.encoding()
-    begin, end = caplog.messages
-    assert begin == "reading gpt-oss's vocabulary"
-    assert end.startswith(f"{begin} took ")
 
 
 @pytest.mark.slow
@@ -91,17 +77,6 @@ def test_another_vocabulary_is_the_models_fault(tmp_path: Path, config: dict[str
     folder = write_checkpoint(tmp_path, byte_level(), config=config)
     with pytest.raises(ModelUnusable, match=r"tokenizer\.json"):
         GPT_OSS.render(read_checkpoint(folder), said())
-
-
-class OneOff(Tokenizer):
-    def entry(self, token: int) -> str | None:
-        return super().entry({1000: 1001, 1001: 1000}.get(token, token))
-
-
-@pytest.mark.slow
-def test_one_other_token_is_another_vocabulary(gpt_oss: Checkpoint) -> None:
-    with pytest.raises(ModelUnusable, match=r"tokenizer\.json"):
-        check(OneOff(gpt_oss.path / "tokenizer.json"))
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Grammars are compiled a few at a time, while other rows go on, or refused in a line."""
 
 import re
-import shutil
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,15 +13,13 @@ from mlx_server.engine.messages import (
     CancelRows,
     Grammar,
     LoadModel,
-    Report,
     RowTurnedAway,
     StepOutput,
     Thinking,
     UnloadModel,
 )
 from mlx_server.grammars.compiler import LIMITS
-from mlx_server.worker import weights
-from mlx_server.worker.constrained_decoding import grammar_compiler, logit_constraints
+from mlx_server.worker.constrained_decoding import grammar_compiler
 from mlx_server.worker.constrained_decoding.grammar_compiler import SLOW_SECONDS
 from mlx_server.worker.constrained_decoding.vocabulary import Vocabulary
 from mlx_server.worker.engine import Engine
@@ -100,10 +97,6 @@ def test_rules_within_rules_do_not_end_the_process(engine: Engine) -> None:
     deep = "start: r0\n" + "".join(f"r{i}: r{i + 1}\n" for i in range(4000)) + 'r4000: "ab"\n'
     reports = run(engine, ask(0, grammar=HEAD + deep, tokens=2))
     assert ids(tokens_of(0, reports)) or refusals(reports)
-
-
-def test_a_grammar_that_is_far_too_long_is_not_looked_at(engine: Engine) -> None:
-    assert {*failures(run(engine, ask(0, grammar="#" * (5 << 20))))} == {0}
 
 
 @pytest.mark.parametrize("file", ["missing", "damaged"])
@@ -213,19 +206,6 @@ def test_rows_that_wait_for_a_grammar_go_with_their_model(engine: Engine, gate: 
     assert drain(engine) == []
 
 
-def test_a_model_loaded_again_compiles_for_its_own_tokens(
-    engine: Engine, tiny_path: Path, gate: Gate
-) -> None:
-    gate.open.set()
-    before = run(engine, ask(0, grammar=DIGITS))
-    engine.handle(UnloadModel("tiny"))
-    assert not engine._constraints._compiler._known
-    engine.handle(LoadModel("tiny", str(tiny_path), ENDS))
-    drain(engine)
-    assert ids(tokens_of(0, run(engine, ask(0, grammar=DIGITS)))) == ids(tokens_of(0, before))
-    assert gate.begun == [DIGITS, DIGITS]
-
-
 def test_what_takes_too_long_is_turned_away_but_not_refused(
     engine: Engine, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -286,93 +266,3 @@ def test_very_many_slow_grammars_are_not_compiled_at_the_same_time(
     clock.now += limits.COMPILE_SECONDS
     turned_away = of(RowTurnedAway, engine.step())
     assert {*range(8, 20)} <= {report.row for report in turned_away}
-
-
-def test_its_thread_tells_when_it_is_done(tiny_path: Path, gate: Gate) -> None:
-    woken = threading.Event()
-    engine = Engine(wake=woken.set)
-    engine.handle(LoadModel("tiny", str(tiny_path), ENDS))
-    drain(engine)
-    assert woken.wait(60)  # for the vocabulary
-    until(engine, lambda _: engine._constraints._vocabularies["tiny"].done())
-    woken.clear()
-    engine.handle(ask(0, grammar=DIGITS))
-    assert not woken.is_set()
-    gate.open.set()
-    reports: list[Report] = []
-    while not of(Admitted, reports):  # it may tell of the compile
-        assert woken.wait(60)
-        woken.clear()
-        reports += engine.step()
-
-
-@pytest.fixture
-def read(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The folders whose vocabularies were read after that of its first model."""
-    folders: list[str] = []
-    engine._constraints._vocabularies["tiny"].result(60)
-
-    def noted(folder: Path, stop_tokens: Sequence[int]) -> Vocabulary:
-        folders.append(folder.name)
-        return Vocabulary(folder, stop_tokens)
-
-    monkeypatch.setattr(logit_constraints, "Vocabulary", noted)
-    return folders
-
-
-@pytest.fixture
-def others(tiny_path: Path, tmp_path: Path) -> list[LoadModel]:
-    """Two more models."""
-    paths = [tmp_path / name for name in ("second", "third")]
-    for path in paths:
-        shutil.copytree(tiny_path, path)
-    return [LoadModel(path.name, str(path), ENDS) for path in paths]
-
-
-@pytest.fixture
-def streaming(engine: Engine, others: list[LoadModel], read: list[str]) -> Engine:
-    """Its row 0 has been answered all the while that the others loaded."""
-    engine.handle(ask(0, tokens=1_000_000))
-    for load in others:
-        engine.handle(load)
-    until(engine, lambda _: not engine.loading)
-    return engine
-
-
-def test_vocabularies_are_read_when_no_row_is_kept_waiting(
-    streaming: Engine, read: list[str]
-) -> None:
-    until(streaming, lambda reports: len(tokens_of(0, reports)) == 20)
-    assert not read
-    streaming.handle(CancelRows([0]))
-    streaming.step()
-    streaming._constraints._vocabularies["second"].result(60)
-    streaming.step()
-    streaming._constraints._vocabularies["third"].result(60)
-    assert read == ["second", "third"]
-
-
-def test_a_vocabulary_is_read_beside_the_weights_if_nobody_answers(
-    engine: Engine, others: list[LoadModel], read: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(weights, "MOST_BYTES", 1)
-    engine.handle(others[0])
-    engine.step()
-    assert engine.loading
-    engine._constraints._vocabularies["second"].result(60)
-    assert read == ["second"]
-
-
-def test_a_row_that_is_guided_waits_for_no_others(streaming: Engine, read: list[str]) -> None:
-    streaming.handle(ask(1, model="third", grammar=DIGITS))
-    streaming._constraints._vocabularies["third"].result(60)
-    until(streaming, lambda reports: len(tokens_of(1, reports)) == 5)
-    assert read == ["third"]
-
-
-def test_no_vocabulary_is_read_for_a_model_that_is_gone(streaming: Engine, read: list[str]) -> None:
-    streaming.handle(UnloadModel("second"))
-    streaming.handle(CancelRows([0]))
-    streaming.step()
-    streaming._constraints._vocabularies["third"].result(60)
-    assert read == ["third"]

@@ -74,7 +74,7 @@ def test_json_comes_to_its_end(demo: World, name: str, wish: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "wish"), half(SCHEMAS, ["opening", "anything", "text"]))
+@pytest.mark.parametrize(("name", "wish"), half(SCHEMAS, ["opening", "text"]))
 def test_with_a_token_for_each_byte(bytewise: World, name: str, wish: str) -> None:
     for said in walks(bytewise, SCHEMAS[name], wish):
         assert said.ended, said.text
@@ -149,7 +149,7 @@ def test_few_walks_are_cut_and_none_is_invalid(demo: World, bytewise: World) -> 
 
     @given(RANDOM_SCHEMAS, st.sampled_from(list(WISHES)), st.booleans())
     @settings(
-        max_examples=200,
+        max_examples=120,
         deadline=None,
         derandomize=True,
         phases=[Phase.generate],
@@ -230,23 +230,6 @@ def test_a_call_is_ended_with_its_delimiters(bytewise: World, begun: str) -> Non
     assert row.matcher.is_accepting(), said
 
 
-def test_text_outside_of_json_runs_into_its_limit(bytewise: World) -> None:
-    lark = Lark(bytewise.control)
-    grammar = lark.source(f"/[a-z ]*/ ({lark.text('<|call|>')} {lark.json(PERSON)})?")
-    row = Row(bytewise, grammar, bytewise.hints(grammar), b"so ")
-    for left in (20, 2, 1):
-        assert row.allowed(left) >= {b"a", b" "}
-
-
-def test_the_matcher_is_left_as_it_was(demo: World) -> None:
-    grammar = json_of(SCHEMAS["tree"])
-    row = Row(demo, grammar, demo.hints(grammar), b'{"value":"a')
-    before = row.matcher.own.compute_bitmask()
-    row.mask(30)
-    assert row.matcher.own.compute_bitmask() == before
-    assert not row.matcher.is_error()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["patterns", "formats", "nested", "forty properties", "wide"])
 def test_no_step_takes_more_than_its_calls(
@@ -286,14 +269,6 @@ def test_text_before_a_pattern_does_not_take_what_its_end_needs(demo: World, see
     said = say(demo, grammar, len(known.tokens) + 16, "anything", seed, known)
     assert said.ended, said.text
     jsonschema.validate(json.loads(said.text), schema)
-
-
-def test_near_the_limit_a_text_may_go_on_or_end(demo: World) -> None:
-    names = {"name": {"type": "string"}, "note": {"type": "string"}, "n": {"type": "integer"}}
-    schema = {"type": "object", "properties": names, "required": ["name"]}
-    grammar = json_of(schema)
-    row = Row(demo, grammar, demo.hints(grammar), b'{"name":"John')
-    assert row.allowed(12) >= {b' "', b'"}', b" Smith"}
 
 
 NODES: dict[str, Any] = {f"x{n}": {"$ref": f"#/$defs/n{n}"} for n in range(20)}

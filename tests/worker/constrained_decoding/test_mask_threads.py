@@ -18,18 +18,15 @@ from mlx_server.engine.messages import (
     CancelRows,
     Generate,
     LoadModel,
-    PauseRows,
     PreemptRows,
     Report,
     ResumeRows,
     Token,
-    UnpauseRows,
 )
 from mlx_server.requests import SamplingParams
 from mlx_server.worker.constrained_decoding.mask_threads import (
     LEAST_SECONDS,
     MOST_SECONDS,
-    TRUSTED,
     MaskHistory,
     MaskThreads,
     SlowMask,
@@ -37,7 +34,7 @@ from mlx_server.worker.constrained_decoding.mask_threads import (
 from mlx_server.worker.engine import Engine
 from mlx_server.worker.prefill import schedule
 from tests.worker.batch_runs import ids
-from tests.worker.constrained_decoding.grammars import ENDS, GRAMMARS, HEAD, loaded
+from tests.worker.constrained_decoding.grammars import ENDS, GRAMMARS, loaded
 from tests.worker.engine_runs import (
     ask,
     drain,
@@ -141,21 +138,6 @@ def test_a_client_has_its_part_of_a_step_whatever_others_do() -> None:
     assert len([slow for slow in steps.begun if slow.is_made]) >= 5
 
 
-def test_a_row_that_took_too_long_is_tried_again_at_once_after_many_quick_masks() -> None:
-    steps = Steps()
-    row = steps.row(seconds=1.0)
-    assert steps.step(row) == [row]
-    row.seconds = 0.0
-    for _ in range(TRUSTED):
-        assert steps.step(row) == []
-        steps.end(steps.begun[-1])
-    for _ in range(200):  # each pays a part of the second
-        steps.step()
-    steps.step(row)
-    steps.end(steps.begun[-1])
-    assert steps.step(row) == [row]
-
-
 def test_a_client_has_one_thread_at_a_time_and_all_have_two() -> None:
     steps = Steps()
     gate = Event()
@@ -174,20 +156,6 @@ def test_a_client_has_one_thread_at_a_time_and_all_have_two() -> None:
         if slow.task:
             steps.end(slow)
     assert all(slow.restricts for slow in steps.begun)
-
-
-def test_rows_of_one_grammar_are_not_computed_at_the_same_time() -> None:
-    """Copies of a matcher share a lock, for which they wait with the GIL."""
-    steps = Steps()
-    gate, lexer = Event(), object()
-    slow, other = steps.row("a", gate=gate, lexer=lexer), steps.row("b", lexer=lexer)
-    slow.history.add(1.0, LEAST_SECONDS)
-    assert steps.step(slow, other) == [other]  # the row at once, the slow one after it
-    assert steps.step(other) == []
-    gate.set()
-    steps.end(steps.begun[0])
-    steps.end(steps.begun[1])
-    assert other.made == 2
 
 
 def test_a_mask_that_never_ends_fails_its_row_and_no_other_of_its_client() -> None:
@@ -209,15 +177,6 @@ def test_a_mask_that_never_ends_fails_its_row_and_no_other_of_its_client() -> No
         steps.end(slow)
     assert [bool(row.failure) for row in rows] == [True, False, False]
     assert steps.threads.pause is None
-
-
-def test_a_panic_of_the_library_ends_its_row_alone() -> None:
-    steps = Steps()
-    row = steps.row(error=BaseException("a panic"))
-    row.history.add(1.0, LEAST_SECONDS)
-    steps.step(row)
-    steps.end(steps.begun[0])
-    assert "a panic" in row.failure
 
 
 SAMPLINGS = [
@@ -307,21 +266,6 @@ def test_rows_that_sit_steps_out_answer_as_alone(
     assert engine.pause is None
 
 
-def test_rows_that_sit_out_are_paused_and_preempted_and_go_on(
-    late: Callable[[int], Engine], answers: list[list[Token]]
-) -> None:
-    engine = late(8)
-    reports = [report for row in rows() for report in engine.handle(row)]
-    reports += until(engine, lambda found: len(tokens_of(1, found)) == 2)
-    engine.handle(PreemptRows([0, 1]))
-    engine.handle(PauseRows([2]))
-    reports += [report for _ in range(6) for report in engine.step()]
-    assert len(tokens_of(1, reports)) == 2
-    engine.handle(ResumeRows([0, 1]))
-    engine.handle(UnpauseRows([2]))
-    assert_as_alone(reports + drain(engine), answers)
-
-
 def test_a_long_row_that_sat_out_and_was_preempted_goes_on_with_its_own_token(
     tiny_path: Path, late: Callable[[int], Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -380,19 +324,3 @@ def test_others_take_the_places_of_a_client_whose_rows_all_sit_out(
 
 def last_of(row: int, reports: list[Report]) -> int:
     return max(at for at, report in enumerate(reports) if tokens_of(row, [report]))
-
-
-@pytest.mark.slow
-def test_a_loop_ends_a_row_that_sits_out_where_it_ends_alone(
-    tiny_path: Path, late: Callable[[int], Engine]
-) -> None:
-    unending = SamplingParams(temperature=0, logit_bias=dict.fromkeys(ENDS, -100.0))
-    grammar = f"{HEAD}start: /(abcdefghijkl)+/\n"
-    looping = ask(20, tokens=400, loops=1, grammar=grammar, sampling=unending)
-    alone = tokens_of(20, run(loaded(tiny_path), looping))
-    assert alone[-1].looped
-    assert len(alone) < 400
-    others = [replace_row(looping, row) for row in (21, 22)]  # of one client: they wait in turn
-    reports = run(late(8), looping, *others, rows()[4])
-    assert [ids(tokens_of(row, reports)) for row in (20, 21, 22)] == [ids(alone)] * 3
-    assert all(tokens_of(row, reports)[-1].looped == alone[-1].looped for row in (20, 21, 22))

@@ -1,8 +1,6 @@
 """Reasoning ends with its budget: neither a token sooner nor one later."""
 
-import random
 from collections.abc import Iterable
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +23,6 @@ OPEN, CLOSE, LT, THINK, GT, SLASH, A, WILD, SILENT = range(len(TEXT))
 OPENS, CLOSES = [b"<think>", b"\xff[0]"], [b"</think>", b"\xff[1]"]
 
 
-def budget(tokens: int, *, inside: bool = False, end: Iterable[int] = (CLOSE, A)) -> ThinkingBudget:
-    return ThinkingBudget(Thinking(tokens, inside, OPENS, CLOSES, list(end)), TEXT)
-
-
 def until_used_up(budget: ThinkingBudget, tokens: Iterable[int]) -> int | None:
     """How many of these tokens it takes."""
     for count, token in enumerate(tokens):
@@ -36,28 +30,6 @@ def until_used_up(budget: ThinkingBudget, tokens: Iterable[int]) -> int | None:
             return count
         budget.advance(token)
     return None
-
-
-@pytest.mark.parametrize("allowed", [0, 1, 5])
-@pytest.mark.parametrize(
-    ("before", "inside"),
-    [([], True), ([OPEN], False), ([A, A, LT, THINK, GT], False), ([A, CLOSE, OPEN], False)],
-    ids=["begun", "one token", "torn", "behind text"],
-)
-def test_the_tokens_between_the_marks_are_counted(
-    allowed: int, before: list[int], inside: bool
-) -> None:
-    counted = until_used_up(budget(allowed, inside=inside), [*before, *[A] * 20])
-    assert counted == (len(before) + allowed)
-
-
-def test_all_of_an_answer_s_reasoning_is_counted_together() -> None:
-    assert until_used_up(budget(3), [OPEN, A, A, CLOSE, A, A, OPEN, A, A]) == 8
-
-
-def test_a_token_may_hold_more_than_a_mark() -> None:
-    assert until_used_up(budget(2), [OPEN, A, WILD, A, A]) == 3
-    assert until_used_up(budget(0, inside=True), [A]) == 0
 
 
 def test_a_mark_may_begin_a_longer_one() -> None:
@@ -74,53 +46,10 @@ def test_a_mark_may_begin_a_longer_one() -> None:
         assert until_used_up(counted, said) == taken
 
 
-def test_what_is_no_text_counts_too() -> None:
-    assert until_used_up(budget(3, inside=True), [SILENT, A, SILENT, A]) == 3
-
-
 def test_marks_that_text_spells_are_not_control_tokens() -> None:
     text = [*TEXT, b"\xfe[1]"]
     spelled = ThinkingBudget(Thinking(2, True, OPENS, CLOSES, [A]), text)
     assert until_used_up(spelled, [len(TEXT), A, A]) == 2
-
-
-def test_its_end_is_put_and_then_all_is_free() -> None:
-    ended = budget(1, inside=True)
-    ended.advance(A)
-    ended.close()
-    put = []
-    while ended.next is not None:
-        put.append(ended.next)
-        ended.advance(put[-1])
-    assert put == [CLOSE, A]
-    assert not ended.used_up
-    ended.advance(OPEN)  # reasoning again, for which nothing is left
-    assert ended.used_up
-
-
-def test_an_end_that_closes_nothing_is_put_once() -> None:
-    ended = budget(0, inside=True, end=[A])
-    ended.close()
-    ended.advance(A)
-    assert not ended.used_up
-
-
-def test_it_counts_not_how_marks_are_cut() -> None:
-    dice = random.Random(5)
-    pieces = [b"<", b"think", b">", b"</", b"a", b"</think>", b"<think>", b"\xff[0]", b"\xff[1]"]
-    for _ in range(300):
-        text = b"".join(dice.choices(pieces, k=12))
-        cuts = sorted({0, len(text), *dice.choices(range(len(text)), k=4)})
-        tokens = [text[a:b] for a, b in pairwise(cuts)]
-        letters = [bytes([byte]) for byte in text]
-        ends = [
-            ThinkingBudget(Thinking(10**6, False, OPENS, CLOSES, [0]), of)
-            for of in (tokens, letters)
-        ]
-        for each, of in zip(ends, (tokens, letters), strict=True):
-            for token in range(len(of)):
-                each.advance(token)
-        assert ends[0]._inside == ends[1]._inside, text
 
 
 STOP = 99
@@ -192,16 +121,14 @@ def reasoning(budget: int, end: list[int] = END) -> Thinking:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("budget", [0, 7, 60])
+@pytest.mark.parametrize("budget", [0, 7])
 @pytest.mark.parametrize(
     "sampling",
     [
-        SamplingParams(temperature=0),
         SamplingParams(temperature=1.3, seed=4, top_p=0.3, min_p=0.4, logprobs=2),
-        SamplingParams(temperature=0, logit_bias=dict.fromkeys(END, -100.0), logprobs=0),
         SamplingParams(temperature=0, logit_bias={77: 3e38}, frequency_penalty=3e38),
     ],
-    ids=["greedy", "drawn", "biased", "far out"],
+    ids=["drawn", "far out"],
 )
 def test_the_end_comes_behind_the_last_token(
     engine: Engine, budget: int, sampling: SamplingParams

@@ -6,7 +6,7 @@ import pytest
 
 from mlx_server.engine.messages import Grammar
 from mlx_server.worker.constrained_decoding import grammar_completion
-from mlx_server.worker.constrained_decoding.grammar_completion import RowGone, YieldingMatcher
+from mlx_server.worker.constrained_decoding.grammar_completion import YieldingMatcher
 from tests.worker.constrained_decoding.grammars import HEAD, JSON, WORDS
 from tests.worker.constrained_decoding.worlds import World
 
@@ -37,12 +37,3 @@ def test_a_slow_matcher_answers_as_a_quick_one(
     assert slow.is_slow
     assert not slow.consume_token(next(id for id in range(3) if id not in allowed))
     assert slow.is_error()
-
-
-def test_a_matcher_whose_row_is_gone_computes_nothing(demo: World) -> None:
-    matcher = YieldingMatcher(demo.matcher(Grammar(WORDS)))
-    matcher.is_abandoned = True
-    with pytest.raises(RowGone):
-        matcher.validate_tokens([5])
-    with pytest.raises(RowGone):
-        matcher.consume_token(5)

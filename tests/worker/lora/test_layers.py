@@ -1,6 +1,5 @@
 """What takes adapters and what does not, how they are stacked, and that nothing is left of them."""
 
-import gc
 import io
 from collections.abc import Callable
 from pathlib import Path
@@ -13,8 +12,8 @@ from mlx_lm.models.cache import KVCache
 from mlx_lm.models.switch_layers import SwitchLinear
 
 from mlx_server.errors import AdapterInvalid
-from mlx_server.worker.lora_adapters import TRAIN_OTHERS, AdapterWeights
-from mlx_server.worker.lora_layers import AdapterSlots, ForwardPass, LoraDelta, RowAdapters, using
+from mlx_server.worker.lora_adapters import AdapterWeights
+from mlx_server.worker.lora_layers import RowAdapters, using
 from tests.worker.lora_files import save
 
 WIDTH, RANK = 8, 2
@@ -48,12 +47,6 @@ class Toy(nn.Module):  # type: ignore[misc]
 
     def through(self, x: mx.array) -> mx.array:
         y: mx.array = self.layer(x)
-        return y
-
-
-class Flat(Toy):
-    def through(self, x: mx.array) -> mx.array:
-        y: mx.array = self.layer(x.reshape(-1, WIDTH)).reshape(x.shape)
         return y
 
 
@@ -96,25 +89,6 @@ def adapter(folder: Path, tensors: dict[str, mx.array], scale: float = 1.0) -> P
     return save(folder, {"lora_parameters": {"scale": scale}}, tensors)
 
 
-@pytest.mark.parametrize("kind", [Toy, Flat])
-def test_each_row_has_its_own(kind: Callable[[], Toy], tmp_path: Path) -> None:
-    model = kind()
-    ids = mx.arange(12).reshape(4, 3)
-    x, base = model.embed(ids), model(ids)
-    adapters = AdapterWeights(model)
-    adapters.load("one", adapter(tmp_path / "one", pair(1), scale=3.0))
-    adapters.load("two", adapter(tmp_path / "two", pair(2)))
-    with using(RowAdapters([("one", 1.0), (None, 1.0), ("two", 1.0), ("one", 0.5)]), model):
-        mixed = model(ids)
-    one = x @ pair(1)["layer.lora_a"] @ pair(1)["layer.lora_b"] * 3
-    two = x @ pair(2)["layer.lora_a"] @ pair(2)["layer.lora_b"]
-    assert same(mixed[0], base[0] + one[0])
-    assert mx.array_equal(mixed[1], base[1])
-    assert same(mixed[2], base[2] + two[2])
-    assert same(mixed[3], base[3] + one[3] / 2)
-    assert mx.array_equal(model(ids), base)  # outside
-
-
 REFUSED: dict[str, tuple[Callable[[], Toy], str]] = {
     "read directly": (Reading, "does not call this layer"),
     "compiled": (Compiled, "does not call this layer"),
@@ -135,29 +109,6 @@ def test_a_layer_in_which_it_would_come_to_nothing_is_refused(name: str, tmp_pat
         AdapterWeights(model).load("one", adapter(tmp_path, pair()))
     assert type(model.layer) is kind
     assert not hasattr(model.layer, "slots")
-
-
-def test_each_layer_that_is_refused_is_named_with_the_fix(tmp_path: Path) -> None:
-    model = Toy(nn.RMSNorm(WIDTH))
-    model.other, model.third = nn.RMSNorm(WIDTH), nn.Linear(WIDTH, WIDTH)
-    three = {
-        key.replace("layer", name): matrix
-        for name in ("layer", "other", "third")
-        for key, matrix in pair().items()
-    }
-    with pytest.raises(AdapterInvalid) as caught:
-        AdapterWeights(model).load("one", adapter(tmp_path, three))
-    assert caught.value.message == (
-        "layer: a RMSNorm can't take LoRA here; other: a RMSNorm can't take LoRA here. "
-        f"{TRAIN_OTHERS}"
-    )
-
-
-def test_a_step_that_was_compiled_before_is_found_out_too(tmp_path: Path) -> None:
-    model = Compiled()
-    mx.eval(model(mx.array([[1]])))
-    with pytest.raises(AdapterInvalid, match="does not call this layer"):
-        AdapterWeights(model).load("one", adapter(tmp_path, pair()))
 
 
 def test_what_was_not_trained_of_a_layer_that_takes_no_part_is_passed_over(
@@ -209,68 +160,3 @@ def _graph(model: Toy) -> int:
     drawing = io.StringIO()
     mx.export_to_dot(drawing, model(mx.array([[1]])))
     return len(drawing.getvalue().splitlines())
-
-
-def test_what_is_unloaded_gives_its_memory_back_at_once(tmp_path: Path) -> None:
-    model = Toy()
-    adapters = AdapterWeights(model)
-    sizes = []
-    for n in range(4):
-        sizes.append(adapters.load(f"{n}", adapter(tmp_path / f"{n}", pair(n, rank=512))))
-    with using(RowAdapters([(f"{n}", 1.0) for n in range(4)]), model):
-        mx.eval(model(mx.array([[n] for n in range(4)])))
-    gc.collect()
-    mx.clear_cache()
-    mixed = mx.get_active_memory()
-    for n in range(2):
-        adapters.unload(f"{n}")
-    gc.collect()
-    mx.clear_cache()
-    assert mixed - mx.get_active_memory() > 1.9 * sizes[0]
-
-
-def slots(*ranks: int) -> AdapterSlots:
-    made = AdapterSlots(ForwardPass())
-    for n, rank in enumerate(ranks):
-        a, b = mx.random.split(mx.random.key(n))
-        size = (WIDTH, rank), (rank, WIDTH)
-        made.put(
-            f"{n}", LoraDelta(mx.random.normal(size[0], key=a), mx.random.normal(size[1], key=b))
-        )
-    return made
-
-
-def test_a_name_that_comes_again_has_its_new_weights() -> None:
-    made = slots(RANK, RANK)
-    rows = RowAdapters([("0", 1.0), ("1", 1.0)])
-    x = mx.ones((2, 1, WIDTH))
-    before = made.linear(x, rows)
-    delta = made.deltas["1"]
-    mx.eval(before, delta.arrays)
-    made.remove("1")
-    made.put("1", LoraDelta(-delta.a, delta.b))
-    after = made.linear(x, rows)
-    assert same(after[0], before[0])
-    assert same(after[1], -before[1])
-
-
-def test_what_is_stacked_is_in_memory_once() -> None:
-    size, count = 1 << 20, 8
-    made = AdapterSlots(ForwardPass())
-    memory = mx.get_active_memory()
-    for n in range(count):
-        made.put(f"{n}", LoraDelta(mx.full((size // 64, 8), 0.5), mx.full((8, size // 64), 0.5)))
-    mx.eval(made.arrays)
-    loose = mx.get_active_memory() - memory
-    rows = RowAdapters([(f"{n}", 1.0) for n in range(count)])
-    mx.eval(made.linear(mx.ones((count, 1, size // 64)), rows))
-    del rows
-    gc.collect()
-    mx.clear_cache()
-    assert mx.get_active_memory() - memory < (count + 1.1) / count * loose
-    for n in range(count - 1):
-        made.remove(f"{n}")
-        mx.eval(made.arrays)
-    gc.collect()
-    mx.clear_cache()
-    assert mx.get_active_memory() - memory < 2.1 / count * loose

@@ -23,11 +23,7 @@ ROWS = (
     ("What is the capital of France?", None),
     ("What is the capital of France?", PIRATE),
     ("What is the capital of France?", JSON),
-    ("Name a fruit that is yellow.", JSON),
-    ("How do I boil an egg, and for how long, if I like the yolk to be soft?", PIRATE),
-    ("Hello!", None),
-    ("Hello!", JSON),
-    ("Where does the sun go at night?", PIRATE),
+    ("Hello!", PIRATE),
 )
 
 
@@ -38,7 +34,7 @@ def test_each_row_of_a_mixed_batch_answers_as_mlx_lm_with_its_adapter(
     if blas := fast_blas():
         monkeypatch.setenv("LD_PRELOAD", blas)
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
-        process.submit(_check, demo_path, ROWS, 12).result()
+        process.submit(_check, demo_path, ROWS, 8).result()
 
 
 def _check(base: Path, rows: Sequence[tuple[str, str | None]], tokens: int) -> None:

@@ -27,8 +27,7 @@ FORMATS: dict[str, Formats] = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dora", [False, True], ids=["lora", "dora"])
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize(("form", "dora"), [*((form, False) for form in FORMATS), ("plain", True)])
 def test_both_formats_of_an_adapter_agree(
     tiny_path: Path, tmp_path: Path, form: str, dora: bool
 ) -> None:
@@ -61,16 +60,15 @@ WITHIN = ("self_attn.v_proj", "mlp.down_proj")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dora", [False, True], ids=["lora", "dora"])
 @pytest.mark.parametrize("architecture", ["llama", "qwen3_5", "gemma3"])
 def test_a_layer_is_found_by_each_of_its_names(
-    tiny_path: Path, tmp_path: Path, architecture: str, dora: bool
+    tiny_path: Path, tmp_path: Path, architecture: str
 ) -> None:
     """Text models and wrapped ones alike: mlx-lm's own reading of the same tensors says what
     comes out."""
     kind = Kind(architecture, CONFIGS[architecture])
     base = tiny_path if architecture == "llama" else kind.save(tmp_path / "base")
-    ours = mlx_adapter(tmp_path / "mlx", base, keys=WITHIN, dora=dora)
+    ours = mlx_adapter(tmp_path / "mlx", base, keys=WITHIN)
     made = peft_adapter(tmp_path / "made", ours)
     config = json.loads((made / "adapter_config.json").read_text())
     tensors: Any = mx.load(str(weights_of(made, peft=True)))
@@ -179,69 +177,29 @@ HOSTILE: dict[str, tuple[Spoil, str]] = {
 }
 
 
-@pytest.mark.slow
+@pytest.fixture(scope="module")
+def tiny(tiny_path: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Desk, Path]:
+    """An engine that no adapter has changed, and one that it would take."""
+    return Desk(tiny_path), mlx_adapter(tmp_path_factory.mktemp("good"), tiny_path)
+
+
 @pytest.mark.parametrize("name", HOSTILE)
 def test_what_is_wrong_with_an_adapter_is_said_and_changes_nothing(
-    tiny_path: Path, tmp_path: Path, name: str
+    tiny: tuple[Desk, Path], tmp_path: Path, name: str
 ) -> None:
+    desk, good = tiny
     spoil, said = HOSTILE[name]
-    config, tensors = contents(mlx_adapter(tmp_path / "good", tiny_path))
+    config, tensors = contents(good)
     spoil(config, tensors)
-    assert_refused(tiny_path, save(tmp_path / "bad", config, tensors), said)
-
-
-PEFT_HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
-    "saved modules": ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
-    "bias": ({"bias": "all"}, "bias 'all'"),
-    "rank": ({"r": 5}, "rank 4"),
-    "no alpha": ({"lora_alpha": None}, "lora_alpha is None"),
-    "expression": ({"rank_pattern": {"(a+)+b": 4}}, "(a+)+b"),
-    "pattern": ({"rank_pattern": [4]}, "rank_pattern is not an object"),
-    "experts": ({"target_parameters": ["experts.down_proj"]}, "target_parameters"),
-    "dora": ({"use_dora": True}, "lora_magnitude_vector is missing"),
-}
-
-
-@pytest.mark.parametrize("name", PEFT_HOSTILE)
-def test_what_is_wrong_with_a_peft_adapter_is_said(
-    tiny_path: Path, tmp_path: Path, name: str
-) -> None:
-    fields, said = PEFT_HOSTILE[name]
-    good = mlx_adapter(tmp_path / "good", tiny_path)
-    assert_refused(tiny_path, peft_adapter(tmp_path / "bad", good, **fields), said)
-
-
-FILES: dict[str, Callable[[Path], Any]] = {
-    "truncated": lambda f: weights_of(f).write_bytes(weights_of(f).read_bytes()[:-100]),
-    "cut header": lambda f: weights_of(f).write_bytes(weights_of(f).read_bytes()[:100]),
-    "huge header": lambda f: weights_of(f).write_bytes(b"\xff" * 8 + b"{}"),
-    "pickle": lambda f: weights_of(f).write_bytes(b"\x80\x04N."),
-    "no weights": lambda f: weights_of(f).unlink(),
-    "no config": lambda f: (f / "adapter_config.json").unlink(),
-    "not json": lambda f: (f / "adapter_config.json").write_text("{"),
-    "no object": lambda f: (f / "adapter_config.json").write_text("[]"),
-    "deep": lambda f: (f / "adapter_config.json").write_text("[" * 100_000),
-}
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_files_that_can_not_be_read_are_refused(tiny_path: Path, tmp_path: Path, name: str) -> None:
-    folder = mlx_adapter(tmp_path / "bad", tiny_path)
-    FILES[name](folder)
-    assert_refused(tiny_path, folder, "adapter")
-
-
-def assert_refused(path: Path, folder: Path, said: str) -> None:
-    desk = Desk(path)
     row = desk.ask(RowRequest(a_prompt(9)))
     desk.step()
     types = {name: type(module) for name, module in desk.model.named_modules()}
-    failed = desk.load_adapter("bad", folder)
+    failed = desk.load_adapter("bad", save(tmp_path / "bad", config, tensors))
     assert isinstance(failed, AdapterFailed)
     assert said in failed.message
     assert {name: type(module) for name, module in desk.model.named_modules()} == types
     desk.finish()
-    assert_same(desk.answers[row], Reference(path, None).answer(a_prompt(9)))
+    assert desk.all_of([RowRequest(a_prompt(9))]) == [desk.answers[row]]
 
 
 QWEN = {"gate_proj": "gate_proj", "up_proj": "up_proj", "down_proj": "down_proj"}
@@ -250,10 +208,7 @@ NEMOTRON = {"fc1": "up_proj", "fc2": "down_proj"}
 
 MODELS: dict[str, tuple[str, Mapping[str, str]]] = {
     "qwen3_moe": ("mlp.switch_mlp", QWEN),
-    "qwen3_5_moe": ("mlp.switch_mlp", QWEN),
-    "deepseek_v3": ("mlp.switch_mlp", QWEN),
     "mixtral": ("block_sparse_moe.switch_mlp", MIXTRAL),
-    "lfm2_moe": ("feed_forward.switch_mlp", MIXTRAL),
     "nemotron_h": ("mixer.switch_mlp", NEMOTRON),
     "gpt_oss": ("mlp.experts", QWEN),
 }

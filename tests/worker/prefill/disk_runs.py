@@ -27,7 +27,7 @@ QWEN3_5 = Kind(
         },
     },
 )
-NAMES = ("llama", "gpt-oss", "gemma3", "mamba2", "lfm2")
+NAMES = ("llama", "gpt-oss", "mamba2")
 ON_DISK = [*(kind for kind in KINDS if kind.name in NAMES), QWEN3_5]
 
 BLOCK = 64

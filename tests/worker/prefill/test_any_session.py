@@ -107,7 +107,7 @@ def running(files: Files, folder: Path) -> Iterator[Process]:
 
 @pytest.mark.slow
 @settings(
-    max_examples=4,
+    max_examples=2,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(session=st.lists(turns, min_size=8, max_size=10))

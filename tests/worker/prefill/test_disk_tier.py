@@ -15,7 +15,6 @@ from mlx_server.engine.messages import (
     CancelRows,
     ComputeAhead,
     ComputedAhead,
-    DiskCacheUse,
     Generate,
     LimitCache,
     LoadModel,
@@ -25,8 +24,7 @@ from mlx_server.engine.messages import (
 )
 from mlx_server.prompt_files import PromptFile, PromptFolder
 from mlx_server.worker.batch import Batch
-from mlx_server.worker.mlx_lm_internals import KVCache
-from mlx_server.worker.prefill import disk_tier, stored_prompt
+from mlx_server.worker.prefill import disk_tier
 from tests.worker.bench import GREEDY, Bench
 from tests.worker.engine_runs import failures
 from tests.worker.kinds import SIZES
@@ -150,25 +148,6 @@ def test_what_a_request_does_not_want_stored_stays_off_the_disk(
     assert after.known == (200 if is_stored else 0)
     after.answer([*prompt, *answer, 1, 2])
     assert after.known == (len(prompt) + len(answer) if is_stored else 200)
-
-
-def test_a_cache_of_a_class_that_is_not_in_the_table_stays_in_memory(
-    llama: Path, tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Own(KVCache):  # type: ignore[misc]
-        """May keep what no file would have."""
-
-    layers = SIZES["num_hidden_layers"]
-    monkeypatch.setattr(
-        stored_prompt, "make_caches", lambda network: [Own() for _ in range(layers)]
-    )
-    process, prompt = start(llama, tmp_path), words(1, 200)
-    process.answer(prompt)
-    process.write()
-    assert process.folder
-    assert process.folder.count == 0
-    process.answer(prompt)
-    assert process.known == 199
 
 
 def refuse(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -325,37 +304,6 @@ def test_what_is_unloaded_while_a_row_of_another_model_runs_is_written(
     assert process.known == 199
 
 
-def test_pieces_ahead_and_pieces_for_the_disk_alternate(
-    llama: Path, tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("mlx_server.worker.ahead.PIECE_SECONDS", 1e-6)
-    process, tokens = start(llama, tmp_path), [*words(1, 400), *words(2, 1500)]
-    process.answer_without_writing(words(1, 400))
-    process.reports.clear()
-    process.handle(ComputeAhead("m", tokens, 4096))
-    process.finish()
-    kinds = [type(r) for r in process.reports if isinstance(r, ComputedAhead | DiskCacheUse)]
-    first = kinds.index(DiskCacheUse)
-    assert ComputedAhead in kinds[:first], "while the first file was copied"
-    assert ComputedAhead in kinds[first:], "after a file was written"
-    process.answer([*tokens, 1, 2])
-    assert process.known == len(tokens)
-
-
-def test_single_pieces_are_written_between_the_steps_of_rows(
-    llama: Path, tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(disk_tier, "OLD_SECONDS", 0.0)
-    monkeypatch.setattr(disk_tier, "BUSY_SECONDS", 0.0)
-    process, tokens = start(llama, tmp_path), 0
-    process.answer_without_writing(words(1, 300))
-    process.begin(words(2, 40), 60)
-    while process.engine.prompts.disk.saver.next():
-        outputs = [each for each in process.engine.step() if isinstance(each, StepOutput)]
-        tokens += sum(len(output.tokens) for output in outputs)
-    assert tokens >= 2 * (300 // BLOCK), "each file takes two pieces, with a step after each"
-
-
 def test_a_prompt_is_taken_over_in_pieces_between_the_steps_of_other_rows(
     llama: Path, tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -393,20 +341,6 @@ def test_a_row_that_leaves_while_its_prompt_is_read(
         after.load()
     assert after.answer([*prompt, 5]) == start(llama, None).answer([*prompt, 5])
     assert after.known >= 299, "what was read is kept for others, and the files are"
-
-
-def test_prompts_that_the_disk_does_not_have_wait_for_no_file(
-    llama: Path, tmp_path: Path, start: Start
-) -> None:
-    process = start(llama, tmp_path)
-    for seed in range(3):
-        process.answer(words(seed, 50))
-    process.stop()
-    after = start(llama, tmp_path)
-    rows = [after.begin(words(100 + row, 50)) for row in range(8)]
-    assert not any(map(after.is_reading, rows))
-    after.finish()
-    assert (after.total("hits"), after.total("misses")) == (0, 8)
 
 
 def test_rows_that_wait_for_the_same_prompt_are_admitted_together(

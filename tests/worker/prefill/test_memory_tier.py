@@ -14,7 +14,6 @@ from mlx_lm.models.cache import (
     CacheList,
     KVCache,
     RotatingKVCache,
-    make_prompt_cache,
 )
 
 from mlx_server import limits
@@ -32,11 +31,8 @@ from mlx_server.worker.prefill.memory_tier import (
     CachedPrompt,
     MemoryTier,
     Snapshot,
-    can_always_be_cut,
     ids_of,
 )
-from mlx_server.worker.prompt_store import MOST_SPACED, NEAREST, snapshot_places, with_parting
-from mlx_server.worker.replay_model import ReplayCache
 from tests.worker.batch_runs import a_prompt
 from tests.worker.bench import Bench
 from tests.worker.engine_runs import active_memory
@@ -48,8 +44,6 @@ STATE = 64 * 4
 """Bytes of `recurrent`."""
 ROOM = 1 << 30
 KEY = ("m",)
-
-Cache = list[Any]
 
 
 def full(tokens: int) -> KVCache:
@@ -85,28 +79,6 @@ def test_it_keeps_to_its_bytes_and_drops_the_least_recently_used() -> None:
     assert [known(memory, "mn"[seed % 3 == 0], seed) for seed in (17, 18, 19)] == [100, 0, 100]
     memory.shrink(0)
     assert memory.nbytes == 0
-
-
-def test_the_longest_known_beginning_is_found() -> None:
-    memory, prompt = MemoryTier(ROOM), a_prompt(100)
-    memory.store(KEY, prompt, [full(100)])
-    assert memory.known(KEY, [*prompt, 1, 2, 3]) == 100
-    assert memory.known(KEY, [*prompt[:60], 999, 999]) == 60
-    cache, length = memory.fetch(KEY, prompt[:40])
-    assert cache
-    assert cache[0].offset == length == 40
-    assert memory.fetch(KEY, prompt[1:]) == memory.fetch(("n",), prompt) == (None, 0)
-
-
-def test_what_is_too_short_is_neither_kept_nor_found() -> None:
-    memory, prompt = MemoryTier(ROOM), a_prompt(100)
-    assert not memory.wants(prompt[: SHORTEST_STORED - 1])
-    assert memory.wants(prompt[:SHORTEST_STORED])
-    assert not MemoryTier(0).wants(prompt)
-    memory.store(KEY, prompt, [full(100)])
-    assert memory.known(KEY, prompt[: SHORTEST_STORED - 1]) == 0
-    assert memory.known(KEY, [*prompt[: SHORTEST_STORED - 1], *([999] * 30)]) == 0
-    assert memory.known(KEY, [*prompt[:SHORTEST_STORED], *([999] * 30)]) == SHORTEST_STORED
 
 
 class CountedEntry(KVCache):  # type: ignore[misc]
@@ -191,32 +163,6 @@ def test_of_what_is_forgotten_nothing_is_left() -> None:
     assert (known(memory, "m", tokens=1000), known(memory, "other")) == (0, 100)
 
 
-def answered(model: Any, cache: Cache, token: int) -> list[int]:
-    tokens = []
-    for _ in range(20):
-        token = int(mx.argmax(model(mx.array([[token]]), cache=cache)[0, -1]))
-        tokens.append(token)
-    return tokens
-
-
-def computed(model: Any, tokens: list[int]) -> Cache:
-    cache: Cache = make_prompt_cache(model)
-    model(mx.array([tokens]), cache)
-    return cache
-
-
-@pytest.mark.parametrize("length", [60, 40])
-def test_using_what_was_fetched_does_not_change_what_is_kept(tiny_model: Any, length: int) -> None:
-    prompt, memory = a_prompt(60), MemoryTier(ROOM)
-    memory.store(KEY, prompt, computed(tiny_model, prompt))
-    expected = answered(tiny_model, computed(tiny_model, prompt[:length]), 7)
-    for _ in range(3):
-        cache, reached = memory.fetch(KEY, prompt[:length])
-        assert cache
-        assert reached == length
-        assert answered(tiny_model, cache, 7) == expected
-
-
 def rotating(row: int) -> RotatingKVCache:
     cache = RotatingKVCache(max_size=600)
     cache.update_and_fetch(mx.ones((1, 2, 500 + row, 64)), mx.ones((1, 2, 500 + row, 64)))
@@ -282,22 +228,6 @@ def test_of_a_cache_that_is_handed_over_one_layer_exists_twice() -> None:
     assert mx.get_peak_memory() - before < 2.5 * whole / LAYERS
 
 
-@pytest.mark.parametrize(
-    ("entry", "expected"),
-    [
-        (KVCache(), True),
-        (ReplayCache(), True),
-        (CacheList(KVCache(), KVCache()), True),
-        (RotatingKVCache(8), False),
-        (ArraysCache(1), False),
-        (CacheList(ArraysCache(1), KVCache()), False),
-        (object(), False),
-    ],
-)
-def test_which_entries_can_always_be_cut(entry: Any, expected: bool) -> None:
-    assert can_always_be_cut(entry) == expected
-
-
 def cached(length: int, *snapshots: int, state: Any = recurrent) -> CachedPrompt:
     kept = {n: Snapshot(n, {1: state(n)}) for n in (*snapshots, length)}
     return CachedPrompt(KEY, ids_of(a_prompt(length)), {0: full(length)}, kept)
@@ -319,21 +249,6 @@ def test_it_is_continued_only_at_a_snapshot(asked: int, reached: int) -> None:
     assert prompt.reaches(ids_of(a_prompt(300))) == (0, None), "not all of it is computed"
 
 
-def sliding(tokens: int) -> RotatingKVCache:
-    cache = RotatingKVCache(max_size=50)
-    cache.update_and_fetch(mx.ones((1, 2, tokens, 16)), mx.ones((1, 2, tokens, 16)))
-    return cache
-
-
-def test_a_window_that_is_not_full_can_be_cut() -> None:
-    prompt = cached(300, 40, 200, state=sliding)
-    length, snapshot = prompt.reaches(ids_of(a_prompt(300)[:30]))
-    assert length == 30
-    assert snapshot
-    assert [entry.offset for entry in prompt.restored(30, snapshot)] == [30, 30]
-    assert prompt.reaches(ids_of(a_prompt(300)[:60]))[0] == 40
-
-
 def test_snapshots_are_thinned_by_distance_and_bytes() -> None:
     """Those with which other prompts begin are kept longer. As after a round of tools: the next
     turn parts shortly before this turn's first prompt."""
@@ -350,89 +265,6 @@ def test_snapshots_are_thinned_by_distance_and_bytes() -> None:
     assert list(prompt.snapshots) == [20_000]
 
 
-def test_places_of_snapshots() -> None:
-    assert snapshot_places([], 1000) == ()
-    assert snapshot_places([500, 600, 600, 620, 999], 1000) == (500, 600, 999)
-    assert snapshot_places([NEAREST - 1, 1000, 2000], 1000) == ()
-    assert snapshot_places([100, 4100], 9000) == (100, 1024, 2048, 4100, 8192)
-    long = snapshot_places([50], 1_000_000)
-    assert len(long) <= MOST_SPACED + 3
-    assert long[0] == 50
-
-
-def test_a_snapshot_is_taken_where_a_prompt_parts_from_a_cached_one() -> None:
-    before = 500 - NEAREST
-    assert with_parting((100, 900), 500, 100) == (100, before, 500, 900)
-    assert with_parting((100, 900), 100 + NEAREST - 1, 0) == (100, 900), "the shorter serves both"
-    near = 900 - NEAREST + 1
-    assert with_parting((100, 900), near, 0) == (100, near - NEAREST, near)
-    assert with_parting((500, 500 + NEAREST), 510, 0) == (500, 500 + NEAREST)
-    assert with_parting((100, 900), 500, 500 - NEAREST + 1) == (100, 900), "hardly more than known"
-    assert with_parting((100,), 100 + NEAREST, 0) == (100, 100 + NEAREST)
-    assert with_parting((), NEAREST - 1, 0) == ()
-
-
-class Conversations:
-    """Stores prompts of a hybrid model, with the snapshots that prefill would take."""
-
-    def __init__(self, most_bytes: int = ROOM) -> None:
-        self.memory = MemoryTier(most_bytes)
-
-    def computed(self, tokens: list[int], *places: int, continued_from: int = 0) -> None:
-        for place in places:
-            self.memory.store_snapshot(KEY, tokens[:place], [full(place), recurrent(place)])
-        cache = [full(len(tokens)), recurrent(len(tokens))]
-        self.memory.store(KEY, tokens, cache, continued_from=continued_from)
-
-    def known(self, tokens: list[int]) -> int:
-        return self.memory.known(KEY, tokens)
-
-
-def test_another_chat_with_the_same_system_prompt() -> None:
-    kept = Conversations()
-    system, end = a_prompt(200), [9] * 50
-    kept.computed([*system, *a_prompt(100, seed=1)], 200, 290)
-    assert kept.known([*system, *a_prompt(80, seed=2)]) == 200
-    kept.computed([*system, *a_prompt(80, seed=2)], 270)
-    assert kept.known([*system, *a_prompt(80, seed=2)[:70], *end]) == 270
-    kept.memory.shrink(kept.memory.nbytes - 1)  # drops the first conversation
-    assert kept.known([*system, *a_prompt(100, seed=1)]) == 200, "its snapshot is shared"
-
-
-def test_a_longer_prompt_takes_the_place_of_its_beginning_once_it_is_computed() -> None:
-    kept, turn = Conversations(), a_prompt(400)
-    kept.computed(turn[:300], 100)
-    before = kept.memory.nbytes
-    kept.memory.store_snapshot(KEY, turn[:350], [full(350), recurrent(350)])
-    assert kept.known(turn) == 300
-    kept.computed(turn)
-    assert kept.memory.nbytes == before + 100 * TOKEN + 2 * STATE
-    assert [kept.known(turn[:n]) for n in (99, 100, 300, 399, 400)] == [0, 100, 300, 350, 400]
-
-
-def test_an_earlier_turn_is_dropped_before_another_conversation() -> None:
-    kept = Conversations()
-    system = a_prompt(200)
-    other, first = ([*system, *a_prompt(100, seed=seed)] for seed in (1, 2))
-    kept.computed(other, 200, 290, continued_from=290)
-    kept.computed(first, 290, continued_from=290)
-    kept.computed([*first[:290], *a_prompt(200, seed=3)], continued_from=480)
-    kept.memory.shrink(kept.memory.nbytes - 1)
-    assert kept.known(first) == 290, "the earlier turn is gone but for what the later one shares"
-    assert kept.known(other) == 300
-
-
-def test_bytes_count_shared_snapshots_once_and_keep_to_the_limit() -> None:
-    system = a_prompt(200)
-    kept = Conversations(2500 * TOKEN)
-    for seed in range(40):
-        kept.computed([*system, *a_prompt(100, seed=seed)], 200, 280)
-        assert kept.memory.nbytes <= 2500 * TOKEN
-    assert kept.known([*system, *a_prompt(100, seed=39)]) == 300
-    kept.memory.clear()
-    assert kept.memory.nbytes == 0
-
-
 @pytest.fixture
 def memory() -> MemoryTier:
     """It has two prompts of 100 tokens."""
@@ -444,19 +276,6 @@ def memory() -> MemoryTier:
 def held(memory: MemoryTier, row: int, prompt: list[int]) -> int:
     memory.hold(row, KEY, prompt)
     return memory.known(KEY, prompt)
-
-
-def test_a_prompt_that_a_row_holds_is_found_after_it_was_dropped(memory: MemoryTier) -> None:
-    prompt = [*a_prompt(100, 0), *a_prompt(20, 7)]
-    assert held(memory, 1, prompt) == 100
-    memory.limit(0)
-    assert memory.nbytes == 0
-    assert memory.known(KEY, a_prompt(100, 1)) == 0, "nobody holds it"
-    cache, length = memory.fetch(KEY, prompt)
-    assert cache
-    assert cache[0].offset == length == 100
-    memory.release(1)
-    assert memory.fetch(KEY, prompt) == (None, 0)
 
 
 def test_rows_share_what_they_hold_and_only_what_they_continue_is_kept() -> None:
@@ -480,17 +299,6 @@ def test_a_prompt_that_was_replaced_by_a_longer_one_is_not_kept_next_to_it() -> 
     memory.limit(0)
     assert active_memory() - before < 1100 * TOKEN
     assert memory.fetch(KEY, prompt)[1] == 1000
-
-
-def test_what_was_forgotten_is_not_held(memory: MemoryTier) -> None:
-    prompt = a_prompt(100, 0)
-    held(memory, 1, prompt)
-    memory.forget(KEY)
-    assert memory.known(KEY, prompt) == 0
-    filled(memory, "m")
-    held(memory, 1, prompt)
-    memory.clear()
-    assert memory.known(KEY, prompt) == 0
 
 
 SOME = [kind for kind in KINDS if kind.name in ("llama", "gpt-oss", "lfm2", "mamba2")]

@@ -36,21 +36,6 @@ def passes(simulation: Simulation, answers: list[Answer]) -> int:
     return len(simulation.pieces)
 
 
-def test_many_single_short_prompts_do_not_make_the_next_pieces_small() -> None:
-    simulation = simulation_after([4000, *[30] * 40])
-    assert passes(simulation, [simulation.ask(30, 8, str(n)) for n in range(16)]) <= 2
-
-
-def test_a_stream_waits_no_longer_for_prompts_that_are_computed_together() -> None:
-    simulation = simulation_after([4000, *[100] * 40])
-    stream = simulation.ask(300, 400)
-    simulation.run(until=stream)
-    asked = simulation.now
-    simulation.pieces.clear()
-    assert passes(simulation, [simulation.ask(200, 8, str(n)) for n in range(15)]) <= 9
-    assert max(stream.between(asked, simulation.now)) <= 0.4
-
-
 def test_a_long_prompt_does_not_part_the_short_ones_around_it_and_is_next() -> None:
     simulation = simulation_after([4000])
     first = simulation.ask(40, 8, "a")

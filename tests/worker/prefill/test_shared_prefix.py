@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 PREFIX, OWN, CLIENTS = words(0, 1000), 60, 4
 
 
-@pytest.fixture(scope="module", params=["llama", "gpt_oss", "gemma3_text", "lfm2", "qwen3_5-text"])
+@pytest.fixture(scope="module", params=["llama", "gpt_oss", "qwen3_5-text"])
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("shared")
     return Kind(request.param, CONFIGS[request.param]).save(folder / request.param)

@@ -113,7 +113,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_llama(tmp_path_factory.mktemp("ranks") / "tiny")
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(script=scripts())
 def test_any_commands_at_any_step(model: Path, script: list[list[Command]]) -> None:
     recorded: queue.SimpleQueue[Any] = queue.SimpleQueue()

@@ -16,13 +16,10 @@ from mlx_server.engine.worker_arguments import (
 from mlx_server.worker.ranks.link import (
     REPORT_BYTES,
     RankFailed,
-    RankHeartbeat,
-    RankReady,
     RankReport,
     decode_report,
     encode_input,
 )
-from tests.engine.clients import HANG
 from tests.live.ranks import loopback_group
 
 pytestmark = pytest.mark.slow
@@ -38,15 +35,15 @@ NOTICED = 20.0
 
 @pytest.mark.parametrize(
     "sent",
-    [b"", HEARTBEAT, HEARTBEAT[:2], HEARTBEAT + FRAME[:-1], messages.frame(b"x" * 99)[:50]],
-    ids=["nothing", "heartbeat", "half a header", "no payload", "half a payload"],
+    [b"", HEARTBEAT[:2], HEARTBEAT + FRAME[:-1]],
+    ids=["nothing", "half a header", "no payload"],
 )
 def test_it_ends_with_rank_0_even_in_the_middle_of_a_frame(sent: bytes) -> None:
     run = subprocess.run(COMMAND, input=sent, capture_output=True, timeout=NOTICED)
     assert (run.returncode, run.stderr) == (0, b"")
 
 
-@pytest.mark.parametrize("payload", [b"\xc1", b"\xa1x", b"\x91\x81\xa4type\xa7Unknown"])
+@pytest.mark.parametrize("payload", [b"\xc1", b"\x91\x81\xa4type\xa7Unknown"])
 def test_an_input_that_it_can_not_read_ends_it_with_a_log_line(payload: bytes) -> None:
     with subprocess.Popen(
         COMMAND, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
@@ -60,19 +57,6 @@ def test_an_input_that_it_can_not_read_ends_it_with_a_log_line(payload: bytes) -
         finally:
             rank.kill()
         assert b"an input of rank 0 can't be read" in rank.stderr.read()
-
-
-def test_it_reports_when_it_is_ready_to_join() -> None:
-    with subprocess.Popen(COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as rank:
-        assert rank.stdin
-        assert rank.stdout
-        found: list[RankReport] = []
-        while not (found and isinstance(found[-1], RankReady)):
-            header = rank.stdout.read(messages.HEADER_BYTES)
-            found.append(decode_report(rank.stdout.read(messages.length(header))))
-        rank.stdin.close()
-        assert rank.wait(HANG) == 0
-    assert all(isinstance(each, RankHeartbeat) for each in found[:-1])
 
 
 def test_a_long_error_is_reported_within_the_limit() -> None:

@@ -5,13 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from mlx_server.engine.worker_arguments import RankGroup, RankHost
 from mlx_server.worker.ranks.leader import MODULE, rank_command
-from tests.engine.clients import HANG
-from tests.live.ranks import loopback_group
 
 HERE, THERE = RankHost("localhost", ("127.0.0.1",), is_local=True), RankHost("mac2", ("10.0.0.2",))
 ARGUMENTS = '{"a": "it\'s $HOME"}'
@@ -83,26 +80,3 @@ def test_a_rank_that_sends_what_is_no_report_is_lost_at_once(
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert ended.returncode == 1
     assert f"RankLost(rank=1, host='localhost', why='{why}" in ended.stdout
-
-
-JOINS = """
-import os, sys
-from pathlib import Path
-import msgspec
-from mlx_server.engine.worker_arguments import RankGroup
-from mlx_server.worker.share import joined_share
-
-try:
-    joined_share(msgspec.json.decode(sys.argv[2], type=RankGroup), int(sys.argv[1]))
-except RuntimeError:
-    assert not Path(os.environ["MLX_HOSTFILE"]).exists()
-    print("refused")
-"""
-
-
-@pytest.mark.slow
-def test_a_rank_that_is_no_part_of_the_group_is_an_error_and_leaves_no_file() -> None:
-    group = msgspec.json.encode(loopback_group(2)).decode()
-    command = [sys.executable, "-c", JOINS, "2", group]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=HANG)
-    assert run.stdout == "refused\n", run.stderr

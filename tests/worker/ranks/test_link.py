@@ -55,10 +55,3 @@ def test_a_connection_that_was_lost_is_a_cut_link(made: Callable[[], Link]) -> N
         link = made()
         assert not link.is_cut
     assert link.is_cut
-
-
-def test_a_connection_that_was_closed_is_none(made: Callable[[], Link]) -> None:
-    """The end of a process is noticed elsewhere, with its exit code."""
-    with connected(reset=False):
-        link = made()
-    assert not link.is_cut

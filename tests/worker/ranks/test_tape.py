@@ -5,13 +5,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Event
 from typing import Any
 
-import pytest
-
 from mlx_server.engine.messages import StepOutput, Token
 from mlx_server.worker.ranks.link import (
     CHECK_STEPS,
     Comparison,
-    Diverged,
     RecordedInputs,
     RepeatedInputs,
     TokenDigest,
@@ -45,13 +42,6 @@ def test_a_task_has_ended_on_a_rank_when_it_has_on_rank_0() -> None:
     may_end.set()
     assert asked.result(10)
     assert task.done()
-
-
-def test_another_kind_of_input_shows_that_the_ranks_have_diverged() -> None:
-    _, first, second = a_pair()
-    first.take(0.0)
-    with pytest.raises(Diverged):
-        second.clock()
 
 
 def test_digests_differ_where_a_token_does() -> None:
