@@ -1,5 +1,6 @@
 """Prompts that come back from disk: when they are written and read, and which are not."""
 
+import os
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, wait
@@ -73,6 +74,20 @@ def test_a_long_session_takes_the_disk_of_one_cache(
     overhead = 4096 + 2048 * 2  # of each file: the rest of a unit, and its header
     assert process.folder.nbytes <= 1.5 * memory + overhead * process.folder.count
     assert process.folder.count <= len(history) // BLOCK + 20
+
+
+def test_a_server_next_to_it_reads_what_one_has_written(
+    path: Path, tmp_path: Path, start: Start
+) -> None:
+    prompt = words(5, 300)
+    one, other = start(path, tmp_path), start(path, tmp_path)
+    assert one.folder
+    os.utime(one.folder.path, (0, 0))  # longer ago than a tick of the file system's clock
+    assert other.answer(words(6, 40)) is not None
+    answer = one.answer(prompt)
+    one.write()
+    assert other.answer(prompt) == answer
+    assert other.known >= 256
 
 
 def test_a_prompt_that_parts_within_a_block_uses_the_blocks_before(
