@@ -249,11 +249,13 @@ COMPANIONS = ("mlp.gate_and_up_proj", "shared_mlp.input_linear", "shared_mlp.out
 """Layers of checkpoints that some of mlx-lm's models split, all of which they want to see."""
 
 
-def divided(pairs: Mapping[str, LoraTensors], model: nn.Module) -> dict[str, LoraTensors]:
+def divided(
+    pairs: Mapping[str, LoraTensors], model: nn.Module, is_known: Callable[[str], bool]
+) -> dict[str, LoraTensors]:
     """Returns the pairs, with the model's own layers in place of those that it has in parts or has
     joined. Its `sanitize` shows which: it is given the numbers of rows in place of weights."""
     modules = dict(model.named_modules())
-    foreign = [layer for layer, pair in pairs.items() if pair.a.ndim == 2 and layer not in modules]
+    foreign = [layer for layer, pair in pairs.items() if pair.a.ndim == 2 and not is_known(layer)]
     begins, weights = [0], dict[str, mx.array]()
     for layer in foreign:
         width, height = pairs[layer].a.shape[0], pairs[layer].b.shape[1]
@@ -431,7 +433,11 @@ def _by_path(
         return [layer] if layer in modules else by_name.get(plain_path(layer), [])
 
     by_path: dict[str, LoraTensors] = {}
-    for layer, pair in divided(stacked(pairs, lambda layer: bool(paths_of(layer))), model).items():
+
+    def is_known(layer: str) -> bool:
+        return bool(paths_of(layer))
+
+    for layer, pair in divided(stacked(pairs, is_known), model, is_known).items():
         paths = paths_of(layer)
         if len(paths) != 1:
             others = ", ".join(sorted(_next_to(layer, modules))[:NAMED_LAYERS])
