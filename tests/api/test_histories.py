@@ -119,7 +119,6 @@ BLOCK: Json = {
     "type": "image",
     "source": {"type": "base64", "media_type": "image/png", "data": DATA},
 }
-ZIP = "data:application/zip;base64,UEsDBA=="
 
 
 def chat(*messages: Any, **more: Any) -> Json:

@@ -18,7 +18,7 @@ import httpx
 import httpx2
 import psutil
 import yaml
-from anthropic import Anthropic, AsyncAnthropic
+from anthropic import Anthropic
 from openai import AsyncOpenAI, OpenAI
 
 from tests.live.fork_server import ForkedProcess, can_fork, fork
@@ -80,10 +80,6 @@ class LiveServer:
     def anthropic(self, **options: Any) -> Anthropic:
         http = httpx2.Client(**PLAIN, timeout=30)
         return Anthropic(**self._anthropic_options(options), http_client=http)
-
-    def anthropic_async(self, **options: Any) -> AsyncAnthropic:
-        http = httpx2.AsyncClient(**PLAIN, timeout=30)
-        return AsyncAnthropic(**self._anthropic_options(options), http_client=http)
 
     def http(self) -> httpx.Client:
         return httpx.Client(**PLAIN, base_url=self.url, timeout=30)

@@ -100,9 +100,6 @@ def test_two_models_in_room_for_one_take_turns(tmp_path: Path, pair: dict[str, P
         assert " ERROR " not in server.log
 
 
-# Engines that are lost
-
-
 def test_a_folder_that_is_replaced_by_a_larger_model_stays_within_the_budget(
     tmp_path: Path,
 ) -> None:

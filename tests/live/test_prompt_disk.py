@@ -1,23 +1,14 @@
 """Prompts survive the server, its engine and other models, over HTTP."""
 
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.live.server import LiveServer, serving, start, stop
+from tests.live.server import LiveServer, eventually, serving, start, stop
 
 WORDS = "the quick brown fox jumps over the lazy dog " * 20
-
-
-def wait_for(true: Callable[[], bool], seconds: float = 30.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, "it never came to that"
-        time.sleep(0.05)
 
 
 def cached(server: LiveServer, prompt: str = WORDS, key: str = "none", **body: Any) -> int:
@@ -52,9 +43,9 @@ def test_a_restart_of_the_server(tmp_path: Path, config: dict[str, Any]) -> None
 def test_the_death_of_the_engine(tmp_path: Path, config: dict[str, Any]) -> None:
     with serving(tmp_path, config) as server:
         assert cached(server) == 0
-        wait_for(lambda: server.gauge("mlx_server_disk_cache_written_bytes_total") > 0)
-        wait_for(lambda: server.gauge("mlx_server_disk_cache_bytes") > 0)
-        wait_for(lambda: len(list((tmp_path / "data" / "prompts").iterdir())) > 4)
+        prompts = tmp_path / "data" / "prompts"
+        eventually(lambda: server.gauge("mlx_server_disk_cache_bytes") > 0, "it is on the disk")
+        eventually(lambda: len(list(prompts.iterdir())) > 4, "the prompt is a file")
         server.engine.kill()
 
         def answers() -> bool:
@@ -63,7 +54,7 @@ def test_the_death_of_the_engine(tmp_path: Path, config: dict[str, Any]) -> None
             except (AssertionError, httpx.HTTPError):
                 return False
 
-        wait_for(answers)
+        eventually(answers, "the engine is back", 30)
         assert server.gauge("mlx_server_disk_cache_hits_total") >= 1
 
 

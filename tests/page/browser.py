@@ -191,10 +191,6 @@ class Tab:
         self.answers[path] = base64.b64encode(stream.encode()).decode()
         self.call("Fetch.enable", patterns=[{"urlPattern": f"*{path}"}])
 
-    def screenshot(self, file: Path) -> None:
-        found = self.call("Page.captureScreenshot", format=file.suffix.lstrip("."), quality=75)
-        file.write_bytes(base64.b64decode(found["data"]))
-
     def close(self) -> None:
         self.browser.call("Target.disposeBrowserContext", {"browserContextId": self.context})
 
