@@ -36,8 +36,8 @@ from mlx_server.generation.plan import departure_error
 from mlx_server.grammars.formats import is_verbatim
 from mlx_server.messages import Conversation
 from mlx_server.models.tokenizer import Tokenizer
-from mlx_server.parsers.output import OutputProcessor
 from mlx_server.parsers.parse_context import ParseContext, Parser, Section, TextParser
+from mlx_server.parsers.text_pieces import OutputProcessor
 from mlx_server.pool.prepare import PreparedModel
 from mlx_server.requests import GenerateRequest, NamedTool
 

@@ -25,8 +25,8 @@ from mlx_server.events import (
 )
 from mlx_server.families.base import ModelFamily
 from mlx_server.loops import TextLoopDetector
-from mlx_server.parsers.output import OutputProcessor
 from mlx_server.parsers.parse_context import ParseContext, Parser, TextParser
+from mlx_server.parsers.text_pieces import OutputProcessor
 from mlx_server.tool_parsers.calls import ToolCallEmitter, new_id
 from mlx_server.upstream.calls import CollectedCalls, EchoedCalls, StructuredCallReader
 from mlx_server.upstream.dialects import ENDS
