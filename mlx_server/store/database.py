@@ -70,7 +70,7 @@ class Database:
         self._waiting_bytes = 0
         self._closed = False
         self._db: Connection | None = None
-        self._trouble = ""
+        self.trouble = ""  # why the last call failed, until a write succeeds
         self._retry_at = 0.0
 
     async def close(self) -> None:
@@ -115,17 +115,20 @@ class Database:
     def _transact(self, begin: str, work: Callable[[Connection], R]) -> R:
         can_read = self._db is not None and begin == READ
         if time.monotonic() < self._retry_at and not can_read:
-            raise StoreUnavailable(self._trouble)
+            raise StoreUnavailable(self.trouble)
         try:
             with _transaction(self._connected(), begin) as db:
-                return work(db)
+                result = work(db)
+            if begin != READ:
+                self.trouble = ""
+            return result
         except sqlite3.IntegrityError:  # the call's arguments are wrong, and the file is usable
             raise
         except (UnicodeEncodeError, OverflowError) as error:
             raise BadRequest(f"An id or a number can't be stored: {error}.") from error
         except (sqlite3.Error, OSError, StoreUnavailable) as error:
             self._handle_failure(error)
-            raise StoreUnavailable(self._trouble) from error
+            raise StoreUnavailable(self.trouble) from error
 
     def _connected(self) -> Connection:
         if self._db is None or self._file.has_moved():
@@ -138,9 +141,9 @@ class Database:
         remedy = REMEDIES.get(code, "can't be used: see the server's log.")
         if isinstance(error, OSError) and error.errno in REMEDIES_BY_ERRNO:
             remedy = REMEDIES_BY_ERRNO[error.errno]
-        self._trouble = f"The store of responses {remedy}"
+        self.trouble = f"The store of responses {remedy}"
         if isinstance(error, StoreUnavailable):
-            self._trouble = error.message
+            self.trouble = error.message
         log.warning("%s: %s", self._file.path.name, public_message(error))
         self._retry_at = time.monotonic() + RETRY_SECONDS
         if code not in TRANSIENT:

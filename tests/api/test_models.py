@@ -140,6 +140,22 @@ def test_a_dead_engine_is_a_status_that_is_no_success(
     assert wire.as_json(found) == {"status": "ok" if healthy else "engine_died"}
 
 
+def test_health_says_what_does_not_work_while_the_engine_does(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app: Any = client.app
+    monkeypatch.setattr(app.state.runs.store, "trouble", "The disk is full.")
+    views = [SimpleNamespace(state="unavailable"), SimpleNamespace(state="ready")]
+    monkeypatch.setattr(Pool, "views", lambda _: views)
+    assert wire.ok(client.get("/health")) == {
+        "status": "degraded",
+        "problems": [
+            "The store of responses can't be used: the log says why.",
+            "Models whose server does not answer: 1. /v1/models has them.",
+        ],
+    }
+
+
 def test_the_version_is_in_vllms_form(client: TestClient) -> None:
     assert wire.as_json(client.get("/version")) == {"version": __version__}
     assert re.fullmatch(r"\d+\.\d+\.\d+\S*", __version__)

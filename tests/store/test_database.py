@@ -45,9 +45,11 @@ async def test_a_locked_file_can_be_read_and_is_written_again_later(path: Path) 
         await store.add(response("r"), "me")
     assert (error.value.status, error.value.code) == (503, "store_unavailable")
     assert (await store.get("response", "1", "me")).status == "completed"
+    assert "locked" in store.trouble  # reads still work
     other.rollback()
     other.close()
     await store.add(response("r"), "me")
+    assert not store.trouble
     await store.close()
 
 
