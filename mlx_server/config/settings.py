@@ -48,7 +48,7 @@ from mlx_server.upstream.spec import (
 )
 
 STORE_FILE = "responses.sqlite3"
-PROMPT_FOLDER = "prompts"
+PROMPT_FOLDER, CURVES_FOLDER = "prompts", "curves"
 """A file and a folder in the data directory."""
 
 REPLAY = "replay:"
@@ -577,6 +577,7 @@ def pool_limits(settings: Settings) -> PoolLimits:
         prompt_disk=PromptDisk(folder, cache.disk, cache.disk_writes_per_day)
         if folder
         else NO_DISK,
+        curves=data / CURVES_FOLDER if (data := settings.store.data_dir) else None,
     )
 
 

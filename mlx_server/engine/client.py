@@ -187,11 +187,13 @@ class EngineClient:
         cache_bytes: int = 0,
         wired: Wired = "auto",
         disk: PromptDisk = NO_DISK,
+        curves: Path | None = None,
         group: RankGroup | None = None,
         early: EarlyProcess | None = None,
     ) -> None:
-        """group: the ranks that the process starts, being rank 0 of them; None if it holds the
-        model alone. early: a process that runs already."""
+        """curves: the folder of measured cost curves; None measures none. group: the ranks that the
+        process starts, being rank 0 of them; None if it holds the model alone. early: a process
+        that runs already."""
         arguments = WorkerArguments(
             concurrency,
             cache_bytes,
@@ -199,6 +201,7 @@ class EngineClient:
             disk.most_bytes,
             str(disk.folder),
             disk.writes_per_day,
+            str(curves or ""),
             group,
         )
         self._process = EngineProcess(arguments, early)

@@ -78,6 +78,8 @@ class WorkerArguments(msgspec.Struct, frozen=True):
     disk_folder: str = ""
     disk_writes: int = 0
     """The most bytes that are written there in a day."""
+    curves: str = ""
+    """The folder of measured cost curves; empty: none are measured."""
     group: RankGroup | None = None
     """Set if the process is rank 0 of a group, which it starts."""
 

@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 from mlx_server import limits
 from mlx_server.engine.client import NO_DISK, EngineClient, PromptDisk
@@ -49,6 +51,8 @@ class PoolLimits:
     prompt_cache: int | None = None
     """The most bytes of the prompt cache; None: all that models and rows leave."""
     prompt_disk: PromptDisk = NO_DISK
+    curves: Path | None = None
+    """The folder of measured cost curves; None: none are measured."""
 
 
 class NextPrompts:
@@ -237,7 +241,9 @@ class EngineModels:
 
     def _spawn(self) -> EngineClient:
         most = self._limits.prompt_cache
-        arguments = {} if self.group is None else {"group": self.group}
+        arguments: dict[str, Any] = {} if self.group is None else {"group": self.group}
+        if self._limits.curves:
+            arguments["curves"] = self._limits.curves
         client = self._make_engine(
             concurrency=self._limits.concurrency,
             cache_bytes=self.budget.nbytes if most is None else most,

@@ -28,7 +28,8 @@ from mlx_server.engine.messages import (
 from mlx_server.fair_queue import address_of
 from mlx_server.loops import LoopDetector
 from mlx_server.worker.constrained_decoding.logit_constraints import LogitConstraint
-from mlx_server.worker.decode_groups import DecodeBatch, DecodeGroups, StepBytes
+from mlx_server.worker.costs import CostCurve, Drift, StepCosts, step_costs
+from mlx_server.worker.decode_groups import DecodeBatch, DecodeGroups
 from mlx_server.worker.encoders import Encoder
 from mlx_server.worker.kv_caches import make_caches, why_alone
 from mlx_server.worker.prefill.schedule import (
@@ -46,6 +47,9 @@ from mlx_server.worker.prefill_groups import (
 from mlx_server.worker.prompt_store import PromptStore, RowPrompts
 from mlx_server.worker.replay_model import ReplayModel
 from mlx_server.worker.row import Row
+
+COMPARED = 1024
+"""The tokens of the longest row of a step that is compared with the cost curve."""
 
 
 @dataclass
@@ -162,12 +166,12 @@ class Batch:
         prompts: PromptStore | None = None,
         held: Collection[int] = (),
         budget: PrefillBudget | None = None,
-        reads: StepBytes | None = None,
+        costs: StepCosts | None = None,
         most_padding: int | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """held: the paused rows, a set that the caller changes; they get no tokens.
-        reads: what a step of the model reads, by default what its arrays say.
+        costs: what a step of the model costs, by default what its arrays say.
         most_padding: the tokens by which groups of decoding rows may be padded."""
         self.model = model
         self._held = held
@@ -177,12 +181,14 @@ class Batch:
         """Why rows are computed one at a time; empty if they can share a batch."""
         self._cache = RowPrompts(prompts or PromptStore(0), make_caches(model))
         self._groups = PrefillGroups(model, self._cache, one_at_a_time=bool(self.why_alone))
-        self._budget = budget or PrefillBudget(DEFAULT_SCHEDULE)
+        self._costs = costs = costs or step_costs(model)
+        self._budget = budget or PrefillBudget(DEFAULT_SCHEDULE, costs.curve)
+        self.drift = Drift()
         self._clock = clock
         self._turns: PromptQueue = PromptQueue()
         self._group: PrefillGroup | None = None
         """The prompts in prefill."""
-        self.decoder = DecodeGroups(reads or StepBytes(model), most_padding)
+        self.decoder = DecodeGroups(costs, most_padding)
         self._places = Places(1 if self.why_alone else concurrency, self.decoder)
         self._preempted = Preempted()
         self._began = 0.0
@@ -424,7 +430,21 @@ class Batch:
         self._drop_failed(list(rows.values()), done)
         tokens = [self._unlooped(rows[token.row], token) for token in done.tokens]
         done.tokens = decided + [each for each in tokens if not rows[each.row].undecided]
-        self._budget.stepped(count, self._clock() - self._began)
+        seconds = self._clock() - self._began
+        self._budget.stepped(count, seconds)
+        if self._costs.curve.known and self._budget.is_steady:
+            self._compare(count, seconds)
+
+    def _compare(self, count: int, seconds: float) -> None:
+        """Compares a step of short rows, whose keys and values take little time, with the curve."""
+        groups = self.decoder.lengths
+        if len(groups) == 1 and len(groups[0]) == count and max(groups[0]) <= COMPARED:
+            self.drift.add(seconds / self._costs.curve.step(count))
+
+    def use(self, curve: CostCurve) -> None:
+        """Decides by another curve from now on."""
+        self._costs.curve, self.drift = curve, Drift()
+        self._budget.use(curve)
 
     def _drop_failed(self, rows: list[Row], done: StepResult) -> None:
         for row, failure in [(row, row.failure) for row in rows if row.failure]:

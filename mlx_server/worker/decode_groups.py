@@ -2,36 +2,29 @@
 
 A batch pads its rows to the longest. MLX's attention reads the padding too: its kernel for long
 contexts loads keys and values before it looks at the mask. Rows in another batch have less padding,
-and read the weights once more. A step of the rows is a step of each group.
+and another pass costs what the model's cost curve says. A step of the rows is a step of each group.
 
 mlx-lm's batches, one for prefill and one for decoding, carry the Row objects as their per-row
 "samplers", so that rows, and the adapters that they name, are merged and filtered together with the
 caches.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from itertools import chain
 from typing import Any, cast
 
 import mlx.core as mx
-import mlx.nn as nn
 
 from mlx_server.engine.device_errors import device_error
 from mlx_server.engine.messages import Logprobs
 from mlx_server.worker.constrained_decoding.mask_threads import SlowMask
+from mlx_server.worker.costs import StepCosts
 from mlx_server.worker.lora_layers import RowAdapters, using
-from mlx_server.worker.mlx_lm_internals import (
-    BatchKVCache,
-    CacheList,
-    GenerationBatch,
-    PromptProcessingBatch,
-    QuantizedSwitchLinear,
-    SwitchLinear,
-)
+from mlx_server.worker.mlx_lm_internals import GenerationBatch, PromptProcessingBatch
+from mlx_server.worker.padded_rows import padded
 from mlx_server.worker.row import LateDraw, Row
 from mlx_server.worker.sampling import RowLogprobs, Sampled, Sampler, sample_rows_alone
-from mlx_server.worker.weights import arrays
 
 PER_ROW = (
     *("uids", "tokens", "samplers", "logits_processors", "max_tokens", "stop_sequences"),
@@ -221,85 +214,21 @@ def _rows(rows: list[Row]) -> RowAdapters:
     return RowAdapters([row.row_adapter for row in rows])
 
 
-LAUNCH = 1 << 30
-"""The bytes that a Mac reads in the time that a step needs besides reading, some milliseconds."""
-
-USED_EXPERTS = ("num_experts_per_tok", "top_k_experts", "moe_topk", "moe_k")
-"""The names that mlx-lm's models give the number of experts for a token."""
-
-
-class StepBytes:
-    """What a step of a model reads."""
-
-    def __init__(self, model: nn.Module) -> None:
-        experts = [
-            module
-            for module in model.modules()
-            if isinstance(module, SwitchLinear | QuantizedSwitchLinear)
-        ]
-        self._experts = sum(array.nbytes for module in experts for array in arrays(module))
-        self._others = sum(array.nbytes for array in arrays(model)) - self._experts
-        count = max((module.weight.shape[0] for module in experts), default=1)
-        self._unused = 1 - min(1.0, _used_experts(model, count) / count)
-        """The share of the experts that a token does not use."""
-
-    def weights(self, rows: int) -> float:
-        return LAUNCH + self._others + self._experts * (1 - self._unused**rows)
-
-    def token(self, caches: Iterable[Any]) -> float:
-        """Returns the bytes of a token in those caches of a batch that keep all tokens."""
-        return sum(map(_token_bytes, _leaves(caches)))
-
-
-class OneGroup(StepBytes):
-    """Keeps all rows in one batch, unless padding takes too much memory."""
-
-    def token(self, caches: Iterable[Any]) -> float:
-        return 0.0
-
-
-def _leaves(caches: Iterable[Any]) -> Iterator[Any]:
-    for cache in caches:
-        yield from _leaves(cache.caches) if isinstance(cache, CacheList) else (cache,)
-
-
-def _token_bytes(cache: Any) -> float:
-    if not isinstance(cache, BatchKVCache) or cache.keys is None:
-        return 0.0
-    keys = cache.keys[0] if isinstance(cache.keys, tuple) else cache.keys
-    rows, _, tokens, _ = keys.shape
-    return float(cache.nbytes / (rows * tokens))
-
-
-def _used_experts(model: nn.Module, count: int) -> int:
-    arguments = _fields(getattr(model, "args", None))
-    texts = [arguments, _fields(arguments.get("text_config"))]
-    counts = [int(text[name]) for text in texts for name in USED_EXPERTS if text.get(name)]
-    return counts[0] if counts else count
-
-
-def _fields(arguments: Any) -> Mapping[str, Any]:
-    """Returns the arguments of a model, or of a part of it: mlx-lm's models keep both kinds."""
-    if isinstance(arguments, Mapping):
-        return arguments
-    return getattr(arguments, "__dict__", {})
-
-
 def cheapest_groups(
-    lengths: Sequence[int], read: Callable[[int, int], float]
+    lengths: Sequence[int], cost: Callable[[int, int], float]
 ) -> tuple[float, list[list[int]]]:
-    """Returns what the groups of rows read for which that is the least, and their rows by index.
+    """Returns what the groups of rows cost for which that is the least, and their rows by index.
 
-    lengths: of each row. read: what a group reads, by its rows and the length of the longest. The
-    rows of a group have neighbouring lengths: any others would be padded more.
+    lengths: of each row. cost: of a group, by its rows and the length of the longest. The rows of a
+    group have neighbouring lengths: any others would be padded more.
     """
     order = sorted(range(len(lengths)), key=lambda row: lengths[row])
     best: list[tuple[float, list[list[int]]]] = [(0.0, [])]
     for end in range(1, len(order) + 1):
         longest = lengths[order[end - 1]]
-        begin = min(range(end), key=lambda begin: best[begin][0] + read(end - begin, longest))
+        begin = min(range(end), key=lambda begin: best[begin][0] + cost(end - begin, longest))
         before, groups = best[begin]
-        best.append((before + read(end - begin, longest), [*groups, order[begin:end]]))
+        best.append((before + cost(end - begin, longest), [*groups, order[begin:end]]))
     return best[-1]
 
 
@@ -329,13 +258,13 @@ def padded_less(
 
 
 WORTH = 0.25
-"""Groups change if a step then reads less by this share of the weights: a change copies rows."""
+"""Groups change if a step then costs less by this share of one row's: a change copies rows."""
 
 
 class DecodeGroups:
-    def __init__(self, reads: StepBytes, most_padding: int | None = None) -> None:
+    def __init__(self, costs: StepCosts, most_padding: int | None = None) -> None:
         """most_padding: the tokens by which the groups may be padded together."""
-        self._reads = reads
+        self._costs = costs
         self._most_padding = most_padding
         self._groups: list[DecodeBatch] = []
 
@@ -370,7 +299,9 @@ class DecodeGroups:
         rows = len(self)
         for group in list(self._groups):
             alone = len(group) == 1
-            for response in group.next():
+            with padded(self._costs.curve.padding(len(group))):
+                responses = group.next()
+            for response in responses:
                 yield response, alone
         if len(self) != rows:
             self._regroup()
@@ -409,25 +340,25 @@ class DecodeGroups:
         return one
 
     def _regroup(self) -> None:
-        """Regroups the rows after some have come or left, if a step then reads enough less, or if
+        """Regroups the rows after some have come or left, if a step then costs enough less, or if
         the padding exceeds the memory that is reserved for it."""
         self._groups = [group for group in self._groups if group]
-        token = max((self._reads.token(group.prompt_cache) for group in self._groups), default=0.0)
+        token = max((self._costs.token(group.prompt_cache) for group in self._groups), default=0.0)
         numbers = [number for group in self._groups for number in group.uids]
         now = self.lengths
         lengths = [*chain.from_iterable(now)]
 
-        def read(rows: int, longest: int) -> float:
-            return self._reads.weights(rows) + rows * longest * token
+        def cost(rows: int, longest: int) -> float:
+            return self._costs.weights(rows) + rows * longest * token
 
-        def read_by(groups: list[list[int]]) -> float:
-            return sum(read(len(group), max(group)) for group in groups)
+        def cost_of(groups: list[list[int]]) -> float:
+            return sum(cost(len(group), max(group)) for group in groups)
 
-        groups = padded_less(cheapest_groups(lengths, read)[1], lengths, self._most_padding)
-        saved = read_by(now) - read_by([[lengths[row] for row in rows] for rows in groups])
+        groups = padded_less(cheapest_groups(lengths, cost)[1], lengths, self._most_padding)
+        saved = cost_of(now) - cost_of([[lengths[row] for row in rows] for rows in groups])
         most = self._most_padding
         is_padded_too_much = most is not None and sum(map(padding, now)) > most
-        if saved > WORTH * self._reads.weights(1) or is_padded_too_much:
+        if saved > WORTH * self._costs.weights(1) or is_padded_too_much:
             self._change([{numbers[row] for row in rows} for rows in groups])
 
     def _change(self, wanted: list[set[int]]) -> None:

@@ -32,6 +32,8 @@ from mlx_server.worker.constrained_decoding.grammar_compiler import (
 from mlx_server.worker.constrained_decoding.logit_constraints import (
     LogitConstraints,
 )
+from mlx_server.worker.cost_measurement import CostMeasurements, can_be_measured
+from mlx_server.worker.costs import Drift
 from mlx_server.worker.loaded_models import LoadedModels, ModelLoads
 from mlx_server.worker.memory import Buffers, limit_memory, measure_cache, release_memory
 from mlx_server.worker.prefill.disk_tier import opened
@@ -60,10 +62,12 @@ class Engine:
         wake: Callable[[], None] = lambda: None,
         disk: PromptFolder | None = None,
         share: WholeModel = WHOLE,
+        curves: Path | None = None,
     ) -> None:
         """clock, is_done: see `Inputs`. wake: called in other threads when `step` has something to
         do before `pause` ends. disk: the folder of the prompt cache's files. share: the part of
-        each model that this process has."""
+        each model that this process has. curves: the folder of measured cost curves; None measures
+        none."""
         self._concurrency = concurrency
         self._clock, self._share = clock, share
         self.prompts = PromptStore(cache_bytes, disk, wake)
@@ -71,6 +75,7 @@ class Engine:
         self.models = LoadedModels(self._batch, clock)
         self._batches = self.models.batches
         self._loads = ModelLoads(wired, concurrency, self._batches, share, clock)
+        self._measurements = CostMeasurements(curves, clock)
         self._most_padding: dict[str, int | None] = {}
         self._buffers = Buffers(mx.get_memory_limit())
         self._device_errors = Streak()
@@ -92,6 +97,8 @@ class Engine:
         due += [] if masks is None else [masks]
         disk = self.prompts.disk.pause(busy=self._is_busy)
         due += [] if disk is None else [disk]
+        measuring = self._measurements.pause
+        due += [] if measuring is None or self.models.rows else [measuring]
         return max(0.0, min(due)) if due else None
 
     @property
@@ -131,6 +138,7 @@ class Engine:
         return failed if self.broken else [*failed, *self.handle(command)]
 
     def _handle(self, command: Command) -> list[Report]:
+        self._measurements.interrupt()
         if not isinstance(command, messages.ComputeAhead):  # all other work comes first
             self._ahead.interrupt()
         match command:
@@ -182,7 +190,12 @@ class Engine:
             self.prompts.disk.step(busy=self._is_busy)
         except Exception as error:
             reports += self._device_failed(error)
-        reports += self._compute_ahead() if self._is_computing_ahead else self._step_all()
+        if self._is_computing_ahead:
+            reports += self._compute_ahead()
+        elif self._is_idle and self._measurements.pause == 0:
+            reports += self._measure()
+        else:
+            reports += self._step_all()
         return [*reports, *self.prompts.disk.report()]
 
     def _step_all(self) -> list[Report]:
@@ -212,8 +225,22 @@ class Engine:
 
     @property
     def _is_computing_ahead(self) -> bool:
-        """Whether there is nothing else: no load and no row, not even a paused or preempted one."""
-        return not self._is_busy and not self.models.rows and self._ahead.has_work
+        return self._is_idle and self._ahead.has_work
+
+    @property
+    def _is_idle(self) -> bool:
+        """Whether there is no load and no row, not even a paused or preempted one."""
+        return not self._is_busy and not self.models.rows
+
+    def _measure(self) -> list[Report]:
+        """Measures one pass of a model's cost curve."""
+        try:
+            if model := self._measurements.step():
+                self._batches[model].use(self._measurements.curves[model])
+        except Exception as error:
+            log.exception("the costs of a model could not be measured")
+            return self._device_failed(error)
+        return []
 
     def _compute_ahead(self) -> list[Report]:
         try:
@@ -227,6 +254,7 @@ class Engine:
         return [*computed, *(self._step_output(report.model, []) for report in computed)]
 
     def _step(self, model: str) -> list[Report]:
+        self._measurements.interrupt()
         batch = self._batches[model]
         rows = batch.rows  # a step that fails may have lost some
         try:
@@ -239,6 +267,9 @@ class Engine:
             return [*failed, self._step_output(model, [])]
         if any(token.finish for token in done.tokens):
             self._device_errors.answered()
+        if batch.drift.is_large:
+            self._measurements.measure(model)
+            batch.drift = Drift()
         if self._buffers.should_free(mx.get_cache_memory(), prefilling=bool(batch.prefilling)):
             mx.clear_cache()
         return [
@@ -328,6 +359,8 @@ class Engine:
         if not self._share.can_keep_prompts(network):
             log.warning("%s gets no prompt cache: its ranks have different layers", model)
             self.prompts.memory.turn_off()
+        if can_be_measured(network) and not self._share.is_one_of_several:
+            self._measurements.loaded(model, path, network, self._concurrency)
         batch = self.models.add(model, network)
         batch.warm = self._loads.is_warming
         self.prompts.disk.loaded(model, path, network)
@@ -335,12 +368,14 @@ class Engine:
         return [messages.ModelLoaded(model, batch.vocabulary, nbytes, batch.why_alone)]
 
     def _batch(self, model: str, network: nn.Module) -> Batch:
+        costs = self._share.step_costs(network)
+        costs.curve = self._measurements.curves.get(model, costs.curve)
         return Batch(
             network,
             concurrency=self._concurrency,
             prompts=self.prompts,
             held=self._rows.paused,
-            reads=self._share.step_bytes(network),
+            costs=costs,
             most_padding=self._most_padding.get(model),
             clock=self._clock,
         )
@@ -350,6 +385,7 @@ class Engine:
         self._ahead.forget(model)
         self.prompts.unloaded(model, busy=self._is_busy)
         self._constraints.forget(model)
+        self._measurements.unloaded(model)
         lost = self._rows.remove(model)
         release_memory()
         failed = [messages.RowFailed(row, GONE) for row in lost]
@@ -393,6 +429,7 @@ def engine_of(
         wake=inputs.wake,
         disk=opened(Path(arguments.disk_folder), nbytes, arguments.disk_writes) if nbytes else None,
         share=share or WHOLE,
+        curves=Path(arguments.curves) if arguments.curves else None,
     )
 
 

@@ -89,7 +89,8 @@ class PrefillGroup:
         """Computes about `tokens` tokens of all rows together; returns how many of each row."""
         size = max(1, tokens // len(self.rest))
         longest = max(map(len, self.rest)) - 1
-        size = longest if longest < min(size * LAST_PIECE, MOST) else size
+        if len(self.rest) > 1 and longest < min(size * LAST_PIECE, MOST):
+            size = longest  # so that the row with the longest rest needs no piece of its own
         sizes = [
             min(size, len(rest) - 1, _until_snapshot(row, len(known)))
             for row, known, rest in zip(self.rows, self.batch.tokens, self.rest, strict=True)

@@ -12,7 +12,7 @@ import msgspec
 
 from mlx_server.engine.worker_arguments import Mode, RankGroup
 from mlx_server.errors import public_message
-from mlx_server.worker.decode_groups import OneGroup, StepBytes
+from mlx_server.worker.costs import OneGroup, StepCosts, step_costs
 from mlx_server.worker.kv_caches import make_caches
 from mlx_server.worker.weights import Reading, arrays
 
@@ -34,8 +34,8 @@ class WholeModel:
         """Returns the bytes of the weights, on the machine that has most of them."""
         return sum(array.nbytes for array in arrays(model))
 
-    def step_bytes(self, model: nn.Module) -> StepBytes:
-        return StepBytes(model)
+    def step_costs(self, model: nn.Module) -> StepCosts:
+        return step_costs(model)
 
     def can_keep_prompts(self, model: nn.Module) -> bool:
         """Whether a prompt cache of this model would have the same prompts in each process."""
@@ -106,10 +106,10 @@ class Share(WholeModel):
     def nbytes(self, model: nn.Module) -> int:
         return self._largest
 
-    def step_bytes(self, model: nn.Module) -> StepBytes:
-        """Returns a measure that keeps all rows in one batch: ranks with different layers would
+    def step_costs(self, model: nn.Module) -> StepCosts:
+        """Returns costs that keep all rows in one batch: ranks with different layers or chips would
         otherwise group the rows in different ways."""
-        return OneGroup(model)
+        return OneGroup()
 
     def can_keep_prompts(self, model: nn.Module) -> bool:
         """Whether the layers have the same kinds on all ranks. In a pipeline a rank may have other

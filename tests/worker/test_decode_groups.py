@@ -10,7 +10,8 @@ from bench_parts.simulated.virtual import Simulation
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlx_server.worker.decode_groups import StepBytes, cheapest_groups, padding
+from mlx_server.worker.costs import CostCurve, StepCosts
+from mlx_server.worker.decode_groups import cheapest_groups, padding
 from tests.worker.bench import Bench
 from tests.worker.kinds import KINDS, Kind
 
@@ -41,12 +42,41 @@ def test_short_rows_next_to_a_long_one_step_faster_than_in_one_batch(named: str)
 
 @pytest.mark.parametrize("named", PAIRS)
 def test_rows_of_similar_lengths_share_a_batch(named: str) -> None:
-    assert step_of(named, [300, 500, 900, 2000])[1] == [4]
+    """Where they share reads of the weights: M1 and M2 read affine weights for each row."""
+    took, groups = step_of(named, [300, 500, 900, 2000])
+    machine, model = pair(named)
+    assert took <= 1.08 * seconds(machine, model, 1, [2000] * 4)
+    assert groups == [4] or (machine.known_chip and machine.known_chip.generation < 15)
 
 
-def steps_read(monkeypatch: pytest.MonkeyPatch, *, weights: float, token: float) -> None:
-    monkeypatch.setattr(StepBytes, "weights", lambda self, rows: weights)
-    monkeypatch.setattr(StepBytes, "token", lambda self, caches: token)
+@pytest.mark.parametrize(
+    ("named", "rows", "padding"),
+    [("m2:8b", 3, 0), ("m2:8b", 5, 5), ("m2:8b", 9, 1), ("m2:8b", 10, 0), ("m4:8b", 9, 0)],
+)
+def test_a_step_is_padded_to_the_next_kernel_where_that_takes_less_time(
+    named: str, rows: int, padding: int
+) -> None:
+    machine, model = pair(named)
+    took, groups = step_of(named, [300] * rows)
+    assert groups == [rows]
+    assert took == pytest.approx(seconds(machine, model, 1, [310] * rows, padding), rel=0.01)
+    assert (took < 0.98 * seconds(machine, model, 1, [310] * rows)) is bool(padding)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.quantized], ids=lambda k: k.name)
+def test_padded_rows_answer_as_without_padding(
+    kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = [list(range(n, n + 20)) for n in (1, 30, 90)]
+    path = kind.save(tmp_path / kind.name)
+    expected = Bench(path).together(prompts)
+    monkeypatch.setattr(CostCurve, "padding", lambda self, rows: 5)
+    assert Bench(path).together(prompts) == expected
+
+
+def steps_cost(monkeypatch: pytest.MonkeyPatch, *, weights: float, token: float) -> None:
+    monkeypatch.setattr(StepCosts, "weights", lambda self, rows: weights)
+    monkeypatch.setattr(StepCosts, "token", lambda self, caches: token)
 
 
 @pytest.mark.slow
@@ -55,7 +85,7 @@ def test_groups_are_never_padded_by_more_than_there_is_memory_for(
     most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where no padding is worth another group."""
-    steps_read(monkeypatch, weights=1e9, token=0.0)
+    steps_cost(monkeypatch, weights=1e9, token=0.0)
     path = ONE_OF_EACH[0].save(tmp_path / "llama")
     bench = Bench(path, most_padding=most)
     decoder = bench.engine.models.batches["m"].decoder
@@ -78,7 +108,7 @@ def test_rows_that_change_groups_answer_as_alone(
     kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows come and go, so that groups are made, split and joined: any padding is worth one."""
-    steps_read(monkeypatch, weights=1.0, token=1.0)
+    steps_cost(monkeypatch, weights=1.0, token=1.0)
     path = kind.save(tmp_path / kind.name)
     dice, cold, grouped = random.Random(1), Bench(path), Bench(path)
     decoder = grouped.engine.models.batches["m"].decoder

@@ -1,21 +1,22 @@
 """Decides whose prompt is computed next, and how much of it before the rows that decode go on.
 
-On a GPU a step costs nearly the same for one row as for eight, and a small piece of prefill reads
-nearly as many weights as a large one. So a piece takes as long as streams may wait, and is followed
-by steps until prefill has had no more than its share of the time.
+A small piece of prefill reads nearly as many weights as a large one. So a piece takes as long as
+streams may wait, and is followed by steps until prefill has had no more than its share of the time.
+What pieces and steps of each size take follows the model's cost curve.
 """
 
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count, product
-from math import ceil, inf, sqrt
+from math import ceil, inf
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mlx_server.fair_queue import FairQueue
+from mlx_server.worker.costs import FLAT, MOST_TOKENS, CostCurve
 
 
 @dataclass(frozen=True)
@@ -36,12 +37,15 @@ MEASURED = 24
 FADING = 0.9
 """The weight of a piece relative to the one after it."""
 
-PRIOR = (0.1, 0.0, 0.03)
-"""The penalty on each coefficient, which decides where pieces of one size can't separate them: time
-that is attributed to the tokens can only turn out to be shorter."""
+PRIOR, FLAT_PRIOR = (0.0, 0.1, 0.01), (0.1, 0.0, 0.03)
+"""The penalty on each coefficient, which decides where pieces of one size can't separate them: the
+curve explains the time; without one the tokens do, as it can only turn out to be shorter then."""
 
-FIRST = 32
-"""Tokens of the first piece, whose cost is unknown."""
+FIRST, FIRST_TIMES = 32, 1.5
+"""Tokens of the first piece, whose time is unknown; more if a curve says that it takes at most so
+many times as long."""
+BEST_SHARE = 0.98
+"""A piece is the largest one in which tokens are computed at this share of the best speed."""
 GROWTH = 2
 """A piece is at most this many times as large as the largest measured one, and no larger than it
 would be if that one's time were proportional to its tokens."""
@@ -61,20 +65,16 @@ class PrefillPiece:
     def tokens(self) -> int:
         return self.rows * self.length
 
-    @property
-    def causes(self) -> tuple[float, float, float]:
-        return 1.0, float(self.tokens), self.tokens * (self.context + self.length / 2)
-
 
 class PrefillCost:
     """Predicts the time of a piece of prefill on this machine and model from the latest pieces.
 
-    A piece takes a constant time, which is large where any piece reads most experts of a model; a
-    time for each of its tokens; and attention's time for each pair of a token and one before it.
-    The three coefficients are fitted to the measured times, none of them below zero.
+    A piece takes what the curve says for its tokens, or a constant time if it is flat; a time for
+    each of its tokens; and attention's time for each pair of a token and one before it. The three
+    coefficients are fitted to the measured times, none of them below zero.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, curve: CostCurve = FLAT) -> None:
         self._measured: deque[tuple[PrefillPiece, float]] = deque(maxlen=MEASURED)
         self._largest = 0, 0.0
         """The tokens of the largest piece so far, and its seconds when it was last computed. Short
@@ -82,7 +82,12 @@ class PrefillCost:
         self._sizes: set[int] = set()
         """The smallest and the largest number of tokens of a piece so far."""
         self._cost = np.zeros(3)
-        """Seconds for a piece, for each token, and for each pair of a token and one before it."""
+        """Seconds for the curve's unit, for each token, and for each pair of a token and one before
+        it."""
+        self._useful = 0
+        self._curve = curve
+        for tokens, seconds in curve.known.items():
+            self.learn(PrefillPiece(1, tokens, 0), seconds)
 
     def learn(self, piece: PrefillPiece, seconds: float) -> None:
         self._measured.append((piece, max(seconds, 1e-9)))
@@ -91,49 +96,73 @@ class PrefillCost:
         sizes = {*self._sizes, piece.tokens}
         self._sizes = {min(sizes), max(sizes)}
         self._cost = self._fitted()
+        self._useful = 0
 
     def seconds(self, piece: PrefillPiece) -> float:
-        """Predicts the seconds of a piece. It takes at least as long for each token as the largest
-        of the latest that had not much more context: a fit to the few pieces of short prompts may
-        predict less."""
+        """Predicts the seconds of a piece. It takes at least as long, by the curve or by its
+        tokens, as the largest of the latest that had not much more context: a fit to the few pieces
+        of short prompts may predict less."""
         most = piece.context + piece.length
         alike = [each for each in reversed(self._measured) if each[0].context <= most]
         if not alike:
             return self._predicted(piece)
         largest, took = max(alike, key=lambda measured: measured[0].tokens)
-        return max(self._predicted(piece), took * piece.tokens / largest.tokens)
+        return max(self._predicted(piece), took * self._times(piece.tokens, largest.tokens))
+
+    def _causes(self, piece: PrefillPiece) -> tuple[float, float, float]:
+        pairs = piece.tokens * (piece.context + piece.length / 2)
+        return self._curve.piece(piece.tokens), float(piece.tokens), pairs
 
     def _predicted(self, piece: PrefillPiece) -> float:
-        return float(np.dot(self._cost, piece.causes))
+        return float(np.dot(self._cost, self._causes(piece)))
+
+    def _times(self, tokens: int, others: int) -> float:
+        """Returns how much longer a piece takes at least than one of other tokens."""
+        if self._curve.is_flat:
+            return tokens / others
+        return min(tokens / others, self._curve.piece(tokens) / self._curve.piece(others))
 
     def tokens(self, seconds: float, rows: int, context: int) -> int:
-        """Returns how many tokens, of all rows together, a piece of `seconds` has."""
+        """Returns the most tokens, of all rows together, that a piece of `seconds` has."""
         if not self._measured:
-            return FIRST
-        each, more = self._cost[1] + self._cost[2] * context, self._cost[2] / (2 * rows)
-        left = seconds / self._slower - self._cost[0]
-        # This is the positive root of more * tokens ** 2 + each * tokens = left.
-        root = each + sqrt(each**2 + 4 * more * max(0.0, left))
-        fitting = 2 * left / root if root > 0 else inf
-        return int(max(0.0, min(fitting, self._tried(seconds))))
+            return FIRST if self._curve.is_flat else self._scaled(FIRST, 1.0, FIRST_TIMES, MOST)
+        allowed = self._tried(seconds)
+        sizes = SIZES[: allowed + 1]
+        pairs = sizes * (context + sizes / (2 * rows))
+        weights = self._cost[:2] @ np.stack([self._curve.pieces[: allowed + 1], sizes])
+        fits = (weights + self._cost[2] * pairs) * self._slower <= seconds
+        speed = np.where(fits, sizes, 0.0) / np.maximum(weights, 1e-12)
+        return _last(fits & (speed >= BEST_SHARE * speed.max()))
 
-    def _tried(self, seconds: float) -> float:
+    def _tried(self, seconds: float) -> int:
         """Returns a size that is safe to try, from the largest of the latest pieces and that of all
         pieces, whose time may be out of date."""
         piece, took = max(self._measured, key=lambda measured: measured[0].tokens)
-        lately = piece.tokens * max(1.0, min(GROWTH, seconds / took))
-        largest, took = self._largest
-        return max(lately, largest * min(1.0, seconds / took))
+        lately = self._scaled(piece.tokens, took, seconds, GROWTH * piece.tokens)
+        return max(piece.tokens, lately, self._scaled(*self._largest, seconds, self._largest[0]))
+
+    def _scaled(self, tokens: int, took: float, seconds: float, most: int) -> int:
+        """Returns the largest size, up to `most`, for which the time of a piece of `tokens` says
+        that it takes no longer than `seconds`."""
+        scale = SIZES if self._curve.is_flat else self._curve.pieces
+        limit = seconds / took * scale[min(tokens, MOST_TOKENS)]
+        return _last(scale[: most + 1] <= limit)
 
     @property
     def useful(self) -> int:
-        """The size of a piece whose constant time equals the time for its tokens."""
-        return int(self._cost[0] / self._cost[1]) if self._cost[1] > 0 else 0
+        """The least size at which half as many tokens are computed in a second as in the largest
+        piece."""
+        if not self._useful and self._cost[:2].any():
+            sizes = SIZES[1 : MOST + 1]
+            speed = sizes / (self._cost[:2] @ np.stack([self._curve.pieces[1 : MOST + 1], sizes]))
+            self._useful = 1 + int(np.argmax(speed >= speed[-1] / 2))
+        return self._useful
 
     @property
     def knows_one_size(self) -> bool:
-        """Whether all pieces so far, which are several, had the same size."""
-        return len(self._measured) > 2 and len(self._sizes) == 1
+        """Whether all pieces so far, which are several, had the same size, and no curve says what
+        others cost."""
+        return self._curve.is_flat and len(self._measured) > 2 and len(self._sizes) == 1
 
     @property
     def _slower(self) -> float:
@@ -147,10 +176,11 @@ class PrefillCost:
         among all subsets of the coefficients."""
         ages = range(len(self._measured) - 1, -1, -1)
         weights = np.array([FADING**age for age in ages])
-        causes = np.array([piece.causes for piece, _ in self._measured])
+        causes = np.array([self._causes(piece) for piece, _ in self._measured])
         causes /= np.array([[seconds] for _, seconds in self._measured])
         largest = causes.max(axis=0)
-        known = np.vstack([causes / largest * weights[:, None], np.diag(PRIOR)])
+        prior = FLAT_PRIOR if self._curve.is_flat else PRIOR
+        known = np.vstack([causes / largest * weights[:, None], np.diag(prior)])
         wanted = np.concatenate([weights, np.zeros(3)])
         best, least = np.zeros(3), inf
         for chosen in product((True, False), repeat=3):
@@ -169,17 +199,27 @@ class PrefillCost:
         return fitted
 
 
+SIZES: Vector = np.arange(MOST_TOKENS + 1, dtype=float)
+
+
+def _last(fits: NDArray[np.bool_]) -> int:
+    """Returns the place of the last true value; 0 if there is none."""
+    places = np.flatnonzero(fits)
+    return int(places[-1]) if len(places) else 0
+
+
 IDLE_SECONDS = 0.5
 """Seconds of a piece while no row decodes: short enough to notice a cancel or a new prompt soon."""
 
 LAST_PIECE = 1.15
-"""The last piece of a prompt may be longer than the others by this factor, since a short additional
-piece wastes time."""
+"""The last piece of a prompt may take longer than the others by this factor, since a short
+additional piece wastes time."""
 
 LEAST, MOST = 32, 2048
 """Bounds on the tokens of a piece; mlx-lm would cut longer ones."""
-DEEP_LEAST = 16
-"""The least piece after more than MOST tokens, where attention makes LEAST tokens take too long."""
+DEEP_LEAST, DEEP_SHARE = 16, 0.7
+"""The least piece after more than MOST tokens, where attention makes LEAST tokens take too long, if
+it takes at most this share of their time."""
 MOST_USEFUL = 512
 """The least piece may be raised to this many tokens where a piece has a large constant cost."""
 
@@ -204,12 +244,13 @@ class PrefillBudget:
     first step after a piece seems to take no time, and the next piece that much more.
     """
 
-    def __init__(self, schedule: Schedule) -> None:
+    def __init__(self, schedule: Schedule, curve: CostCurve = FLAT) -> None:
         self.schedule = schedule
         self._share, self._gap = schedule.prefill_share, schedule.longest_gap
-        self.cost = PrefillCost()
-        self._steps: dict[int, float] = {}
-        """Seconds of a step by its number of rows, smoothed."""
+        self.cost = PrefillCost(curve)
+        self._curve = curve
+        self._unit: float | None = None
+        """Seconds of a step for the curve's unit, smoothed; None before the first step."""
         self._owed = 0.0
         """Seconds of steps that are due before the next piece."""
         self._stepped = 0
@@ -235,6 +276,15 @@ class PrefillBudget:
         self._single = 0
         """Consecutive rounds that had a single step."""
 
+    def use(self, curve: CostCurve) -> None:
+        """Predicts by another curve from now on."""
+        self.cost, self._curve, self._unit = PrefillCost(curve), curve, None
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether the latest step came after another one, so that it took its own time."""
+        return self._stepped > 1
+
     def piece(
         self,
         decoding: int,
@@ -259,14 +309,19 @@ class PrefillBudget:
         if not decoding:
             return self._tokens(seconds, rows, context)
         step = self._step(decoding)
-        steps_due = 2 if not self._steps or self._single >= STEP_EVERY else 1
+        steps_due = 2 if self._unit is None or self._single >= STEP_EVERY else 1
         due = self._joined or self._stepped < steps_due
         if due or self._owes_steps(waiting, step):
             return 0
         # What one step leaves of the gap, or more if one step exceeds the share of the steps.
         even = step / self._step_debt(1.0)
-        tokens = self._tokens(min(self._gap, max(self._gap - step, even)), rows, context)
-        if left <= tokens * LAST_PIECE and not self._in_company:
+        seconds = min(self._gap, max(self._gap - step, even))
+        tokens = self._tokens(seconds, rows, context)
+        rest = left - tokens
+        if 0 < rest < tokens:  # a small rest may take longer than all that is left
+            longest = max(LAST_PIECE * seconds, self._seconds(int(rest), rows, context))
+            tokens = int(left) if self._seconds(int(left), rows, context) <= longest else tokens
+        if left <= tokens and not self._in_company:
             last = PrefillPiece(rows, ceil(left / rows), context)
             self._advance = self._step_debt(self.cost.seconds(last) + self._step(rows))
             if self._owed + self._advance > 0:
@@ -276,11 +331,14 @@ class PrefillBudget:
     def _tokens(self, seconds: float, rows: int, context: int) -> int:
         # Pieces of one size do not show what further tokens cost, which may be very little.
         least = LEAST + (LEAST // 2 if self.cost.knows_one_size else 0)
-        piece = PrefillPiece(rows, ceil(LEAST / rows), context)
-        if context > MOST and self.cost.seconds(piece) > seconds:
-            least = DEEP_LEAST
+        if context > MOST and self._seconds(LEAST, rows, context) > seconds:
+            half = self._seconds(DEEP_LEAST, rows, context)
+            least = DEEP_LEAST if half < DEEP_SHARE * self._seconds(LEAST, rows, context) else least
         least = max(least, min(MOST_USEFUL, self.cost.useful))
         return max(least, min(MOST, self.cost.tokens(seconds, rows, context)))
+
+    def _seconds(self, tokens: int, rows: int, context: int) -> float:
+        return self.cost.seconds(PrefillPiece(rows, ceil(tokens / rows), context))
 
     def is_step_first(self, context: int) -> bool:
         """Whether decoding rows get a token before a new row with so many tokens joins them.
@@ -307,8 +365,8 @@ class PrefillBudget:
 
     def stepped(self, decoding: int, seconds: float) -> None:
         if self._stepped:
-            known = self._steps.get(decoding, seconds)
-            self._steps[decoding] = 0.7 * known + 0.3 * seconds
+            unit = seconds / self._curve.step(decoding)
+            self._unit = unit if self._unit is None else 0.7 * self._unit + 0.3 * unit
         else:
             self._pending = max(0.0, self._step(decoding) - seconds)
         self._stepped += 1
@@ -331,10 +389,8 @@ class PrefillBudget:
         return min(DEAREST, (1 - self._share) / self._share) * MARGIN * seconds
 
     def _step(self, decoding: int) -> float:
-        """Returns the seconds of a step of `decoding` rows, or of the nearest measured number."""
-        if not self._steps:
-            return 0.0
-        return self._steps[min(self._steps, key=lambda rows: abs(rows - decoding))]
+        """Returns the seconds of a step of `decoding` rows."""
+        return (self._unit or 0.0) * self._curve.step(decoding)
 
 
 TURN = 1024

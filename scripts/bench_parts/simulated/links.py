@@ -39,6 +39,9 @@ NOTE = (
 
 Mode = Literal["tensor", "pipeline"]
 
+LINKED = {name: MACHINES[name] for name in ("m4", "m4-pro", "m4-max", "m3-ultra", "m5", "m5-max")}
+"""The machines that the table of least bytes has."""
+
 CONTEXT, PROMPT = 2_000, 2_048
 """Tokens: those before the one that is decoded, and those of a piece of a prompt."""
 
@@ -175,7 +178,7 @@ def rows(found: list[LinkSpeeds]) -> Iterator[Row]:
         )
 
 
-LEAST_COLUMNS = ("two decode quicker than one from", *MACHINES)
+LEAST_COLUMNS = ("two decode quicker than one from", *LINKED)
 SIZES = {"32 layers": (32, 4096), "80 layers": (80, 8192)}
 """The numbers of layers and the widths, which are those of Llama's 8b and 70b."""
 
@@ -184,5 +187,5 @@ def least_rows() -> Iterator[Row]:
     """Yields the rows of least_bytes, in GB without the output head."""
     for name, link in LINKS.items():
         for size, (layers, width) in SIZES.items():
-            least = [least_bytes(machine, link, layers, width) for machine in MACHINES.values()]
+            least = [least_bytes(machine, link, layers, width) for machine in LINKED.values()]
             yield f"{name}, {size}", *(f"{nbytes / 1e9:.1f} GB" for nbytes in least)

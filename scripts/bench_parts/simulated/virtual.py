@@ -10,11 +10,11 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from bench_parts.simulated.forward import forward
-from bench_parts.simulated.roofline import Model, pair, seconds
+from bench_parts.simulated.roofline import Machine, Model, pair, seconds
 from mlx_server.engine.messages import Generate
 from mlx_server.requests import SamplingParams
 from mlx_server.worker.batch import Batch, StepResult
-from mlx_server.worker.decode_groups import StepBytes
+from mlx_server.worker.costs import StepCosts
 from mlx_server.worker.prefill.schedule import DEFAULT_SCHEDULE, PrefillBudget, Schedule
 from mlx_server.worker.prompt_store import PromptStore
 
@@ -36,12 +36,12 @@ class Network(nn.Module):  # type: ignore[misc, unused-ignore]
         return forward((rows, tokens), cache, VOCABULARY, machine, model, self._take)
 
 
-class Bytes(StepBytes):
-    """What a step of the simulated model reads."""
+class Costs(StepCosts):
+    """What our server knows of a step before it has measured the simulated model."""
 
-    def __init__(self, model: Model) -> None:
-        self._others, self._experts = int(model.dense_bytes), int(model.expert_bytes)
-        self._unused, self._token = 1 - model.expert_share, model.kv_bytes
+    def __init__(self, machine: Machine, model: Model) -> None:
+        super().__init__(model.products, machine.known_chip)
+        self._token = model.kv_bytes
 
     def token(self, caches: Iterable[Any]) -> float:
         return self._token
@@ -78,12 +78,13 @@ class Simulation:
     ) -> None:
         self.now = 0.0
         """The clock, in seconds."""
+        costs = Costs(*pair(named))
         self.batch = Batch(
             Network(named, self._take),
             concurrency=concurrency,
             prompts=PromptStore(cache_bytes),
-            budget=PrefillBudget(schedule),
-            reads=Bytes(pair(named)[1]),
+            budget=PrefillBudget(schedule, costs.curve),
+            costs=costs,
             clock=lambda: self.now,
         )
         self.answers: list[Answer] = []
