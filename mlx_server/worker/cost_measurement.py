@@ -24,6 +24,7 @@ import msgspec
 from mlx_server.errors import public_message
 from mlx_server.system.files import read_regular, replace_private
 from mlx_server.worker.costs import CostCurve, MeasuredCurve
+from mlx_server.worker.device import device
 from mlx_server.worker.encoders import Encoder
 from mlx_server.worker.kv_caches import make_caches
 from mlx_server.worker.replay_model import ReplayModel
@@ -166,9 +167,9 @@ class CostMeasurements:
 def _key(path: Path, network: nn.Module) -> str:
     """Stands for the model, its quantisation, the machine and MLX."""
     config = (path / "config.json").read_bytes()
-    device = {**mx.device_info()} if mx.metal.is_available() else platform.processor()
+    machine = {**mx.device_info()} if device() != "cpu" else platform.processor()
     types = sorted({str(array.dtype) for array in arrays(network)})
-    facts = [device, platform.machine(), os.cpu_count(), version("mlx"), types]
+    facts = [machine, platform.machine(), os.cpu_count(), version("mlx"), types]
     return hashlib.sha256(config + json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
 
 

@@ -65,8 +65,10 @@ def test_a_name_is_an_id_or_an_alias_and_else_a_folder_or_a_hub_id(folder: Path)
 
 def test_prompts_are_kept_on_disk_where_there_is_a_folder(folder: Path) -> None:
     assert pool_limits(Settings()).prompt_disk == NO_DISK
+    assert pool_limits(Settings()).curves is None
     kept = load(written("store: {data_dir: data}\nserver: {prompt_cache: {disk: 1GB}}\n" + MINIMAL))
     assert pool_limits(kept).prompt_disk == PromptDisk(folder / "data" / PROMPT_FOLDER, 10**9)
+    assert pool_limits(kept).curves == folder / "data" / "curves"
     off = load(written("store: {data_dir: data}\nserver: {prompt_cache: {disk: 0GB}}\n" + MINIMAL))
     assert pool_limits(off).prompt_disk == NO_DISK
 
