@@ -58,6 +58,7 @@ IBM = NotHere(
 )
 KILLS = NotHere("It kills by name; tests/hostile/test_health.py kills an engine by its id.")
 MAC = NotHere("Only a Mac has the program.")
+GPU = NotHere("It wants a GPU; tests/system/test_scripts.py runs it with tiny models.")
 OTHER = NotHere("It needs another machine; tests/cli/test_hosts.py plays one.")
 
 Ways = tuple[Run | NotHere, ...]
@@ -104,6 +105,7 @@ HOW: dict[str, dict[str, Ways]] = {
         ),
         "In place of IBM's SDK": (python_printing("I should look it up."), IBM),
     },
+    "mlx_server/worker/CUDA.md": {"On an NVIDIA GPU": (INSTALL, GPU)},
     "mlx_server/prompts/harmony/data/README.md": {"o200k_base.tiktoken.xz": (checksum,)},
     "adapters/README.md": {
         "One per request": (python, is_shown),

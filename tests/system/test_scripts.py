@@ -1,6 +1,7 @@
 """scripts/serve and scripts/test-newest on a machine that has nothing yet, with a stand-in for
 Python and pip."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -103,3 +104,20 @@ def test_a_python_that_can_not_be_used_is_named_with_what_to_do(clone: Path) -> 
     )
     assert failed.returncode == 1
     assert "3.11 to 3.14" in failed.stderr
+
+
+@pytest.mark.slow
+def test_a_gpu_is_checked_part_by_part() -> None:
+    """Here on a CPU, which lacks one combination: its error is part of the report."""
+    parts = ("machine", "batch_against_alone", "first_token", "soak")
+    command = [sys.executable, "-m", "gpu_parts", "--small", "--seconds", "1"]
+    command += [word for part in parts for word in ("--part", part)]
+    path = os.pathsep.join((str(ROOT), str(ROOT / "scripts")))
+    run = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.PIPE)
+    report = json.loads(run.stdout)
+    assert (tuple(report), run.returncode) == (parts, 0), report
+    companies = report["batch_against_alone"]["result"]
+    assert companies["dense float32"]["2"]["different_answers"] == 0
+    assert companies["dense affine4"]["2"]["logit"] < 1e-3
+    assert "float32" in companies["experts float16"]["error"]
+    assert report["soak"]["result"]["rows"] > 0

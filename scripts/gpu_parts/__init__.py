@@ -1,0 +1,1 @@
+"""Checks of the engine on a GPU that nobody has tried it on."""
