@@ -294,7 +294,7 @@ RESERVE_BYTES = 1 << 30
 SCAN_PAUSE = 20
 """How much longer than the latest scan the time before the next one is, at least."""
 
-LOCK_SECONDS = 5.0
+LOCK_SECONDS = 0.05
 """How long a server waits until others have read what it would remove."""
 
 KEPT_SHARE = 0.95

@@ -47,6 +47,9 @@ MOST_SECONDS = 0.25
 """A request that arrives waits for the end of a pass. After one of this length, larger ones are not
 measured."""
 
+MOST_COLD_SECONDS = 4 * MOST_SECONDS
+"""The same of a size's first pass, which may compile kernels."""
+
 GROWN = 16
 """The tokens by which the caches of measured passes grow; more would take memory for nothing."""
 
@@ -67,30 +70,28 @@ class Measurement:
     file: Path
     most_rows: int
     times: dict[Kind, dict[int, float]] = field(default_factory=lambda: {"steps": {}, "pieces": {}})
-    passed: int = 0
-    """The passes of the present size."""
+    warm: set[tuple[Kind, int]] = field(default_factory=set)
+    """The sizes whose first pass is done."""
 
     def __post_init__(self) -> None:
         steps: list[tuple[Kind, int]] = [("steps", n) for n in STEPS if n <= self.most_rows]
-        self.left = steps + [("pieces", tokens) for tokens in PIECES]
+        # in rounds, so that what another program disturbs is one pass of a size and not all
+        self.left = (steps + [("pieces", tokens) for tokens in PIECES]) * PASSES
 
     def step(self, clock: Callable[[], float]) -> None:
         """Computes one pass."""
-        kind, size = self.left[0]
+        kind, size = self.left.pop(0)
         shape = (size, 1) if kind == "steps" else (1, size)
         began = clock()
         _pass(self.network, shape)
         seconds = clock() - began
-        self.passed += 1
         times = self.times[kind]
-        if self.passed == 1:
-            return
-        times[size] = min(seconds, times.get(size, seconds))
-        if self.passed == PASSES or seconds > MOST_SECONDS:
-            self.passed = 0
-            self.left.pop(0)
-        if times[size] > MOST_SECONDS:
-            self.left = [each for each in self.left if each[0] != kind]
+        is_warm = (kind, size) in self.warm
+        if is_warm:
+            times[size] = min(seconds, times.get(size, seconds))
+        self.warm.add((kind, size))
+        if seconds > (MOST_SECONDS if is_warm else MOST_COLD_SECONDS):
+            self.left = [each for each in self.left if each[0] != kind or each[1] < size]
 
 
 def _pass(network: nn.Module, shape: tuple[int, int]) -> None:

@@ -27,6 +27,7 @@ KEYED = {
     ("GET", "/v1/models/tiny"),
     ("GET", "/v1/pool"),
     ("GET", "/page/history"),
+    ("GET", "/page/suggested"),
     ("GET", "/v1/chat/completions"),
     ("POST", "/v1/chat/completions"),
     ("POST", "/v1/completions"),

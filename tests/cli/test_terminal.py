@@ -62,6 +62,7 @@ def test_a_stream_that_is_closed(
 def started(prepare: Callable[[], None], *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "mlx_server", *arguments],
+        env={**os.environ, "MLX_SERVER_DATA": os.getcwd()},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         stdin=subprocess.DEVNULL,

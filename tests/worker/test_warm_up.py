@@ -36,7 +36,7 @@ class Watched(Batch):
             return model(inputs, **options)
 
         noted.make_cache = getattr(model, "make_cache", None)  # type: ignore[attr-defined]
-        for name in ("layers", "modules", "parameters"):
+        for name in ("layers", "modules", "named_modules", "parameters"):
             setattr(noted, name, getattr(model, name))
         super().__init__(noted, concurrency=concurrency)
 

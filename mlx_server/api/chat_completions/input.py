@@ -238,8 +238,6 @@ class ChatBody(ConstrainedBody, ThinkingBody, ContinuationBody):
         "audio": "these models answer in text",
         "prediction": "predicted outputs are not supported",
         "web_search_options": "this server has no web search",
-        "functions": "send `tools` instead",
-        "function_call": "send `tool_choice` instead",
     }
 
     messages: Annotated[Items[MessageParam], Field(min_length=1), MENDED]
@@ -250,6 +248,9 @@ class ChatBody(ConstrainedBody, ThinkingBody, ContinuationBody):
     tools: Annotated[Items[ToolParam], Field(max_length=limits.TOOLS)] | None = None
     tool_choice: Annotated[ToolChoiceParam | None, EMPTY_IS_UNSET] = None
     parallel_tool_calls: bool | None = None
+    functions: Annotated[Items[FunctionParam], Field(max_length=limits.TOOLS)] | None = None
+    """`tools` as they were before; calls are then answered as `function_call`, one at a time."""
+    function_call: Literal["none", "auto"] | FunctionName | None = None
     modalities: Items[str] | None = None
     reasoning_effort: Effort = None
     reasoning: EffortParam | None = None
@@ -306,6 +307,12 @@ class ChatBody(ConstrainedBody, ThinkingBody, ContinuationBody):
         """The names of the tools whose input is free text."""
         tools = self.tools or ()
         return frozenset(tool.custom.name for tool in tools if isinstance(tool, FreeformToolParam))
+
+
+    @property
+    def is_legacy(self) -> bool:
+        """Whether the client knows `functions` and not `tools`."""
+        return self.functions is not None or self.function_call is not None
 
 
 def messages(given: Sequence[MessageParam]) -> tuple[Message, ...]:
@@ -391,9 +398,9 @@ def to_request(body: ChatBody) -> GenerateRequest:
         tool_choice=tool_choice,
         thinking_budget=body.budget(),
         implied=body.implied_sampling(body.effort),
-        param_names=body.param_names(body.effort, body.effort_param),
+        param_names=_param_names(body),
         max_response_tokens=body.max_response_tokens,
-        parallel_calls=body.parallel_tool_calls is not False,
+        parallel_calls=body.parallel_tool_calls is not False and not body.is_legacy,
     )
 
 
@@ -403,6 +410,11 @@ def echoed(body: ChatBody, request: GenerateRequest) -> str:
     assert isinstance(conversation, Conversation)
     is_repeated = body.echo and body.messages[-1].role == "assistant"
     return conversation.messages[-1].content if is_repeated else ""
+
+
+def _param_names(body: ChatBody) -> dict[str, str]:
+    thinking = body.param_names(body.effort, body.effort_param)
+    return {**thinking, "tools": "functions"} if body.is_legacy else thinking
 
 
 def _refuse(body: ChatBody) -> None:
@@ -416,6 +428,8 @@ def _refuse(body: ChatBody) -> None:
 
 def _tools(body: ChatBody) -> tuple[tuple[Tool, ...], ToolChoice]:
     """The tools that the model may call, and whether it has to call one."""
+    if body.is_legacy:
+        return _functions(body)
     usable = [tool for tool in body.tools or () if not isinstance(tool, OtherToolParam)]
     if not usable and body.tool_choice != "none":
         check_usable([tool.type for tool in body.tools or ()])
@@ -433,6 +447,27 @@ def _tools(body: ChatBody) -> tuple[tuple[Tool, ...], ToolChoice]:
             choice = given or "auto"
     check_choice(choice, tools)
     return tools, choice
+
+
+def _functions(body: ChatBody) -> tuple[tuple[Tool, ...], ToolChoice]:
+    """The same in the form that came before `tools`."""
+    for old, new in (("functions", "tools"), ("function_call", "tool_choice")):
+        if getattr(body, new) is not None:
+            raise BadRequest(
+                f"`{new}` replaces `{old}`: don't mix `functions` and `function_call` with "
+                "`tools` and `tool_choice`.",
+                param=new,
+            )
+    functions = tuple(map(_function, body.functions or ()))
+    if not isinstance(body.function_call, FunctionName):
+        return functions, body.function_call or "auto"
+    name = body.function_call.name
+    if name not in {function.name for function in functions}:
+        raise BadRequest(
+            f"`function_call` names {name[:64]!r}, which is not among the `functions`.",
+            param="function_call",
+        )
+    return functions, NamedTool(name)
 
 
 def _refuse_shared_names(body: ChatBody, tools: Sequence[Tool]) -> None:

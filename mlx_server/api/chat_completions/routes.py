@@ -16,6 +16,7 @@ from mlx_server.api.accumulator import Wire
 from mlx_server.api.chat_completions.answer import (
     REASONING_FIELDS,
     ChatOutput,
+    FunctionCallOutput,
 )
 from mlx_server.api.chat_completions.input import ChatBody, MessageParam, echoed, to_request
 from mlx_server.api.conversations import UpdateBody
@@ -117,7 +118,7 @@ router = APIRouter()
 async def chat_completions(http: Request) -> Response:
     body = await read(http, ChatBody)
     request = await in_thread(to_request, body)
-    output = ChatOutput(
+    output = (FunctionCallOutput if body.is_legacy else ChatOutput)(
         body.model,
         request.n,
         body.reporting(request.logprobs, is_stored=bool(body.store)),
