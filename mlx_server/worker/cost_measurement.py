@@ -47,9 +47,6 @@ MOST_SECONDS = 0.25
 """A request that arrives waits for the end of a pass. After one of this length, larger ones are not
 measured."""
 
-MOST_COLD_SECONDS = 4 * MOST_SECONDS
-"""The same of a size's first pass, which may compile kernels."""
-
 GROWN = 16
 """The tokens by which the caches of measured passes grow; more would take memory for nothing."""
 
@@ -75,8 +72,9 @@ class Measurement:
 
     def __post_init__(self) -> None:
         steps: list[tuple[Kind, int]] = [("steps", n) for n in STEPS if n <= self.most_rows]
+        sizes = steps + [("pieces", tokens) for tokens in PIECES]
         # in rounds, so that what another program disturbs is one pass of a size and not all
-        self.left = (steps + [("pieces", tokens) for tokens in PIECES]) * PASSES
+        self.left = [size for size in sizes for _ in range(2)] + sizes * (PASSES - 2)
 
     def step(self, clock: Callable[[], float]) -> None:
         """Computes one pass."""
@@ -90,7 +88,7 @@ class Measurement:
         if is_warm:
             times[size] = min(seconds, times.get(size, seconds))
         self.warm.add((kind, size))
-        if seconds > (MOST_SECONDS if is_warm else MOST_COLD_SECONDS):
+        if is_warm and seconds > MOST_SECONDS:
             self.left = [each for each in self.left if each[0] != kind or each[1] < size]
 
 

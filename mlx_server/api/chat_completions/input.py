@@ -308,7 +308,6 @@ class ChatBody(ConstrainedBody, ThinkingBody, ContinuationBody):
         tools = self.tools or ()
         return frozenset(tool.custom.name for tool in tools if isinstance(tool, FreeformToolParam))
 
-
     @property
     def is_legacy(self) -> bool:
         """Whether the client knows `functions` and not `tools`."""
