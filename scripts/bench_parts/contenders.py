@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
 
@@ -19,6 +20,7 @@ import psutil
 
 from mlx_server.clients.bench import Result, Target, Workload, run, warm_up
 from mlx_server.engine.engine_process import fast_blas
+from mlx_server.sources.cache import cache_dir
 
 START_SECONDS = 120.0
 STOP_SECONDS = 15.0
@@ -165,7 +167,9 @@ def _child(
 ) -> Iterator["subprocess.Popen[bytes]"]:
     command, pipe = [str(python), "-m", *module], subprocess.PIPE
     own = {name: value for name, value in os.environ.items() if not name.startswith("MLX_SERVER_")}
-    environment = {**own, **variables, "HF_HUB_OFFLINE": "1"}
+    # each checkout has a data folder of its own: one that is older may lock it for itself
+    data = cache_dir() / "bench" / "data" / sha256(str(python).encode()).hexdigest()[:16]
+    environment = {**own, **variables, "HF_HUB_OFFLINE": "1", "MLX_SERVER_DATA": str(data)}
     with (
         TemporaryFile() as log,
         # The process runs in the model's folder, where it finds no models.yaml.
