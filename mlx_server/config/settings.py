@@ -36,6 +36,7 @@ from mlx_server.pool.engine_models import PoolLimits
 from mlx_server.pool.prepare import AdapterSource, ModelOptions, ModelSpec
 from mlx_server.repair import RepairPolicy
 from mlx_server.requests import SamplingChoices
+from mlx_server.sources.cache import cache_dir
 from mlx_server.sources.kinds import SCHEME, why_impossible
 from mlx_server.store import Retention
 from mlx_server.upstream.spec import (
@@ -48,7 +49,7 @@ from mlx_server.upstream.spec import (
 )
 
 STORE_FILE = "responses.sqlite3"
-PROMPT_FOLDER, CURVES_FOLDER = "prompts", "curves"
+PROMPT_FOLDER = "prompts"
 """A file and a folder in the data directory."""
 
 REPLAY = "replay:"
@@ -577,7 +578,7 @@ def pool_limits(settings: Settings) -> PoolLimits:
         prompt_disk=PromptDisk(folder, cache.disk, cache.disk_writes_per_day)
         if folder
         else NO_DISK,
-        curves=data / CURVES_FOLDER if (data := settings.store.data_dir) else None,
+        curves=cache_dir() / "curves" if settings.store.data_dir else None,
     )
 
 

@@ -21,8 +21,8 @@ SLOW_FOLDERS = ("tests/hostile", "tests/live")
 """Nearly all of their tests start servers, engines or other processes."""
 MOST_PROCESSES = 4
 SPREAD = ("-p", "test_parts.scheduling", "--dist", "loadfile", "--no-loadscope-reorder")
-PROCESSES = min((os.cpu_count() or 1) + 2, MOST_PROCESSES)
-"""Two more than there are cores, since tests wait for the servers that they start."""
+PROCESSES = min((os.cpu_count() or 1) + 1, MOST_PROCESSES)
+"""One more than there are cores, since tests wait for the servers that they start."""
 MOST_ALONE = 2
 """Of tests that look at a clock or a load: most of them measure a process's own time, so that a
 second one on another core changes little. What fails nevertheless runs again by itself."""

@@ -20,6 +20,7 @@ from mlx_server.engine.client import NO_DISK, PromptDisk
 from mlx_server.errors import SettingsError
 from mlx_server.mcp import ClientCredentials, StoredLogin
 from mlx_server.pool.prepare import ModelSpec
+from mlx_server.sources.cache import cache_dir
 from tests.config.loading import MINIMAL, load, written
 
 pytestmark = pytest.mark.usefixtures("folder")
@@ -68,7 +69,7 @@ def test_prompts_are_kept_on_disk_where_there_is_a_folder(folder: Path) -> None:
     assert pool_limits(Settings()).curves is None
     kept = load(written("store: {data_dir: data}\nserver: {prompt_cache: {disk: 1GB}}\n" + MINIMAL))
     assert pool_limits(kept).prompt_disk == PromptDisk(folder / "data" / PROMPT_FOLDER, 10**9)
-    assert pool_limits(kept).curves == folder / "data" / "curves"
+    assert pool_limits(kept).curves == cache_dir() / "curves"
     off = load(written("store: {data_dir: data}\nserver: {prompt_cache: {disk: 0GB}}\n" + MINIMAL))
     assert pool_limits(off).prompt_disk == NO_DISK
 
