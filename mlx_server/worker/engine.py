@@ -34,6 +34,7 @@ from mlx_server.worker.constrained_decoding.logit_constraints import (
 )
 from mlx_server.worker.cost_measurement import CostMeasurements, can_be_measured
 from mlx_server.worker.costs import Drift
+from mlx_server.worker.device import has_gpu
 from mlx_server.worker.loaded_models import LoadedModels, ModelLoads
 from mlx_server.worker.memory import Buffers, limit_memory, measure_cache, release_memory
 from mlx_server.worker.prefill.disk_tier import opened
@@ -429,7 +430,8 @@ def engine_of(
         wake=inputs.wake,
         disk=opened(Path(arguments.disk_folder), nbytes, arguments.disk_writes) if nbytes else None,
         share=share or WHOLE,
-        curves=Path(arguments.curves) if arguments.curves else None,
+        # on a CPU schedules by a measured curve had fewer tokens a second than the fit of steps
+        curves=Path(arguments.curves) if arguments.curves and has_gpu() else None,
     )
 
 
