@@ -95,20 +95,20 @@ LOAD_MODEL, UNLOAD_MODEL = "/v1/models/load", "/v1/models/unload"
 """rapid-mlx's paths. llama.cpp's have no `/v1`, and LM Studio's have an `/api` in front."""
 
 
-class UnloadModel(WireModel):
+class UnloadBody(WireModel):
     model: str | None = None
     instance_id: str | None = None
     """LM Studio's name for it: a model is loaded only once here."""
 
 
-class LoadModel(UnloadModel):
+class LoadBody(UnloadBody):
     echo_load_config: bool | None = None
 
 
-@router.post(LOAD_MODEL, openapi_extra=documented(LOAD_MODEL, LoadModel))
+@router.post(LOAD_MODEL, openapi_extra=documented(LOAD_MODEL, LoadBody))
 async def load_model(http: Request) -> Response:
     """Answers when the model is loaded, in the words of all three servers."""
-    body = await read(http, LoadModel)
+    body = await read(http, LoadBody)
     pool: Pool = http.app.state.pool
     id = _runtime_model(http, body)
     began = time.monotonic()
@@ -128,10 +128,10 @@ async def load_model(http: Request) -> Response:
     return json_response(loaded, ignored_header(body.ignored()))
 
 
-@router.post(UNLOAD_MODEL, openapi_extra=documented(UNLOAD_MODEL, UnloadModel))
+@router.post(UNLOAD_MODEL, openapi_extra=documented(UNLOAD_MODEL, UnloadBody))
 async def unload_model(http: Request) -> Response:
     """The model leaves memory as soon as no request uses it."""
-    body = await read(http, UnloadModel)
+    body = await read(http, UnloadBody)
     id = _runtime_model(http, body)
     _unload(http, id)
     unloaded = {"success": True, "id": id, "instance_id": id}
@@ -146,7 +146,7 @@ async def delete_model(name: str, http: Request) -> Response:
     return Response(status_code=204)
 
 
-def _runtime_model(http: Request, body: UnloadModel) -> str:
+def _runtime_model(http: Request, body: UnloadBody) -> str:
     check_runtime_models(http)
     if not (name := body.model or body.instance_id):
         raise BadRequest("`model` is missing: it names the model.", param="model")

@@ -14,7 +14,7 @@ from mlx_server.api.infill import FimBody, InfillBody
 from mlx_server.api.messages.protocol import MessagesBody, PromptBody
 from mlx_server.api.native import NativeBody
 from mlx_server.api.ollama import input as ollama
-from mlx_server.api.pool import Load, LoadModel, Unload, UnloadModel
+from mlx_server.api.pool import Load, LoadBody, Unload, UnloadBody
 from mlx_server.api.replay import Reset
 from mlx_server.api.rerank import RerankBody
 from mlx_server.api.responses.protocol import ResponsesBody
@@ -208,10 +208,10 @@ ROUTES = (
     ),
     Route(
         "/v1/models/load",
-        LoadModel,
+        LoadBody,
         ({"model": SAID, "instance_id": None, "echo_load_config": True},),
     ),
-    Route("/v1/models/unload", UnloadModel, ({"instance_id": SAID, "model": None},)),
+    Route("/v1/models/unload", UnloadBody, ({"instance_id": SAID, "model": None},)),
     Route("/api/chat", ollama.OllamaChatBody, with_all_fields("/api/chat")),
     Route(
         "/api/generate",

@@ -416,11 +416,11 @@ class Runs:
             news = [each.run.news() for each in begun]
             with suppress(ServerError):  # it is tried again
                 unwanted = await self.store.share(news)
-                for each, told in zip(begun, news, strict=True):
-                    if (told.id, told.owner) in unwanted:
+                for each, shared in zip(begun, news, strict=True):
+                    if (shared.id, shared.owner) in unwanted:
                         self._in_task(each.cancel())
                     elif each.run.log:
-                        each.run.log.shared += len(told.events)
+                        each.run.log.shared += len(shared.events)
 
     async def response(self, id: str, owner: str) -> Wire:
         """The response as it is now. Raises NotFound."""
