@@ -36,6 +36,7 @@ MEASURED = 24
 """The number of latest pieces to which the cost is fitted."""
 FADING = 0.9
 """The weight of a piece relative to the one after it."""
+WEIGHTS = FADING ** np.arange(MEASURED - 1, -1, -1)
 
 PRIOR, FLAT_PRIOR = (0.0, 0.1, 0.01), (0.1, 0.0, 0.03)
 """The penalty on each coefficient, which decides where pieces of one size can't separate them: the
@@ -49,6 +50,9 @@ BEST_SHARE = 0.98
 GROWTH = 2
 """A piece is at most this many times as large as the largest measured one, and no larger than it
 would be if that one's time were proportional to its tokens."""
+
+SUBSETS = np.array([chosen for chosen in product((True, False), repeat=3) if any(chosen)])
+"""Which of the three coefficients a fit has; the others are zero."""
 
 Vector = NDArray[np.float64]
 
@@ -76,6 +80,7 @@ class PrefillCost:
 
     def __init__(self, curve: CostCurve = FLAT) -> None:
         self._measured: deque[tuple[PrefillPiece, float]] = deque(maxlen=MEASURED)
+        self._causes_per_second: deque[list[float]] = deque(maxlen=MEASURED)
         self._largest = 0, 0.0
         """The tokens of the largest piece so far, and its seconds when it was last computed. Short
         prompts do not make it smaller, so that many at once need not begin with small pieces."""
@@ -84,19 +89,19 @@ class PrefillCost:
         self._cost = np.zeros(3)
         """Seconds for the curve's unit, for each token, and for each pair of a token and one before
         it."""
-        self._useful = 0
         self._curve = curve
         for tokens, seconds in curve.known.items():
             self.learn(PrefillPiece(1, tokens, 0), seconds)
 
     def learn(self, piece: PrefillPiece, seconds: float) -> None:
-        self._measured.append((piece, max(seconds, 1e-9)))
+        seconds = max(seconds, 1e-9)
+        self._measured.append((piece, seconds))
+        self._causes_per_second.append([cause / seconds for cause in self._causes(piece)])
         if piece.tokens >= self._largest[0]:
-            self._largest = piece.tokens, max(seconds, 1e-9)
+            self._largest = piece.tokens, seconds
         sizes = {*self._sizes, piece.tokens}
         self._sizes = {min(sizes), max(sizes)}
         self._cost = self._fitted()
-        self._useful = 0
 
     def seconds(self, piece: PrefillPiece) -> float:
         """Predicts the seconds of a piece. It takes at least as long, by the curve or by its
@@ -129,7 +134,7 @@ class PrefillCost:
         allowed = self._tried(seconds)
         sizes = SIZES[: allowed + 1]
         pairs = sizes * (context + sizes / (2 * rows))
-        weights = self._cost[:2] @ np.stack([self._curve.pieces[: allowed + 1], sizes])
+        weights = self._weights(allowed)
         fits = (weights + self._cost[2] * pairs) * self._slower <= seconds
         speed = np.where(fits, sizes, 0.0) / np.maximum(weights, 1e-12)
         return _last(fits & (speed >= BEST_SHARE * speed.max()))
@@ -150,13 +155,16 @@ class PrefillCost:
 
     @property
     def useful(self) -> int:
-        """The least size at which half as many tokens are computed in a second as in the largest
-        piece."""
-        if not self._useful and self._cost[:2].any():
-            sizes = SIZES[1 : MOST + 1]
-            speed = sizes / (self._cost[:2] @ np.stack([self._curve.pieces[1 : MOST + 1], sizes]))
-            self._useful = 1 + int(np.argmax(speed >= speed[-1] / 2))
-        return self._useful
+        """The least size, up to MOST_USEFUL, at which half as many tokens are computed in a second
+        as in the largest piece."""
+        sizes, largest = SIZES[: MOST_USEFUL + 1], self._weights(MOST)[MOST]
+        enough = sizes * largest >= MOST / 2 * self._weights(MOST_USEFUL)
+        return int(np.argmax(enough)) if enough.any() else MOST_USEFUL
+
+    def _weights(self, most: int) -> Vector:
+        """Returns the seconds, without those of attention, of pieces of up to so many tokens."""
+        pieces = self._curve.pieces[: most + 1]
+        return np.asarray(self._cost[0] * pieces + self._cost[1] * SIZES[: most + 1])
 
     @property
     def knows_one_size(self) -> bool:
@@ -174,27 +182,16 @@ class PrefillCost:
     def _fitted(self) -> Vector:
         """Fits the coefficients by least squares of the relative errors: the best non-negative fit
         among all subsets of the coefficients."""
-        ages = range(len(self._measured) - 1, -1, -1)
-        weights = np.array([FADING**age for age in ages])
-        causes = np.array([self._causes(piece) for piece, _ in self._measured])
-        causes /= np.array([[seconds] for _, seconds in self._measured])
+        weights = WEIGHTS[-len(self._measured) :]
+        causes = np.array(self._causes_per_second)
         largest = causes.max(axis=0)
+        known = causes / largest * weights[:, None]
         prior = FLAT_PRIOR if self._curve.is_flat else PRIOR
-        known = np.vstack([causes / largest * weights[:, None], np.diag(prior)])
-        wanted = np.concatenate([weights, np.zeros(3)])
-        best, least = np.zeros(3), inf
-        for chosen in product((True, False), repeat=3):
-            if not any(chosen):
-                continue
-            coefficients = np.zeros(3)
-            coefficients[list(chosen)] = np.linalg.lstsq(
-                known[:, list(chosen)], wanted, rcond=None
-            )[0]
-            error = float(np.sum((known @ coefficients - wanted) ** 2))
-            if coefficients.min() >= 0 and error < least:
-                best, least = coefficients, error
-            if all(chosen) and least < inf:
-                break  # a subset of them fits no better
+        normal, right = known.T @ known + np.diag(prior) ** 2, known.T @ weights
+        systems = np.where(SUBSETS[:, :, None] & SUBSETS[:, None, :], normal, np.eye(3))
+        fits = np.linalg.solve(systems, np.where(SUBSETS, right, 0.0)[:, :, None])[:, :, 0]
+        errors = np.sum((fits @ normal - 2 * right) * fits, axis=1)
+        best = fits[np.argmin(np.where(fits.min(axis=1) >= 0, errors, inf))]
         fitted: Vector = best / largest
         return fitted
 
@@ -334,7 +331,7 @@ class PrefillBudget:
         if context > MOST and self._seconds(LEAST, rows, context) > seconds:
             half = self._seconds(DEEP_LEAST, rows, context)
             least = DEEP_LEAST if half < DEEP_SHARE * self._seconds(LEAST, rows, context) else least
-        least = max(least, min(MOST_USEFUL, self.cost.useful))
+        least = max(least, self.cost.useful)
         return max(least, min(MOST, self.cost.tokens(seconds, rows, context)))
 
     def _seconds(self, tokens: int, rows: int, context: int) -> float:
