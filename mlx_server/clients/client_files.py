@@ -3,7 +3,6 @@ there, and the formats that they have."""
 
 import errno
 import json
-import math
 import re
 import secrets
 import sys
@@ -112,23 +111,18 @@ class CannotMerge(Exception):
 
 
 def parsed(text: str, format: Format) -> Any:
-    """The file's value; None for an empty file. Raises CannotMerge for invalid or ambiguous text,
-    for example an object with a key twice."""
+    """The file's value; None if it has none. Raises CannotMerge for invalid or ambiguous text, for
+    example an object with a key twice."""
     if not text.strip():
         return None
     try:
         match format:
             case "json":
-                return json.loads(
-                    text,
-                    object_pairs_hook=_without_duplicates,
-                    parse_constant=_refuse_constant,
-                    parse_float=_finite_float,
-                )
+                return json.loads(text, object_pairs_hook=_without_duplicates)
             case "yaml":
-                return yaml.load(text, UniqueKeysLoader)  # noqa: S506, it is a SafeLoader
+                return yaml.safe_load(text)
             case "toml":
-                return tomllib.loads(text)
+                return tomllib.loads(text) or None
     except (ValueError, TypeError, RecursionError, yaml.YAMLError) as error:
         why = str(error).splitlines()[0]
         raise CannotMerge(f"it is not plain {format.upper()} ({why})") from None
@@ -139,24 +133,6 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(members) < len(pairs):
         raise ValueError("a key occurs twice in one object")
     return members
-
-
-def _refuse_constant(literal: str) -> Any:
-    raise ValueError(f"{literal} is not a JSON number")
-
-
-def _finite_float(literal: str) -> float:
-    if math.isinf(number := float(literal)):
-        raise ValueError(f"the number {literal[:20]} is too large")
-    return number
-
-
-class UniqueKeysLoader(yaml.SafeLoader):
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [str(key.value) for key, _ in node.value]
-        if len(set(keys)) < len(keys):
-            raise ValueError("a key occurs twice in one mapping")
-        return super().construct_mapping(node, deep)
 
 
 def written(content: Any, format: Format) -> str:
@@ -170,28 +146,25 @@ def written(content: Any, format: Format) -> str:
 
 
 def with_content(text: str, file: ClientFile, content: Any) -> str:
-    """The file's text with `content` merged into it; the same text if all of it is there already.
+    """The file's text with `content` in it; the same text if all of it is there already. Only JSON
+    is merged: YAML and TOML with settings or comments of the user's own are not written again.
 
     Raises CannotMerge if something of the text would be lost.
     """
     before = parsed(text, file.format)
+    own = before if isinstance(before, dict) else {}
+    if isinstance(content, Mapping):
+        content = {**{k: own.get(k, v) for k, v in file.defaults.items()}, **content}
     if before is None:
-        whole = {**file.defaults, **content} if isinstance(content, Mapping) else content
-        return text + written(whole, file.format)
+        return text + ("\n" if text and text[-1] != "\n" else "") + written(content, file.format)
     if not isinstance(before, type(content)):
         raise CannotMerge("it holds something else than this client writes")
-    if isinstance(content, Mapping):
-        content = {**{k: v for k, v in file.defaults.items() if k not in before}, **content}
     wanted = merged(before, content)
     if wanted == before:
         return text
-    match file.format:
-        case "json":
-            return written(wanted, "json")
-        case "yaml":
-            return _with_yaml(text, before, wanted, content)
-        case "toml":
-            return _with_toml(text, before, content)
+    if file.format != "json" and (wanted != content or COMMENT.search(text)):
+        raise CannotMerge("it has settings or comments of its own")
+    return written(wanted, file.format)
 
 
 def merged(before: Any, content: Any) -> Any:
@@ -224,48 +197,6 @@ def _is_same(one: Any, other: Any) -> bool:
         return bool(one == other)
     name = next((name for name in IDENTITIES if name in other), None)
     return name is not None and one.get(name) == other[name]
-
-
-def _with_yaml(text: str, before: Any, wanted: Any, content: Any) -> str:
-    """Appends to the text if only keys of the top level are new. Any other change rewrites the
-    file. Raises CannotMerge where rewriting would lose comments or respell a value."""
-    ended = text if text.endswith("\n") else text + "\n"
-    added = (
-        {name: value for name, value in wanted.items() if name not in before}
-        if isinstance(wanted, dict)
-        else wanted[len(before) :]
-    )
-    appended = ended + written(added, "yaml") if added else text
-    if parsed(appended, "yaml") == wanted:
-        return appended
-    if COMMENT.search(text):
-        raise CannotMerge("it has comments, which would be lost")
-    anew = written(wanted, "yaml")
-    if _spelled(anew) != merged(_spelled(text), _spelled(written(content, "yaml"))):
-        raise CannotMerge("it has values that would be spelled differently")
-    return anew
-
-
-def _spelled(text: str) -> Any:
-    """YAML whose scalars stay strings as they are spelled: parsers differ on whether `on` is a
-    boolean and `12:30` a number."""
-    return yaml.load(text, yaml.BaseLoader)  # noqa: S506, BaseLoader constructs only strings
-
-
-def _with_toml(text: str, before: Any, content: Any) -> str:
-    if not before:  # the file has nothing but comments
-        return (text if text.endswith("\n") else text + "\n") + written(content, "toml")
-    if not _holds_only(before, content):
-        raise CannotMerge("it has tables of its own, or others of these names")
-    if COMMENT.search(text):
-        raise CannotMerge("it has comments, which would be lost")
-    return written(content, "toml")
-
-
-def _holds_only(before: Any, content: Any) -> bool:
-    if isinstance(before, dict) and isinstance(content, Mapping):
-        return all(name in content and _holds_only(before[name], content[name]) for name in before)
-    return not isinstance(before, dict)
 
 
 def _toml(content: Mapping[str, Any], path: str = "") -> str:
