@@ -246,8 +246,8 @@ class PrefillBudget:
         self._share, self._gap = schedule.prefill_share, schedule.longest_gap
         self.cost = PrefillCost(curve)
         self._curve = curve
-        self._unit: float | None = None
-        """Seconds of a step for the curve's unit, smoothed; None before the first step."""
+        self._steps: dict[int, float] = {}
+        """Seconds of a step by its number of rows, smoothed."""
         self._owed = 0.0
         """Seconds of steps that are due before the next piece."""
         self._stepped = 0
@@ -275,7 +275,7 @@ class PrefillBudget:
 
     def use(self, curve: CostCurve) -> None:
         """Predicts by another curve from now on."""
-        self.cost, self._curve, self._unit = PrefillCost(curve), curve, None
+        self.cost, self._curve = PrefillCost(curve), curve
 
     @property
     def is_steady(self) -> bool:
@@ -306,7 +306,7 @@ class PrefillBudget:
         if not decoding:
             return self._tokens(seconds, rows, context)
         step = self._step(decoding)
-        steps_due = 2 if self._unit is None or self._single >= STEP_EVERY else 1
+        steps_due = 2 if not self._steps or self._single >= STEP_EVERY else 1
         due = self._joined or self._stepped < steps_due
         if due or self._owes_steps(waiting, step):
             return 0
@@ -362,8 +362,8 @@ class PrefillBudget:
 
     def stepped(self, decoding: int, seconds: float) -> None:
         if self._stepped:
-            unit = seconds / self._curve.step(decoding)
-            self._unit = unit if self._unit is None else 0.7 * self._unit + 0.3 * unit
+            known = self._steps.get(decoding, seconds)
+            self._steps[decoding] = 0.7 * known + 0.3 * seconds
         else:
             self._pending = max(0.0, self._step(decoding) - seconds)
         self._stepped += 1
@@ -386,8 +386,12 @@ class PrefillBudget:
         return min(DEAREST, (1 - self._share) / self._share) * MARGIN * seconds
 
     def _step(self, decoding: int) -> float:
-        """Returns the seconds of a step of `decoding` rows."""
-        return (self._unit or 0.0) * self._curve.step(decoding)
+        """Returns the seconds of a step of `decoding` rows: those measured of the nearest number,
+        times what the curve says of the two."""
+        if not self._steps:
+            return 0.0
+        nearest = min(self._steps, key=lambda rows: abs(rows - decoding))
+        return self._steps[nearest] * self._curve.step(decoding) / self._curve.step(nearest)
 
 
 TURN = 1024

@@ -1,5 +1,6 @@
 """How much of a prompt is computed between two tokens, on machines that are a formula."""
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import cycle
@@ -101,6 +102,21 @@ def test_a_piece_that_reads_all_of_a_model_is_made_worth_it() -> None:
     """Though it takes longer than the gap."""
     found = run(Machine(step=0.05, piece=0.5, token=0.002))
     assert sum(piece.tokens for piece in found.pieces[20:]) / 80 > 100
+
+
+def test_steps_of_each_size_are_known_by_their_own_time() -> None:
+    """A CPU's steps take as long as they have rows, and its flat curve does not say so."""
+    budget = PrefillBudget(SCHEDULE)
+    prefilling, decoding = Counter[int](), Counter[int]()
+    for rows in [1, 16] * 200:
+        while not (tokens := budget.piece(rows, 1, 1, 0)):
+            budget.stepped(rows, 0.002 * rows)
+            decoding[rows] += 2 * rows
+        piece = PrefillPiece(1, tokens, 0)
+        budget.prefilled(piece, rows, CPU.seconds(piece))
+        prefilling[rows] += round(1000 * CPU.seconds(piece))
+    for rows, took in prefilling.items():
+        assert 0.75 <= took / (took + decoding[rows]) <= 0.82, f"with {rows} rows"
 
 
 @pytest.mark.parametrize("machine", [GPU, EXPERTS, CPU])
