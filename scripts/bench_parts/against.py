@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
-from bench_parts.contenders import Start, mlx_server
+from bench_parts.contenders import Contender, Start, mlx_server
 from bench_parts.plan import Case, Model, tokens_per_second
 from bench_parts.tables import Row
 from mlx_server.clients.bench import Result, Workload
@@ -84,17 +84,30 @@ FIGURES: dict[str, Callable[[Result], float]] = {
 }
 
 
+PROCESSOR = "processor, with warming up, ms a request"
+"""What a busy machine changes least."""
+
+
 def costs(there: Start, folder: Path, cases: Sequence[Case], turns: int) -> Iterator[Cost]:
     with ExitStack() as stack:
         servers = [stack.enter_context(start(folder)) for start in (mlx_server, there)]
         for case in cases:
-            results = []
+            measured = []
             for _ in range(turns):
                 workload = case.load(secrets.token_hex(8))
-                results.append([server.run(workload) for server in servers])
-            for what, figure in FIGURES.items():
-                pairs = tuple((figure(ours), figure(theirs)) for ours, theirs in results)
-                yield Cost(case, what, pairs)
+                measured.append([_figures(server, workload) for server in servers])
+            for what in measured[0][0]:
+                yield Cost(
+                    case, what, tuple((ours[what], theirs[what]) for ours, theirs in measured)
+                )
+
+
+def _figures(server: Contender, workload: Workload) -> dict[str, float]:
+    used = server.processor_seconds()
+    result = server.run(workload)
+    processor = server.processor_seconds() - used
+    figures = {what: figure(result) for what, figure in FIGURES.items()}
+    return {**figures, PROCESSOR: 1000 * processor / workload.requests}
 
 
 def first_requests(there: Start, folder: Path, model: Model) -> Iterator[Cost]:

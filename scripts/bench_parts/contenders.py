@@ -36,9 +36,17 @@ class Contender:
 
     def memory(self) -> int:
         """The resident bytes of all its processes together."""
+        return sum(process.memory_info().rss for process in self._processes)
+
+    def processor_seconds(self) -> float:
+        """What all its processes together have used so far."""
+        times = (process.cpu_times() for process in self._processes)
+        return sum(used.user + used.system for used in times)
+
+    @property
+    def _processes(self) -> list[psutil.Process]:
         root = psutil.Process(self.pid)
-        tree = [root, *root.children(recursive=True)]
-        return sum(process.memory_info().rss for process in tree)
+        return [root, *root.children(recursive=True)]
 
 
 Variables = Mapping[str, str]
