@@ -1,6 +1,5 @@
 """Turns the engine's output for one row into events."""
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -28,7 +27,6 @@ from mlx_server.events import (
     TextDelta,
     TokenCounts,
     TokenLogprob,
-    ToolCallFinished,
     Violation,
 )
 from mlx_server.generation.constraints import parse_context
@@ -74,13 +72,7 @@ class RowOutput(OutputProcessor):
         self._progress = request.progress
         self._has_output = self._has_text = self._is_forced = False
         self._prompt_logprobs: list[TokenLogprob] = []
-        self._logprobs: list[TokenLogprob] = []
-        self._call_logprobs = 0
-        """The number of pending log probabilities up to the end of the last call."""
-        self._is_call_made = False
-        """Whether the call in progress was made, and only its end is still to come."""
         _, self._closes = prepared.family.thinking_delimiters()
-        self._invisible = _invisible(prepared)
 
     def begin(self) -> Iterator[Event]:
         if self._echo and not self._row.prompt_logprobs:
@@ -133,20 +125,11 @@ class RowOutput(OutputProcessor):
         if token.logprobs and section != "reasoning":  # a call's beginning may turn out to be text
             self._logprobs.append(_token_logprob(self._tokenizer, token.id, token.logprobs))
         events = self._parser.feed(token.id, self._detokenizer.feed(token.id))
-        if is_call := "call" in (section, self._parser.section):
-            self._call_logprobs = len(self._logprobs)
         yield from self._forward(events)
-        if is_call and self._is_call_made:
-            self._drop_call_logprobs()
-            self._is_call_made = self._parser.section == "call"
         self._reasoning += self._is_reasoning(section, events)
         self._text += self._has_text and section == self._parser.section == "text"
         if section == "reasoning" != self._parser.section:
             self._reasoning -= self._delimiter_tokens()
-        if self._parser.section != section and "reasoning" in (section, self._parser.section):
-            # drops those of a delimiter, whose end may show only in the next delimiter's first
-            # token, which is kept
-            self._logprobs = self._logprobs[-1:] if self._is_other_control_token(token.id) else []
         self._count_answer_token(section)
         if self._stops.matched:
             yield self._finished("stop")
@@ -154,65 +137,6 @@ class RowOutput(OutputProcessor):
             yield self._finished("tool_calls")
         elif token.finish or self._answer_tokens_left == 0 or self._is_cut():
             yield from self._finish(token.finish or "length")
-
-    def _logprobs_of(self, delta: TextDelta) -> tuple[TokenLogprob, ...]:
-        """Takes the log probabilities of the text's tokens, and of the white space before it, out
-        of those that are pending. Earlier ones, of tokens that are not text, are dropped; later
-        ones stay for the next text."""
-        if not self._logprobs:
-            self._call_logprobs = 0
-            return ()
-        pending, wanted = self._pending_bytes(), delta.text.encode()
-        at = self._position_in(pending, wanted)
-        before, taken, later, end = [], [], [], 0
-        for logprob in self._logprobs:
-            begin, end = end, end + len(logprob.bytes)
-            if wanted and begin >= at + len(wanted) and at >= 0:
-                later.append(logprob)
-            elif end > at or begin == at:  # begin == at for a token without bytes
-                taken.append(logprob)
-            else:
-                before.append(logprob)
-        self._logprobs, self._call_logprobs = later, 0
-        if not delta.separator:
-            return tuple(taken)
-        shared = taken[0].bytes if taken else b""  # the first token may begin with white space
-        space = delta.separator.encode().removesuffix(shared[: len(shared) - len(shared.lstrip())])
-        return (*_spelled(space, before), *taken)
-
-    def _position_in(self, pending: bytes, wanted: bytes) -> int:
-        """Returns where the text begins in the bytes of the pending tokens. Only what is invisible
-        comes before it, or a call that was not made; or else it is at their end. -1 if the tokens
-        before it are control tokens, which belong to it, or if it is not found."""
-        call = sum(len(logprob.bytes) for logprob in self._logprobs[: self._call_logprobs])
-        for begin, search in ((0, self._delimiters_before(pending)), (0, 0), (call, call)):
-            at = pending.find(wanted, search)
-            while at > begin and not self._invisible.fullmatch(pending, begin, at):
-                at = pending.find(wanted, at + 1)
-            if at >= 0:
-                return at
-        control = self._tokenizer.control_tokens
-        is_control = self._logprobs and self._logprobs[0].id in control
-        return -1 if is_control else pending.rfind(wanted)
-
-    def _is_other_control_token(self, token: int) -> bool:
-        """Whether it is a control token, but not one of those that close reasoning."""
-        text = self._tokenizer.control_tokens.get(token)
-        return text is not None and not any(text in each for each in self._closes)
-
-    def _delimiters_before(self, pending: bytes) -> int:
-        """The length of the delimiters at the beginning, within which the text is not searched. The
-        white space after them may be part of the text, so it is not counted."""
-        found = self._invisible.match(pending)
-        return len(found[0].rstrip()) if found else 0
-
-    def _has_no_text(self, logprob: TokenLogprob) -> bool:
-        """Whether it is of a control token or of a part of a character."""
-        is_part = not logprob.bytes.decode(errors="ignore")
-        return is_part or logprob.id in self._tokenizer.control_tokens
-
-    def _pending_bytes(self) -> bytes:
-        return b"".join(logprob.bytes for logprob in self._logprobs)
 
     def _is_reasoning(self, section: Section, events: Sequence[Event]) -> bool:
         """Whether the last token counts as reasoning. A delimiter does not, but one that is
@@ -311,14 +235,10 @@ class RowOutput(OutputProcessor):
         section = self._parser.section
         yield from self._forward(self._parser.finish(cut=reason == "length"))
         # the last tokens may have log probabilities but no text, for example an incomplete emoji
-        del self._logprobs[: self._call_logprobs]
-        if (
-            self._logprobs
-            and all(self._has_no_text(logprob) for logprob in self._logprobs)
-            and section == "text"
-            and not self._invisible.fullmatch(self._pending_bytes())
-        ):
-            yield from self._forward([TextDelta(self._index, "")])
+        control = self._tokenizer.control_tokens
+        rest = [logprob for logprob in self._logprobs if logprob.id not in control]
+        if section == "text" and rest and not any(map(_text_of, rest)):
+            yield from self._stops.feed(TextDelta(self._index, "", tuple(self._logprobs)))
         yield from self._stops.finish()
         if reason == "stop" and self._calls and not self._stops.matched:
             reason = "tool_calls"
@@ -331,37 +251,14 @@ class RowOutput(OutputProcessor):
         yield self._finished("stop" if self._stops.matched else reason)
 
     def _forward(self, events: Sequence[Event]) -> Iterator[Event]:
-        for at, event in enumerate(events):
+        self._announce(events, self._parser.unread)
+        for event in events:
             if self.is_complete:
                 return
             if not isinstance(event, Repaired | Violation | ReasoningDelta | BuiltInCall):
                 self._has_output = True
             self._has_text = self._has_text or isinstance(event, TextDelta)
             yield from self._report(event)
-            if isinstance(event, ToolCallFinished):
-                self._call_is_made(events[at:])
-
-    def _call_is_made(self, events: Sequence[Event]) -> None:
-        """Drops the log probabilities of a call's tokens, but not those of the text after it, of
-        which the first tokens may show whether the call was text."""
-        self._is_call_made = self._parser.section == "call"
-        left = sum(len(event.text.encode()) for event in events if isinstance(event, TextDelta))
-        end = self._call_logprobs or len(self._logprobs)
-        left -= sum(len(logprob.bytes) for logprob in self._logprobs[end:])
-        while end and left > 0:
-            end -= 1
-            left -= len(self._logprobs[end].bytes)
-        self._call_logprobs = end
-        self._drop_call_logprobs()
-
-    def _drop_call_logprobs(self) -> None:
-        """Drops those before the end of the last call, except for the white space before it, which
-        may separate texts."""
-        begin, end = 0, self._call_logprobs
-        while begin < end and self._logprobs[begin].bytes.isspace():
-            begin += 1
-        del self._logprobs[begin:end]
-        self._call_logprobs = begin
 
     @property
     def counts(self) -> TokenCounts:
@@ -380,16 +277,6 @@ class RowOutput(OutputProcessor):
         )
 
 
-def _invisible(prepared: PreparedModel) -> re.Pattern[bytes]:
-    """Matches delimiters, the control tokens that they consist of, and white space."""
-    delimiters = prepared.family.invisible_delimiters()
-    control = prepared.checkpoint.tokenizer.control_tokens.values()
-    parts = (token for token in control if any(token in each for each in delimiters))
-    texts = sorted({*delimiters, *parts}, key=len, reverse=True)
-    either = b"|".join([rb"\s", *(re.escape(text.encode()) for text in texts)])
-    return re.compile(b"(?:%s)*" % either)
-
-
 def _parser(prepared: PreparedModel, index: int, row: Generate, request: GenerateRequest) -> Parser:
     prompt = request.prompts[index // request.n]
     if not isinstance(prompt, Conversation):  # a text completion has no reasoning or calls
@@ -405,14 +292,9 @@ def _parser(prepared: PreparedModel, index: int, row: Generate, request: Generat
     return prepared.family.make_parser(context)
 
 
-def _spelled(space: bytes, tokens: Sequence[TokenLogprob]) -> list[TokenLogprob]:
-    """Returns those of the tokens that spell the white space, which delimiters may interrupt."""
-    spelled: list[TokenLogprob] = []
-    for token in reversed(tokens):
-        if token.bytes.isspace() and space.endswith(token.bytes):
-            space = space[: -len(token.bytes)]
-            spelled.insert(0, token)
-    return spelled
+def _text_of(logprob: TokenLogprob) -> str:
+    """Its characters; none for a part of one."""
+    return logprob.bytes.decode(errors="ignore")
 
 
 def _token_logprob(tokenizer: Tokenizer, token: int, found: Logprobs) -> TokenLogprob:

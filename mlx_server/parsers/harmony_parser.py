@@ -106,6 +106,8 @@ def parse_header(sections: Iterable[tuple[str, str]]) -> HarmonyHeader:
 
 
 class Sink:
+    unread = ""
+
     def __init__(self, into: Into) -> None:
         self.into = into
 
@@ -122,10 +124,12 @@ class ReadSink(Sink):
     def _feed(self, piece: str) -> None:
         self._source.feed(piece)
         next(self._steps, None)
+        self.unread = self._source.unread
 
     def end(self, *, cut: bool) -> None:
         self._source.close(cut=cut)
         next(self._steps, None)
+        self.unread = ""
 
 
 class BuiltInSink(Sink):
@@ -144,7 +148,7 @@ class HarmonyMessageReader:
 
     def __init__(self, parser: StreamableParser, sink: Sink, header: HarmonyHeader) -> None:
         self._parser = parser
-        self._sink = sink
+        self.sink = sink
         self._length = 0
         if header.rest:
             sink.into(header.rest)
@@ -153,7 +157,7 @@ class HarmonyMessageReader:
         self._parser.process(token)
         if piece := self._parser.last_content_delta:
             self._length += len(piece)
-            self._sink.into(piece)
+            self.sink.into(piece)
 
     def end(self, *, cut: bool) -> None:
         self._parser.process_eos()
@@ -162,8 +166,8 @@ class HarmonyMessageReader:
         assert isinstance(content, TextContent)
         # Bytes that are no character are decoded only now. Those at the end begin one that was cut.
         if rest := str(content.text)[self._length :].removesuffix("\ufffd"):
-            self._sink.into(rest)
-        self._sink.end(cut=cut)
+            self.sink.into(rest)
+        self.sink.end(cut=cut)
 
 
 def json_arguments(source: Source, calls: ToolCallEmitter, name: str) -> Steps[None]:
@@ -305,6 +309,10 @@ class HarmonyParser:
     @property
     def is_unterminated(self) -> bool:
         return False  # the token that ends the answer ends the message too
+
+    @property
+    def unread(self) -> str:
+        return self._message.sink.unread if self._message else ""
 
     @property
     def awaits_answer(self) -> bool:

@@ -56,6 +56,10 @@ class HarmonyTextParser(DelegatingParser):
         self._steps = self._answer()
         next(self._steps, None)
 
+    @property
+    def unread(self) -> str:
+        return super().unread + self._source.unread
+
     def feed(self, token: int, text: str) -> list[Event]:
         self._source.feed(text)
         return self._advance()

@@ -71,6 +71,10 @@ class MarkupParser:
     def is_unterminated(self) -> bool:
         return self.section == "reasoning"
 
+    @property
+    def unread(self) -> str:
+        return self._source.unread
+
     def feed(self, token: int, text: str) -> list[Event]:
         if delimiter := self._delimiters.tokens.get(token):
             self._source.feed_delimiter(delimiter)

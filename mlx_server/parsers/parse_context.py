@@ -97,6 +97,10 @@ class Parser(Protocol):
     def is_unterminated(self) -> bool:
         """Whether the answer so far ends within reasoning that was not closed."""
 
+    @property
+    def unread(self) -> str:
+        """The end of the text that has come, of which nothing was made yet."""
+
     def feed(self, token: int, text: str) -> list[Event]:
         """`text` is what the token adds; "" for control tokens and incomplete characters."""
 
@@ -122,6 +126,10 @@ class DelegatingParser:
     def is_unterminated(self) -> bool:
         return self._parser.is_unterminated
 
+    @property
+    def unread(self) -> str:
+        return self._parser.unread
+
 
 @dataclass(frozen=True)
 class OutputSpec:
@@ -140,6 +148,7 @@ class OutputSpec:
 class TextParser:
     section: Section = "text"
     awaits_answer = is_unterminated = False
+    unread = ""
 
     def __init__(self, context: ParseContext) -> None:
         self._index = context.index

@@ -2,8 +2,10 @@
 the report of the events that parsers make, for answers of this server and of others."""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
+from itertools import islice
 
 from mlx_server.events import (
     Event,
@@ -221,6 +223,12 @@ class OutputProcessor:
     def __init__(self, index: int, stops: Sequence[str], *, parallel: bool) -> None:
         """parallel: whether several calls are allowed; if not, the first one ends the answer."""
         self.finished = False
+        self._logprobs = deque[TokenLogprob]()
+        """Those of the latest tokens, whose text may still come."""
+        self._rest = b""
+        """The end of the latest token of a text, which the next text may begin with."""
+        self._later = 0
+        """The bytes at the end of these tokens that belong to no text reported so far."""
         self._index = index
         self._stops = StopStrings(stops)
         self._parallel = parallel
@@ -232,15 +240,51 @@ class OutputProcessor:
         """Whether a stop string or the one call that is allowed ends the answer."""
         return self._stops.matched or (self._calls > 0 and not self._parallel)
 
-    def _logprobs_of(self, delta: TextDelta) -> Sequence[TokenLogprob]:
-        """Takes the log probabilities of the text's tokens out of those that are pending."""
-        return ()
+    def _announce(self, events: Iterable[Event], unread: str) -> None:
+        """Prepares for the report of these events. unread: the end of the model's text, of which
+        the parser has made nothing yet."""
+        if self._logprobs:
+            texts = [event.separated for event in events if isinstance(event, TextDelta)]
+            self._later = sum(len(text.encode("utf-8", "replace")) for text in (*texts, unread))
+
+    def _logprobs_of(self, delta: TextDelta) -> Iterator[TokenLogprob]:
+        """Takes the log probabilities of the text's tokens, and of the white space before it, out
+        of the pending ones. Earlier ones, of tokens that are not text, are dropped."""
+        text = delta.separated.encode("utf-8", "replace")
+        self._later -= len(text)
+        body = delta.text.encode("utf-8", "replace")
+        body = body.lstrip() or body
+        begin, before, at = self._position_of(text, body), [], 0
+        while self._logprobs and at + len(self._logprobs[0].bytes) <= begin:
+            before.append(self._logprobs.popleft())
+            at += len(before[-1].bytes)
+        # delimiters may be between white space and the text, whose first token may have some too
+        shared = self._logprobs[0].bytes[: max(0, begin - at)] if self._logprobs else b""
+        yield from _spelled(text.removesuffix(body).removesuffix(shared), before)
+        end, last = begin + len(body), self._rest
+        while self._logprobs and at < end:
+            last = self._logprobs[0].bytes
+            at += len(last)
+            yield self._logprobs.popleft()
+        self._rest = last[len(last) - (at - end) :] if at > end else b""
+
+    def _position_of(self, text: bytes, body: bytes) -> int:
+        """Returns where the body of the text begins in the bytes of the pending tokens: after white
+        space at once, or else as late as it can."""
+        pending, rest = self._logprobs, self._rest
+        if b"".join((rest, *(each.bytes for each in islice(pending, len(text))))).startswith(text):
+            return len(text) - len(body) - len(rest)
+        written = b"".join((rest, *(each.bytes for each in pending)))
+        at = written.rfind(body, 0, len(written) - max(0, self._later))
+        # characters that were cut are read as others, and a repair may have changed any text
+        begin = at if at >= 0 else 0 if b"\xef\xbf\xbd" in body else len(written)
+        return begin - len(rest)
 
     def _report(self, event: Event) -> Iterator[Event]:
         match event:
             case TextDelta():
-                if logprobs := self._logprobs_of(event):
-                    event = replace(event, logprobs=tuple(logprobs))
+                if self._logprobs or self._rest:
+                    event = replace(event, logprobs=tuple(self._logprobs_of(event)))
                 yield from self._stops.feed(event)
             case Repaired() | Violation():  # a report is not output and ends no text
                 yield event
@@ -253,3 +297,13 @@ class OutputProcessor:
         """The answer's last event, without what only one kind of row has."""
         self.finished = True
         return Finished(self._index, reason, **asdict(counts), stop_string=self._stops.match)
+
+
+def _spelled(space: bytes, tokens: Sequence[TokenLogprob]) -> list[TokenLogprob]:
+    """Returns those of the tokens that spell the white space, which delimiters may interrupt."""
+    spelled: list[TokenLogprob] = []
+    for token in reversed(tokens):
+        if token.bytes.isspace() and space.endswith(token.bytes):
+            space = space[: -len(token.bytes)]
+            spelled.insert(0, token)
+    return spelled

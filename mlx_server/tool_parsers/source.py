@@ -108,6 +108,11 @@ class Source:
         """Returns the unread text that has come, without its first characters."""
         return self._text[self._at + skipped :]
 
+    @property
+    def unread(self) -> str:
+        """All that has come and was not read, even what may spell a stop token."""
+        return self.ahead() + self._held
+
     def take(self, size: int) -> str:
         taken = self._text[self._at : self._at + size]
         self._at += len(taken)

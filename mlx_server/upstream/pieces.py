@@ -116,50 +116,6 @@ def _token_logprob(
     yield TokenLogprob(token, raw, float(value), top)
 
 
-class LogprobQueue:
-    """Assigns log probabilities to the texts that their tokens make, in linear time."""
-
-    def __init__(self, top: int) -> None:
-        """top: the number of alternatives that the client requested."""
-        self._top = top
-        self._waiting = deque[TokenLogprob]()
-        self._bytes = bytearray()
-        """The bytes of the last token taken that no text has used yet, then those of the waiting
-        tokens."""
-        self._left = 0
-        self.has_had_any = False
-
-    def add(self, found: Iterable[TokenLogprob]) -> None:
-        for each in found:
-            self.has_had_any = True
-            top = sorted(each.top, key=lambda other: -(other.logprob or 0.0))[: self._top]
-            self._waiting.append(replace(each, top=tuple(top)))
-            self._bytes += each.bytes
-
-    def clear(self) -> None:
-        self._waiting.clear()
-        self._bytes.clear()
-        self._left = 0
-
-    def of(self, text: str) -> tuple[TokenLogprob, ...]:
-        """Takes the log probabilities of the text's tokens. Those of earlier tokens, which are not
-        text, are dropped; those of later tokens wait for the next text."""
-        wanted = text.encode("utf-8", "replace")
-        begin = self._bytes.find(wanted)
-        if begin < 0:  # a repair has changed the text
-            self.clear()
-            return ()
-        taken, at, end = [], self._left, begin + len(wanted)
-        while self._waiting and at < end:
-            each = self._waiting.popleft()
-            at += len(each.bytes)
-            if at > begin:
-                taken.append(each)
-        del self._bytes[:end]
-        self._left = max(0, at - end)
-        return tuple(taken)
-
-
 def reasoning_of(said: Mapping[str, Any]) -> str:
     """The reasoning in a message or a delta."""
     texts = [found for name in REASONING if (found := said.get(name))]
@@ -337,8 +293,14 @@ def split(piece: AnswerPiece) -> Iterator[AnswerPiece]:
         return
     for begin in range(0, len(reasoning), size):
         yield AnswerPiece(reasoning=reasoning[begin : begin + size])
+    tokens = deque(piece.logprobs)
+    left = sum(len(token.token) for token in tokens)
     for begin in range(0, len(text), size):
-        yield AnswerPiece(text=text[begin : begin + size], logprobs=() if begin else piece.logprobs)
+        logprobs = []  # the tokens of other text, such as thoughts, come first
+        while tokens and left > len(text) - begin - size:
+            left -= len(tokens[0].token)
+            logprobs.append(tokens.popleft())
+        yield AnswerPiece(text=text[begin : begin + size], logprobs=tuple(logprobs))
     yield replace(piece, text="", reasoning="", logprobs=())
 
 

@@ -34,7 +34,6 @@ from mlx_server.upstream.pieces import (
     CHARACTERS_PER_TOKEN,
     AnswerPiece,
     GrowingText,
-    LogprobQueue,
     ReasoningDetails,
     UpstreamUsage,
     is_counted,
@@ -90,7 +89,7 @@ class AnswerReader(OutputProcessor):
         self._structured = StructuredCallReader(
             emitter, options.context.tools, options.context.repair
         )
-        self._logprobs = None if options.logprobs is None else LogprobQueue(options.logprobs)
+        self._has_had_logprobs = False
         self._numbers: dict[tuple[str, int], int] = {}
         self._ids: set[str] = set()
         repeats = options.context.repair.loops
@@ -203,8 +202,7 @@ class AnswerReader(OutputProcessor):
         if piece.text:
             yield from self._end_thoughts(cut=True)
             self._raw.add(piece.text)
-            if self._logprobs:
-                self._logprobs.add(piece.logprobs)
+            self._add_logprobs(piece.logprobs)
             yield from self._forward("content", self._content.feed(NO_TOKEN, piece.text))
         texts = (piece.reasoning, piece.text, *(call.arguments for call in piece.calls))
         if self._loops and any(map(self._loops.add, texts)) and not self._is_looping:
@@ -285,6 +283,8 @@ class AnswerReader(OutputProcessor):
             yield event
 
     def _forward(self, source: str, events: Iterable[Event]) -> Iterator[Event]:
+        events = [*events]
+        self._announce(events, self._content.unread)
         for event in events:
             if self.is_complete:
                 return
@@ -301,8 +301,6 @@ class AnswerReader(OutputProcessor):
                 case ReasoningDelta(text=text):
                     self._reasoned += len(text)
                     if source == "content":
-                        if self._logprobs:
-                            self._logprobs.of(text)
                         place = "reasoning_content"
                         yield from self._repaired(Repaired(self._index, "reasoning", place))
                 case ToolCallStarted() | ToolCallDelta() | ToolCallFinished():
@@ -310,8 +308,12 @@ class AnswerReader(OutputProcessor):
                     yield from self._repaired(*repaired)
             yield from self._report(event)
 
-    def _logprobs_of(self, delta: TextDelta) -> Sequence[TokenLogprob]:
-        return self._logprobs.of(delta.text) if self._logprobs else ()
+    def _add_logprobs(self, logprobs: Iterable[TokenLogprob]) -> None:
+        if (count := self._options.logprobs) is not None:
+            for each in logprobs:
+                self._has_had_logprobs = True
+                top = sorted(each.top, key=lambda other: -(other.logprob or 0.0))[:count]
+                self._logprobs.append(replace(each, top=tuple(top)))
 
     def _call_event(
         self, source: str, event: ToolCallStarted | ToolCallDelta | ToolCallFinished
@@ -353,7 +355,8 @@ class AnswerReader(OutputProcessor):
             yield Violation(self._index, "content: the upstream's content filter ended the answer")
         if self._has_others:
             yield Violation(self._index, "choices: the upstream sent several, this is the first")
-        if self._logprobs and self._said and not self._logprobs.has_had_any:
+        is_scored = self._options.logprobs is not None
+        if is_scored and self._said and not self._has_had_logprobs:
             yield Violation(self._index, "logprobs: the upstream sent none")
         if not is_counted(self._usage, self.size):
             yield from self._repaired(Repaired(self._index, "usage", "usage"))

@@ -77,6 +77,10 @@ class HarmonyDetector(DelegatingParser):
         amount."""
         self._is_certain = False
 
+    @property
+    def unread(self) -> str:
+        return super().unread if self._is_certain else "".join(self._held)
+
     def feed(self, token: int, text: str) -> list[Event]:
         if self._is_certain:
             return self._parser.feed(token, text)
