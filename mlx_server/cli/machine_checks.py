@@ -281,7 +281,7 @@ def _settings(config: Path | None, working_set: int | None) -> Iterator[Check]:
         served = f"{file or 'no models.yaml, demo only'}: serves {', '.join(settings.models)}"
         yield Check("ok", "settings", served)
         yield from _changed_settings(settings.server)
-        yield _wired(settings.server, working_set)
+        yield _wired(working_set)
         yield _budget(settings.server, working_set)
         yield _port(settings.server)
         yield from _models(settings)
@@ -298,13 +298,11 @@ def _changed_settings(server: ServerSettings) -> Iterator[Check]:
         yield Check("ok", "server", ", ".join(f"{name}: {v}" for name, v in changed.items()))
 
 
-def _wired(server: ServerSettings, working_set: int | None) -> Check:
+def _wired(working_set: int | None) -> Check:
     if not working_set:
         return Check("ok", "wired", "not used: only Metal wires memory")
-    if server.wired == "never":
-        return Check("ok", "wired", "never: macOS may page weights out while they are in use")
     least, most = (_size(int(share * working_set)) for share in (WORTH_SHARE, MOST_SHARE))
-    return Check("ok", "wired", f"auto: weights that take {least} to {most} are kept resident")
+    return Check("ok", "wired", f"weights that take {least} to {most} are kept resident")
 
 
 def _budget(server: ServerSettings, working_set: int | None) -> Check:

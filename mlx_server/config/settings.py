@@ -27,7 +27,6 @@ from pydantic_core import CoreConfig, SchemaValidator
 from mlx_server import limits
 from mlx_server.config.hostfile import Hostfile, load_hostfile, mistakes
 from mlx_server.engine.client import NO_DISK, PromptDisk
-from mlx_server.engine.wired_memory import Wired
 from mlx_server.engine.worker_arguments import FIRST_PORT, Backend, Mode, RankGroup, RankHost
 from mlx_server.errors import SettingsError
 from mlx_server.mcp import ClientCredentials, Connector, StoredLogin
@@ -293,8 +292,6 @@ class ServerSettings(Strict):
     """How long the head and body of a request may take to arrive."""
     memory_budget: Bytes | None = None
     """Bytes for weights and caches; None: derived from the machine's memory."""
-    wired: Wired = "auto"
-    """Whether macOS must not page out weights that are large for the Mac."""
     prompt_cache: PromptCacheSettings = PromptCacheSettings()
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
@@ -573,7 +570,6 @@ def pool_limits(settings: Settings) -> PoolLimits:
     return PoolLimits(
         concurrency=server.concurrency,
         budget=server.memory_budget,
-        wired=server.wired,
         prompt_cache=cache.memory,
         prompt_disk=PromptDisk(folder, cache.disk, cache.disk_writes_per_day)
         if folder

@@ -30,7 +30,6 @@ from mlx_server.engine.messages import (
     Report,
 )
 from mlx_server.engine.row_stream import Item, RowStream, error_of
-from mlx_server.engine.wired_memory import Wired
 from mlx_server.engine.worker_arguments import RankGroup, WorkerArguments
 from mlx_server.errors import AdapterInvalid, EngineDied, ModelUnusable, ServerError
 from mlx_server.system.daily_bytes import DailyBytes
@@ -185,7 +184,6 @@ class EngineClient:
         *,
         concurrency: int = 16,
         cache_bytes: int = 0,
-        wired: Wired = "auto",
         disk: PromptDisk = NO_DISK,
         curves: Path | None = None,
         group: RankGroup | None = None,
@@ -197,7 +195,6 @@ class EngineClient:
         arguments = WorkerArguments(
             concurrency,
             cache_bytes,
-            wired,
             disk.most_bytes,
             str(disk.folder),
             disk.writes_per_day,

@@ -8,9 +8,6 @@ falls: the next model uses what an unloaded one leaves.
 """
 
 from dataclasses import dataclass
-from typing import Literal
-
-Wired = Literal["auto", "never"]
 
 WORTH_SHARE = 0.5
 """Weights below this share of the working set are not wired: they stay resident while in use."""
@@ -26,7 +23,7 @@ class Wiring:
     why: str
 
 
-def wiring(wired: Wired, weights: int, working_set: int) -> Wiring:
+def wiring(weights: int, working_set: int) -> Wiring:
     """Decides how much to wire.
 
     weights: bytes of all models in memory and of the one to be loaded. working_set: Metal's
@@ -35,8 +32,6 @@ def wiring(wired: Wired, weights: int, working_set: int) -> Wiring:
     most = int(MOST_SHARE * working_set)
     if not working_set:
         return Wiring(0, "this machine has no Metal")
-    if wired == "never":
-        return Wiring(0, "the setting says never")
     if weights < WORTH_SHARE * working_set:
         return Wiring(0, f"weights take less than {WORTH_SHARE:.0%} of the working set")
     if weights > most:

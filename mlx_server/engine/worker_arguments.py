@@ -9,8 +9,6 @@ from typing import Literal
 
 import msgspec
 
-from mlx_server.engine.wired_memory import Wired
-
 Mode = Literal["tensor", "pipeline"]
 """tensor: each rank has a part of every layer. pipeline: each rank has some of the layers."""
 
@@ -72,7 +70,6 @@ class RankGroup(msgspec.Struct, frozen=True):
 class WorkerArguments(msgspec.Struct, frozen=True):
     concurrency: int = 16
     cache_bytes: int = 0
-    wired: Wired = "never"
     disk_bytes: int = 0
     """The most bytes of the prompt cache's files; 0: none are written."""
     disk_folder: str = ""

@@ -16,7 +16,6 @@ from mlx_server import limits
 from mlx_server.engine.client import NO_DISK, EngineClient, PromptDisk
 from mlx_server.engine.messages import ComputeAhead, ComputedAhead, DiskCacheUse, StepOutput
 from mlx_server.engine.supervisor import Supervisor
-from mlx_server.engine.wired_memory import Wired
 from mlx_server.engine.worker_arguments import RankGroup
 from mlx_server.errors import EngineDied, Overloaded, ServerError, ShuttingDown
 from mlx_server.pool.memory import MemoryBudget, memory_budget, size
@@ -47,7 +46,6 @@ class PoolLimits:
     """How long a request waits for memory before it is refused."""
     budget: int | None = None
     """The bytes for weights and caches; None: `memory_budget` takes a default for this machine."""
-    wired: Wired = "auto"
     prompt_cache: int | None = None
     """The most bytes of the prompt cache; None: all that models and rows leave."""
     prompt_disk: PromptDisk = NO_DISK
@@ -247,7 +245,6 @@ class EngineModels:
         client = self._make_engine(
             concurrency=self._limits.concurrency,
             cache_bytes=self.budget.nbytes if most is None else most,
-            wired=self._limits.wired,
             disk=self._limits.prompt_disk,
             **arguments,
         )

@@ -18,7 +18,6 @@ import mlx.nn as nn
 from mlx_server.engine import messages
 from mlx_server.engine.device_errors import ENDS, MESSAGES, Streak, device_error
 from mlx_server.engine.messages import Command, Embed, Generate, Report, Token
-from mlx_server.engine.wired_memory import Wired
 from mlx_server.engine.worker_arguments import WorkerArguments
 from mlx_server.errors import message_of
 from mlx_server.prompt_files import PromptFolder
@@ -57,7 +56,6 @@ class Engine:
         *,
         concurrency: int = 16,
         cache_bytes: int = 0,
-        wired: Wired = "never",
         clock: Callable[[], float] = time.perf_counter,
         is_done: IsDone = Future.done,
         wake: Callable[[], None] = lambda: None,
@@ -75,7 +73,7 @@ class Engine:
         self._ahead = AheadComputation(self.prompts.memory, clock)
         self.models = LoadedModels(self._batch, clock)
         self._batches = self.models.batches
-        self._loads = ModelLoads(wired, concurrency, self._batches, share, clock)
+        self._loads = ModelLoads(concurrency, self._batches, share, clock)
         self._measurements = CostMeasurements(curves, clock)
         self._most_padding: dict[str, int | None] = {}
         self._buffers = Buffers(mx.get_memory_limit())
@@ -424,7 +422,6 @@ def engine_of(
     return Engine(
         concurrency=arguments.concurrency,
         cache_bytes=arguments.cache_bytes,
-        wired=arguments.wired,
         clock=inputs.clock,
         is_done=inputs.is_done,
         wake=inputs.wake,

@@ -20,7 +20,7 @@ import mlx.nn as nn
 
 from mlx_server.engine.device_errors import device_error
 from mlx_server.engine.messages import ComputeAhead, Generate, ModelLoading
-from mlx_server.engine.wired_memory import Wired, next_limit, wiring
+from mlx_server.engine.wired_memory import next_limit, wiring
 from mlx_server.requests import SamplingParams
 from mlx_server.worker import weights
 from mlx_server.worker.batch import Batch, StepResult
@@ -136,8 +136,7 @@ def _wired(reading: weights.Reading, wire: Callable[[int], None]) -> weights.Rea
 class WiredLimit:
     """The wired memory limit of this process; `wiring` decides when it grows."""
 
-    def __init__(self, wired: Wired) -> None:
-        self._wired: Wired = wired
+    def __init__(self) -> None:
         self._limit = 0
 
     def before_reading(self, nbytes: int, present: Iterable[nn.Module], *, rows: bool) -> None:
@@ -146,7 +145,7 @@ class WiredLimit:
             return
         working_set = int(mx.device_info()["max_recommended_working_set_size"])
         total = nbytes + sum(a.nbytes for model in present for a in weights.arrays(model))
-        wanted = wiring(self._wired, total, working_set)
+        wanted = wiring(total, working_set)
         limit = next_limit(self._limit, wanted.limit, rows=rows)
         if limit == self._limit:
             return
@@ -170,7 +169,6 @@ class ModelLoads:
 
     def __init__(
         self,
-        wired: Wired,
         concurrency: int,
         batches: Mapping[str, Batch],
         share: WholeModel,
@@ -178,7 +176,7 @@ class ModelLoads:
     ) -> None:
         """batches: those of all models in memory, which the caller changes."""
         self._share, self._clock = share, clock
-        self._wired = WiredLimit(wired)
+        self._wired = WiredLimit()
         self._pace = WeightReadPace()
         self._concurrency = concurrency
         self._batches = batches

@@ -102,12 +102,6 @@ def test_other_memory_budgets_are_told(size: str) -> None:
     assert (found.line, "memory_budget" in str(found)) == (1, True)
 
 
-@pytest.mark.parametrize("size", ["20GB", "always", "null"])
-def test_other_ways_to_wire_are_told(size: str) -> None:
-    found = problem(f"server: {{wired: {size}}}\n" + MINIMAL)
-    assert (found.line, "wired" in str(found)) == (1, True)
-
-
 @pytest.mark.parametrize("key", ["ttl: 0", "ttl: -5", "ttl: soon", "pinned: 1", "preload: 2"])
 def test_how_long_a_model_stays_is_checked(key: str) -> None:
     found = problem(f"models: {{m: {{source: org/name, {key}}}}}")

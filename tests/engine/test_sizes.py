@@ -9,7 +9,7 @@ from mlx_server.engine.messages import (
     Generate,
     KvCost,
 )
-from mlx_server.engine.wired_memory import Wired, next_limit, wiring
+from mlx_server.engine.wired_memory import next_limit, wiring
 from mlx_server.requests import SamplingParams
 
 
@@ -49,18 +49,17 @@ GB = 10**9
 
 
 @pytest.mark.parametrize(
-    ("wired", "weights", "working_set", "limit"),
+    ("weights", "working_set", "limit"),
     [
-        ("never", 20, 22, 0),
-        ("auto", 9, 20, 0),  # it stays resident by itself
-        ("auto", 11, 20, 11),
-        ("auto", 17, 20, 17),
-        ("auto", 19, 20, 0),  # the system needs the rest
-        ("auto", 20, 0, 0),  # no Metal
+        (9, 20, 0),  # it stays resident by itself
+        (11, 20, 11),
+        (17, 20, 17),
+        (19, 20, 0),  # the system needs the rest
+        (20, 0, 0),  # no Metal
     ],
 )
-def test_what_is_wired(wired: Wired, weights: int, working_set: int, limit: int) -> None:
-    assert wiring(wired, weights * GB, working_set * GB).limit // GB == limit
+def test_what_is_wired(weights: int, working_set: int, limit: int) -> None:
+    assert wiring(weights * GB, working_set * GB).limit // GB == limit
 
 
 def test_the_limit_never_falls_nor_moves_while_rows_are_under_way() -> None:

@@ -113,7 +113,7 @@ def loaded(
     monkeypatch: pytest.MonkeyPatch, path: Path, working_set: float, *, refuses: bool = False
 ) -> tuple[Engine, Metal]:
     """Two models, one after the other."""
-    metal, engine = Metal(int(working_set)), Engine(concurrency=4, wired="auto")
+    metal, engine = Metal(int(working_set)), Engine(concurrency=4)
     metal.refuses = refuses
     monkeypatch.setattr(loaded_models, "mx", metal)
     assert of(ModelLoaded, load(engine, path, "first"))
