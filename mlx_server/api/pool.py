@@ -67,6 +67,7 @@ def _model(view: ModelView) -> dict[str, Any]:
         "pinned": view.spec.pinned,
         "ttl": view.spec.ttl,
         "batching": view.batching,
+        "compute_dtype": view.spec.compute_dtype,
         "kv_bits": view.spec.kv_bits,  # null: as they are computed
         "progress": asdict(view.progress) if view.progress else None,
         "prefilling": [asdict(row) for row in view.prefilling],

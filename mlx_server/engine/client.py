@@ -274,10 +274,11 @@ class EngineClient:
         tokenizer: str = "",
         kv_bits: int | None = None,
         most_padding: int | None = None,
+        compute_dtype: messages.ComputeDtype = "auto",
     ) -> messages.ModelLoaded:
         self._on_loading[model] = progress
         command = messages.LoadModel(
-            model, path, list(stop_tokens), tokenizer, kv_bits, most_padding
+            model, path, list(stop_tokens), tokenizer, kv_bits, most_padding, compute_dtype
         )
         try:
             loaded: messages.ModelLoaded = await self._ask(command, model)
@@ -289,10 +290,17 @@ class EngineClient:
         """Returns when the engine has freed the model's memory."""
         await self._ask(messages.UnloadModel(model), model)
 
-    async def kv_cost(self, model: str, path: str, kv_bits: int | None = None) -> KvCost:
+    async def kv_cost(
+        self,
+        model: str,
+        path: str,
+        kv_bits: int | None = None,
+        compute_dtype: messages.ComputeDtype = "auto",
+    ) -> KvCost:
         """Returns the bytes that a row of the model takes by its tokens. The model need not be
         loaded."""
-        cost: KvCost = await self._ask(messages.MeasureCache(model, path, kv_bits), model)
+        command = messages.MeasureCache(model, path, kv_bits, compute_dtype)
+        cost: KvCost = await self._ask(command, model)
         return cost
 
     async def load_adapter(self, model: str, adapter: str, path: str) -> messages.AdapterLoaded:

@@ -15,6 +15,10 @@ import msgspec
 from mlx_server.engine.device_errors import DeviceErrorKind
 from mlx_server.requests import SamplingParams
 
+ComputeDtype = Literal["auto", "bfloat16", "float16"]
+"""The precision of a model whose files have 16 bits; auto: that of the files, or float16 where the
+chip emulates bfloat16 and the model's values allow it."""
+
 
 class LoadModel(msgspec.Struct, tag=True):
     model: str
@@ -27,6 +31,7 @@ class LoadModel(msgspec.Struct, tag=True):
     """Bits of each cached key and value; None keeps them in the type in which they are computed."""
     most_padding: int | None = None
     """The tokens by which groups of decoding rows may be padded together; None: any number."""
+    compute_dtype: ComputeDtype = "auto"
 
 
 STEP = 256
@@ -262,7 +267,8 @@ class MeasureCache(msgspec.Struct, tag=True):
     model: str
     path: str
     kv_bits: int | None = None
-    """See LoadModel."""
+    compute_dtype: ComputeDtype = "auto"
+    """See LoadModel, as for `kv_bits`."""
 
 
 class LoadAdapter(msgspec.Struct, tag=True):

@@ -428,7 +428,10 @@ class ModelPreparation:
             if prepared.transcript is None:  # a replay model has no KV cache to measure
                 with _stamped(prepared):
                     kv = await self._engine().kv_cost(
-                        prepared.id, str(prepared.path), prepared.spec.kv_bits
+                        prepared.id,
+                        str(prepared.path),
+                        prepared.spec.kv_bits,
+                        prepared.spec.compute_dtype,
                     )
                 weights = prepared.weights // ranks
                 most_padding = kv.most_padding(self._policy().budget - weights)
@@ -475,6 +478,7 @@ class ModelPreparation:
                 str(prepared.tokenizer_json.parent),
                 prepared.spec.kv_bits,
                 prepared.most_padding,
+                prepared.spec.compute_dtype,
             )
         try:
             await self._disk.run(partial(check_files, prepared))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from mlx_server.engine.messages import NO_CACHES, KvCost
+from mlx_server.engine.messages import NO_CACHES, ComputeDtype, KvCost
 from mlx_server.engine.worker_arguments import RankGroup
 from mlx_server.errors import (
     AdapterInvalid,
@@ -90,6 +90,7 @@ class ModelOptions:
     """The most tokens of a conversation's next prompt that an idle engine computes."""
     kv_bits: Literal[4, 8] | None = None
     """The bits per value of a quantised KV cache; None: it is not quantised."""
+    compute_dtype: ComputeDtype = "auto"
     reasoning_tags: tuple[str, ...] | None = None
     """Tags around the model's reasoning, in addition to those of its family. None: the tags that
     models of any family may write, see `parsers.reasoning_tags`."""

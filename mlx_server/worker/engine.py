@@ -141,9 +141,9 @@ class Engine:
         if not isinstance(command, messages.ComputeAhead):  # all other work comes first
             self._ahead.interrupt()
         match command:
-            case messages.LoadModel(model, path, stop_tokens, tokenizer, kv_bits, most_padding):
-                self._most_padding[model] = most_padding
-                self._loads.begin(model, Path(path), kv_bits)
+            case messages.LoadModel(model, path, stop_tokens, tokenizer):
+                self._most_padding[model] = command.most_padding
+                self._loads.begin(command)
                 self._constraints.expect(model, Path(tokenizer or path), stop_tokens)
                 if not self.models.is_busy:  # it is read beside the weights
                     self._constraints.read_ahead()

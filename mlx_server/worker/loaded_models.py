@@ -19,15 +19,16 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from mlx_server.engine.device_errors import device_error
-from mlx_server.engine.messages import ComputeAhead, Generate, ModelLoading
+from mlx_server.engine.messages import ComputeAhead, Generate, LoadModel, ModelLoading
 from mlx_server.engine.wired_memory import next_limit, wiring
 from mlx_server.requests import SamplingParams
 from mlx_server.worker import weights
 from mlx_server.worker.batch import Batch, StepResult
 from mlx_server.worker.device import has_gpu
+from mlx_server.worker.half_precision import HALF_PRECISIONS, change_to_float16, tries_float16
 from mlx_server.worker.kv_caches import set_kv_bits
 from mlx_server.worker.lora_adapters import AdapterWeights
-from mlx_server.worker.share import WHOLE, WholeModel
+from mlx_server.worker.share import WholeModel
 from mlx_server.worker.weights import WeightReadPace
 
 log = logging.getLogger("mlx_server.engine")
@@ -105,17 +106,29 @@ Progress = Generator[tuple[int, int] | None, None, nn.Module]
 
 
 def load(
-    path: Path,
+    command: LoadModel,
     pace: WeightReadPace,
     wire: Callable[[int], None],
     concurrency: int,
-    kv_bits: int | None = None,
-    share: WholeModel = WHOLE,
-    clock: Callable[[], float] = time.perf_counter,
+    share: WholeModel,
+    clock: Callable[[], float],
 ) -> Progress:
     """wire: called with the total bytes of the weights before they are read."""
-    network = yield from share.together(_wired(weights.load(path, pace, share.cut), wire))
-    set_kv_bits(network, kv_bits)
+    model, path = command.model, Path(command.path)
+    dtype = HALF_PRECISIONS.get(command.compute_dtype)
+    reading = _wired(weights.load(path, pace, share.cut, dtype), wire)
+    network = yield from share.together(reading)
+    # ranks of a group could come to different ends
+    if dtype is None and not share.is_one_of_several and tries_float16(network, path):
+        why_not = yield from change_to_float16(network, Path(command.tokenizer or path))
+        mx.clear_cache()
+        if why_not:
+            log.warning("%s stays in bfloat16: in float16 %s", model, why_not)
+            del network, reading  # there may be no room for two copies
+            network = yield from weights.load(path, pace, share.cut)
+        else:
+            log.info("%s computes in float16, since this chip emulates bfloat16", model)
+    set_kv_bits(network, command.kv_bits)
     # A separate batch leaves nothing in the prompt cache and no measurement in the budget.
     for _ in warm_up(Batch(network, concurrency=concurrency), concurrency, clock):
         yield None
@@ -199,11 +212,11 @@ class ModelLoads:
     def path(self, model: str) -> Path:
         return self._loads[model].path
 
-    def begin(self, model: str, path: Path, kv_bits: int | None) -> None:
+    def begin(self, command: LoadModel) -> None:
         progress = load(
-            path, self._pace, self._wire, self._concurrency, kv_bits, self._share, self._clock
+            command, self._pace, self._wire, self._concurrency, self._share, self._clock
         )
-        self._loads[model] = _Load(path, progress)
+        self._loads[command.model] = _Load(Path(command.path), progress)
 
     def end(self, model: str) -> bool:
         """Returns whether the model was being loaded."""

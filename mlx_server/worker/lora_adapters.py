@@ -560,7 +560,7 @@ def _adds_nothing(pair: LoraTensors) -> bool:
 
 def _delta(pair: LoraTensors, layer: Any, output: mx.Dtype) -> LoraDelta:
     """Returns the pair as a delta, in at least the precision of the layer's output and of the
-    stored tensors."""
+    stored tensors; float16 has that of bfloat16."""
     a, b = pair.a.astype(_finer(pair.a.dtype, output)), pair.b.astype(_finer(pair.b.dtype, output))
     b = b if pair.scale == 1 else (b * pair.scale).astype(b.dtype)
     if pair.magnitude is None:
@@ -571,6 +571,8 @@ def _delta(pair: LoraTensors, layer: Any, output: mx.Dtype) -> LoraDelta:
 
 
 def _finer(stored: mx.Dtype, output: mx.Dtype) -> mx.Dtype:
+    if (stored, output) == (mx.bfloat16, mx.float16):
+        return output
     return mx.result_type(mx.zeros((), stored), mx.zeros((), output))
 
 

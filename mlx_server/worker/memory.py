@@ -14,12 +14,20 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from mlx_server.engine.messages import STEP, CacheMeasured, CacheNotMeasured, KvCost, MeasureCache
+from mlx_server.engine.messages import (
+    STEP,
+    CacheMeasured,
+    CacheNotMeasured,
+    ComputeDtype,
+    KvCost,
+    MeasureCache,
+)
 from mlx_server.errors import message_of
 from mlx_server.models.architectures import is_encoder, texts
 from mlx_server.system.files import read_regular
 from mlx_server.worker.device import has_gpu
 from mlx_server.worker.encoders import encoder_classes
+from mlx_server.worker.half_precision import HALF_PRECISIONS
 from mlx_server.worker.kv_caches import make_caches, set_kv_bits
 from mlx_server.worker.mlx_lm_internals import CacheList, QuantizedKVCache, make_prompt_cache
 from mlx_server.worker.weights import arrays, model_classes
@@ -34,6 +42,7 @@ def cache_cost(
     config: dict[str, Any],
     kv_bits: int | None = None,
     cut: Callable[[nn.Module], None] = lambda model: None,
+    compute_dtype: ComputeDtype = "auto",
 ) -> KvCost:
     """Returns the cost of one row of a model with this config.json. Raises what mlx-lm raises for
     it, and ValueError if its keys and values can't be kept in `kv_bits`. cut: see `WholeModel`."""
@@ -44,7 +53,7 @@ def cache_cost(
     model_class, arguments = model_classes(config)
     model = model_class(arguments.from_dict(config)).eval()
     mx.random.seed(0)  # see weights.load
-    model.set_dtype(_activations(config))
+    model.set_dtype(HALF_PRECISIONS.get(compute_dtype) or _activations(config))
     cut(model)
     if kv_bits:
         _check_kv_bits(model, kv_bits)
@@ -68,7 +77,8 @@ def measure_cache(
 ) -> CacheMeasured | CacheNotMeasured:
     try:
         config = json.loads(read_regular(Path(command.path) / "config.json"))
-        return CacheMeasured(command.model, cache_cost(config, command.kv_bits, cut))
+        cost = cache_cost(config, command.kv_bits, cut, command.compute_dtype)
+        return CacheMeasured(command.model, cost)
     except Exception as error:
         log.exception("%s can't be built", command.model)
         return CacheNotMeasured(command.model, message_of(error))

@@ -76,8 +76,10 @@ def load(
     path: Path,
     pace: WeightReadPace | None = None,
     cut: Callable[[nn.Module], None] = lambda model: None,
+    dtype: mx.Dtype | None = None,
 ) -> Reading:
-    """pace: decides how many bytes each piece has. cut: see `WholeModel`."""
+    """pace: decides how many bytes each piece has. cut: see `WholeModel`. dtype: of what has 16
+    bits; None: that of the file, or float32 without a GPU."""
     config = read_config(path)
     if config.get("model_type") == REPLAY:
         return ReplayModel(config["vocab_size"])
@@ -94,7 +96,9 @@ def load(
     # The model's random initial weights were never evaluated. Seeding drops their unevaluated
     # random keys, which would form a longer chain with each load.
     mx.random.seed(0)
-    if not has_gpu():
+    if dtype:
+        model.set_dtype(dtype, lambda stored: stored in (mx.bfloat16, mx.float16))
+    elif not has_gpu():
         # MLX's CPU kernels are several times faster in float32 than in either half precision.
         model.set_dtype(mx.float32)
     cut(model)

@@ -14,7 +14,7 @@ from mlx_server import app as app_module
 from mlx_server.app import create_app
 from mlx_server.config.settings import ModelSettings, ServerSettings, Settings, StoreSettings
 from mlx_server.engine.client import OnLoading
-from mlx_server.engine.messages import AdapterLoaded, KvCost, ModelLoaded
+from mlx_server.engine.messages import AdapterLoaded, ComputeDtype, KvCost, ModelLoaded
 from mlx_server.errors import ModelUnusable
 from mlx_server.models.adapter_catalog import AdapterSpec
 from mlx_server.pool.adapters import LeasedAdapter
@@ -66,6 +66,7 @@ def test_before_and_after_the_first_request(tiny_path: Path) -> None:
             "pinned": True,
             "ttl": 60.0,
             "batching": None,
+            "compute_dtype": "auto",
             "kv_bits": None,
             "progress": None,
             "prefilling": [],
@@ -107,6 +108,7 @@ class Slow(ScriptedEngine):
         tokenizer: str = "",
         kv_bits: int | None = None,
         most_padding: int | None = None,
+        compute_dtype: ComputeDtype = "auto",
     ) -> ModelLoaded:
         if self.failure_of_load:
             raise self.failure_of_load

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from mlx_server.engine.client import EngineClient, OnLoading
-from mlx_server.engine.messages import NO_CACHES, KvCost, ModelLoaded, Ready
+from mlx_server.engine.messages import NO_CACHES, ComputeDtype, KvCost, ModelLoaded, Ready
 from mlx_server.errors import ServerError
 
 
@@ -35,6 +35,7 @@ class StubEngine(EngineClient):
         tokenizer: str = "",
         kv_bits: int | None = None,
         most_padding: int | None = None,
+        compute_dtype: ComputeDtype = "auto",
     ) -> ModelLoaded:
         self.read(path)
         return ModelLoaded(model, self._vocabulary, 0)
@@ -44,5 +45,11 @@ class StubEngine(EngineClient):
     def read(self, path: str) -> None:
         """Called with the folder of a model that is loaded."""
 
-    async def kv_cost(self, model: str, path: str, kv_bits: int | None = None) -> KvCost:
+    async def kv_cost(
+        self,
+        model: str,
+        path: str,
+        kv_bits: int | None = None,
+        compute_dtype: ComputeDtype = "auto",
+    ) -> KvCost:
         return self._kv

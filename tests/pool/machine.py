@@ -13,6 +13,7 @@ from mlx_server.engine.messages import (
     AdapterLoaded,
     AdapterUnloaded,
     Command,
+    ComputeDtype,
     KvCost,
     LimitCache,
     LoadAdapter,
@@ -163,7 +164,13 @@ class Engine(EngineClient):
         self.ended_with.append(error)
         await super().stop(error)
 
-    async def kv_cost(self, model: str, path: str, kv_bits: int | None = None) -> KvCost:
+    async def kv_cost(
+        self,
+        model: str,
+        path: str,
+        kv_bits: int | None = None,
+        compute_dtype: ComputeDtype = "auto",
+    ) -> KvCost:
         return BYTES
 
     def _send(self, command: Command) -> None:

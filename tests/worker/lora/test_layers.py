@@ -124,17 +124,23 @@ def test_what_was_not_trained_of_a_layer_that_takes_no_part_is_passed_over(
         assert same(model(mx.array([[5]])), model.embed.weight[5] + RANK)
 
 
-STORED = [(mx.float16, mx.float32), (mx.bfloat16, mx.float32), (mx.float32, mx.bfloat16)]
+STORED = [
+    (mx.float16, mx.float32, mx.float32),
+    (mx.bfloat16, mx.float32, mx.float32),
+    (mx.float32, mx.bfloat16, mx.float32),
+    (mx.float16, mx.bfloat16, mx.float32),
+    (mx.bfloat16, mx.float16, mx.float16),
+]
 
 
-@pytest.mark.parametrize(("stored", "model_type"), STORED)
+@pytest.mark.parametrize(("stored", "model_type", "precision"), STORED)
 def test_an_adapter_is_kept_at_no_less_than_either_precision(
-    tmp_path: Path, stored: mx.Dtype, model_type: mx.Dtype
+    tmp_path: Path, stored: mx.Dtype, model_type: mx.Dtype, precision: mx.Dtype
 ) -> None:
     model = Toy()
     model.set_dtype(model_type)
     AdapterWeights(model).load("one", adapter(tmp_path, pair(dtype=stored)))
-    assert [array.dtype for array in model.layer.slots.deltas["one"].arrays] == [mx.float32] * 2
+    assert [array.dtype for array in model.layer.slots.deltas["one"].arrays] == [precision] * 2
     with using(RowAdapters([("one", 1.0)]), model):
         assert model(mx.array([[1]])).dtype == model_type
 
