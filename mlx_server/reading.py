@@ -15,7 +15,7 @@ from mlx_server.families import AS_TEXT, family_named
 from mlx_server.messages import Tool
 from mlx_server.models.tokenizer import Tokenizer
 from mlx_server.parsers.parse_context import ParseContext, Parser
-from mlx_server.repair import ALL_REPAIRS, RepairPolicy
+from mlx_server.requests import ALL_REPAIRS, RepairPolicy
 
 NO_TOKEN = -1
 """Stands for the tokens of a text that came without them."""

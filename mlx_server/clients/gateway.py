@@ -28,8 +28,14 @@ from mlx_server.messages import Conversation, Message
 from mlx_server.parsers.parse_context import ParseContext
 from mlx_server.prompts.system_text import format_text
 from mlx_server.reading import as_tool
-from mlx_server.repair import ALL_REPAIRS, RepairPolicy
-from mlx_server.requests import GenerateRequest, JsonFormat, NamedTool, ToolChoice
+from mlx_server.requests import (
+    ALL_REPAIRS,
+    GenerateRequest,
+    JsonFormat,
+    NamedTool,
+    RepairPolicy,
+    ToolChoice,
+)
 from mlx_server.upstream.dialects import REASONING
 from mlx_server.upstream.pieces import read_piece
 from mlx_server.upstream.reading import AnswerReader, ReadingOptions

@@ -17,7 +17,7 @@ from mlx_server.clients.gateway import Gateway
 from mlx_server.errors import GenerationFailed, SettingsError
 from mlx_server.events import ReasoningDelta, TextDelta
 from mlx_server.reading import read
-from mlx_server.repair import ALL_REPAIRS
+from mlx_server.requests import ALL_REPAIRS
 from mlx_server.upstream.pieces import read_piece
 
 if TYPE_CHECKING:

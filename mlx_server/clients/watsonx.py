@@ -19,7 +19,7 @@ from mlx_server.clients.gateway import Gateway, GatewayStream
 from mlx_server.errors import BadRequest, SettingsError
 from mlx_server.events import Event, TextDelta
 from mlx_server.reading import OutputReader, read
-from mlx_server.repair import ALL_REPAIRS, RepairPolicy
+from mlx_server.requests import ALL_REPAIRS, RepairPolicy
 from mlx_server.upstream.dialects import REASONING, facts_in
 from mlx_server.upstream.text_families import opening_of_reasoning
 

@@ -33,8 +33,7 @@ from mlx_server.mcp import ClientCredentials, Connector, StoredLogin
 from mlx_server.mcp.addresses import names_private_host
 from mlx_server.pool.engine_models import PoolLimits
 from mlx_server.pool.prepare import AdapterSource, ModelOptions, ModelSpec
-from mlx_server.repair import RepairPolicy
-from mlx_server.requests import SamplingChoices
+from mlx_server.requests import RepairPolicy, SamplingChoices
 from mlx_server.sources.cache import cache_dir
 from mlx_server.sources.kinds import SCHEME, why_impossible
 from mlx_server.store import Retention

@@ -19,8 +19,8 @@ from mlx_server.parsers.harmony_parser import (
     is_built_in,
 )
 from mlx_server.parsers.parse_context import OutputSpec
-from mlx_server.repair.calls import match_tool_name
 from mlx_server.requests import NamedTool
+from mlx_server.tool_parsers.call_repair import match_tool_name
 
 NEXT = "<|end|><|start|>assistant"
 REASONING = "<|channel|>analysis<|message|>"

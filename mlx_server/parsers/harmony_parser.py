@@ -38,10 +38,10 @@ from mlx_server.messages import Phase, Tool
 from mlx_server.parsers.misplaced_calls import MisplacedCallReader
 from mlx_server.parsers.parse_context import ParseContext, Section
 from mlx_server.parsers.text_pieces import PieceSeparator
-from mlx_server.repair.calls import FoundCall
-from mlx_server.repair.model_json import Malformed, json_text, parsed, text_around_json
 from mlx_server.tool_parsers import values
+from mlx_server.tool_parsers.call_repair import FoundCall
 from mlx_server.tool_parsers.calls import ToolCallEmitter
+from mlx_server.tool_parsers.model_json import Malformed, json_text, parsed, text_around_json
 from mlx_server.tool_parsers.source import Into, Source, Steps
 from mlx_server.tool_parsers.values import JSON
 

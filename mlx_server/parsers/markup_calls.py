@@ -21,9 +21,9 @@ from mlx_server.events import (
 from mlx_server.parsers.markup_layout import QUOTES, MarkupDelimiters, MarkupLayout
 from mlx_server.parsers.parse_context import ParseContext
 from mlx_server.parsers.text_pieces import CodeFence, PieceSeparator, WhitespaceTrimmer
-from mlx_server.repair.model_json import Malformed, UnknownTool, json_range
 from mlx_server.tool_parsers.call_format import BlockRepair, CallFormat, mixed_block
 from mlx_server.tool_parsers.calls import ToolCallEmitter
+from mlx_server.tool_parsers.model_json import Malformed, UnknownTool, json_range
 from mlx_server.tool_parsers.source import Into, Lookahead, Source, Steps, complete_source
 
 LINE = 80

@@ -14,7 +14,7 @@ from mlx_server.parsers.markup_layout import QUOTES, TURN_HEADERS, MarkupDelimit
 from mlx_server.parsers.misplaced_calls import MisplacedCallReader
 from mlx_server.parsers.parse_context import THINK, ParseContext, Section, is_tag
 from mlx_server.parsers.text_pieces import WhitespaceTrimmer, open_fence
-from mlx_server.repair.model_json import Malformed
+from mlx_server.tool_parsers.model_json import Malformed
 from mlx_server.tool_parsers.source import Into, Source, Steps, complete_source
 
 __all__ = ["THINK", "MarkupLayout", "MarkupParser"]

@@ -14,18 +14,18 @@ from mlx_server import limits
 from mlx_server.events import RepairKind
 from mlx_server.grammars.arguments import fits, is_made_of
 from mlx_server.messages import Tool
-from mlx_server.repair import RepairPolicy
-from mlx_server.repair.calls import (
+from mlx_server.requests import RepairPolicy
+from mlx_server.tool_parsers.call_format import parse_calls
+from mlx_server.tool_parsers.call_repair import (
     CALL_KEYS,
     NAME_KEYS,
     FoundCall,
     read_arguments,
     read_calls,
 )
-from mlx_server.repair.model_json import Malformed
-from mlx_server.tool_parsers.call_format import parse_calls
 from mlx_server.tool_parsers.calls import ToolCallEmitter, coerce_arguments
 from mlx_server.tool_parsers.formats import PYTHON_LINES
+from mlx_server.tool_parsers.model_json import Malformed
 from mlx_server.tool_parsers.source import Lookahead, Source, Steps, complete_source
 
 LEADS_ON = frozenset(".!?:。！？：")

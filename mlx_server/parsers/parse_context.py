@@ -7,8 +7,7 @@ from typing import Literal, Protocol
 
 from mlx_server.events import Event, TextDelta
 from mlx_server.messages import Tool
-from mlx_server.repair import ALL_REPAIRS, RepairPolicy
-from mlx_server.requests import Format, NamedTool, ToolChoice
+from mlx_server.requests import ALL_REPAIRS, Format, NamedTool, RepairPolicy, ToolChoice
 
 Pair = tuple[str, str]
 """An opening and a closing delimiter."""

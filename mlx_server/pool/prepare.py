@@ -38,8 +38,7 @@ from mlx_server.models.files import (
 )
 from mlx_server.parsers.parse_context import pairs_of
 from mlx_server.prompts.infill import infill_tokens_of
-from mlx_server.repair import ALL_REPAIRS, RepairPolicy
-from mlx_server.requests import SamplingChoices
+from mlx_server.requests import ALL_REPAIRS, RepairPolicy, SamplingChoices
 from mlx_server.sources.cache import Progress, cache_dir
 from mlx_server.sources.replay_checkpoint import replay_checkpoint
 from mlx_server.sources.source import adapter_on_disk, on_disk, resolve, resolve_adapter

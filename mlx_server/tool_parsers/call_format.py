@@ -13,9 +13,9 @@ from mlx_server.grammars.formats import schema_unenforced
 from mlx_server.grammars.grammar import SPACE, UnsupportedKeyword
 from mlx_server.grammars.lark import Lark
 from mlx_server.messages import Tool
-from mlx_server.repair import ALL_REPAIRS, RepairPolicy
-from mlx_server.repair.model_json import Malformed, UnknownTool
+from mlx_server.requests import ALL_REPAIRS, RepairPolicy
 from mlx_server.tool_parsers.calls import ToolCallEmitter
+from mlx_server.tool_parsers.model_json import Malformed, UnknownTool
 from mlx_server.tool_parsers.source import Source, Steps, complete_source
 
 

@@ -25,8 +25,8 @@ from mlx_server.events import (
 from mlx_server.grammars.arguments import is_made_of, required, types_of_member
 from mlx_server.grammars.view import ALL, properties_in, type_of
 from mlx_server.messages import Tool
-from mlx_server.repair import ALL_REPAIRS, RepairPolicy
-from mlx_server.repair.calls import (
+from mlx_server.requests import ALL_REPAIRS, RepairPolicy
+from mlx_server.tool_parsers.call_repair import (
     coerced,
     match_tool_name,
     read_as,
@@ -34,7 +34,12 @@ from mlx_server.repair.calls import (
     takes_text,
     unwrapped,
 )
-from mlx_server.repair.model_json import Malformed, UnknownTool, loads_arguments, loads_exactly
+from mlx_server.tool_parsers.model_json import (
+    Malformed,
+    UnknownTool,
+    loads_arguments,
+    loads_exactly,
+)
 
 
 def new_id() -> str:

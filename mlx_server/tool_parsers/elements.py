@@ -22,7 +22,6 @@ from mlx_server.grammars.arguments import (
 from mlx_server.grammars.grammar import UnsupportedKeyword
 from mlx_server.grammars.lark import Lark, quoted
 from mlx_server.messages import Tool
-from mlx_server.repair.model_json import Malformed
 from mlx_server.tool_parsers import values
 from mlx_server.tool_parsers.call_format import (
     BlockGrammar,
@@ -31,6 +30,7 @@ from mlx_server.tool_parsers.call_format import (
     one_by_one_rule,
 )
 from mlx_server.tool_parsers.calls import ToolCallEmitter, ToolCallWriter
+from mlx_server.tool_parsers.model_json import Malformed
 from mlx_server.tool_parsers.named_calls import NamedCallFormat
 from mlx_server.tool_parsers.source import Source, Steps
 from mlx_server.tool_parsers.value_rules import bare_value_rule, json_rule, marked_text

@@ -13,10 +13,10 @@ from mlx_server.grammars.formats import arguments
 from mlx_server.grammars.grammar import SPACE
 from mlx_server.grammars.lark import Lark, literally
 from mlx_server.messages import Tool
-from mlx_server.repair.model_json import Malformed, loads
 from mlx_server.tool_parsers import values
 from mlx_server.tool_parsers.call_format import BlockGrammar, CallFormat, UnmarkedBlockGrammar
 from mlx_server.tool_parsers.calls import ToolCallEmitter, ToolCallWriter
+from mlx_server.tool_parsers.model_json import Malformed, loads
 from mlx_server.tool_parsers.source import Source, Steps
 from mlx_server.tool_parsers.values import JSON
 

@@ -14,7 +14,6 @@ from mlx_server.grammars.arguments import (
 from mlx_server.grammars.grammar import UnsupportedKeyword
 from mlx_server.grammars.lark import Lark, quoted
 from mlx_server.messages import Tool
-from mlx_server.repair.model_json import Malformed, UnknownTool
 from mlx_server.tool_parsers import json_calls, values
 from mlx_server.tool_parsers.call_format import (
     BlockGrammar,
@@ -24,6 +23,7 @@ from mlx_server.tool_parsers.call_format import (
 )
 from mlx_server.tool_parsers.calls import ToolCallEmitter, ToolCallWriter
 from mlx_server.tool_parsers.json_calls import check_end
+from mlx_server.tool_parsers.model_json import Malformed, UnknownTool
 from mlx_server.tool_parsers.named_calls import NamedCallFormat
 from mlx_server.tool_parsers.source import Into, Lookahead, Source, Steps
 from mlx_server.tool_parsers.value_rules import bare_value_rule

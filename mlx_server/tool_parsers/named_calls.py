@@ -17,7 +17,6 @@ from mlx_server.grammars.arguments import (
 from mlx_server.grammars.grammar import SPACE, UnsupportedKeyword
 from mlx_server.grammars.lark import Lark, literally, quoted
 from mlx_server.messages import Tool
-from mlx_server.repair.model_json import Malformed, loads
 from mlx_server.tool_parsers import json_calls, value_rules, values
 from mlx_server.tool_parsers.call_format import (
     BlockGrammar,
@@ -28,6 +27,7 @@ from mlx_server.tool_parsers.call_format import (
 )
 from mlx_server.tool_parsers.calls import ToolCallEmitter, ToolCallWriter
 from mlx_server.tool_parsers.json_calls import as_object, check_end, repaired
+from mlx_server.tool_parsers.model_json import Malformed, loads
 from mlx_server.tool_parsers.source import Source, Steps
 from mlx_server.tool_parsers.value_rules import LiteralGrammar, LiteralSyntax
 from mlx_server.tool_parsers.values import Syntax, json_ahead

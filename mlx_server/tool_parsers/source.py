@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator
 from functools import lru_cache
 from typing import TypeVar
 
-from mlx_server.repair.model_json import Malformed
+from mlx_server.tool_parsers.model_json import Malformed
 
 T = TypeVar("T")
 

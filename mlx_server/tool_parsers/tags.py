@@ -19,7 +19,6 @@ from mlx_server.grammars.arguments import (
 )
 from mlx_server.grammars.lark import Lark, quoted
 from mlx_server.messages import Tool
-from mlx_server.repair.model_json import ExactFloat, Malformed
 from mlx_server.tool_parsers import json_calls, values
 from mlx_server.tool_parsers.call_format import (
     BlockGrammar,
@@ -29,6 +28,7 @@ from mlx_server.tool_parsers.call_format import (
 )
 from mlx_server.tool_parsers.calls import ToolCallEmitter, ToolCallWriter
 from mlx_server.tool_parsers.json_calls import check_end
+from mlx_server.tool_parsers.model_json import ExactFloat, Malformed
 from mlx_server.tool_parsers.source import Into, Source, Steps
 from mlx_server.tool_parsers.value_rules import bare_value_rule, json_rule, marked_text
 from mlx_server.tool_parsers.values import JSON, read_json

@@ -12,9 +12,9 @@ from functools import lru_cache, partial
 from typing import Any, Literal
 
 from mlx_server import limits
-from mlx_server.repair.calls import read_as
-from mlx_server.repair.model_json import ExactFloat, Malformed, bounded, loads_exactly
+from mlx_server.tool_parsers.call_repair import read_as
 from mlx_server.tool_parsers.calls import ToolCallWriter
+from mlx_server.tool_parsers.model_json import ExactFloat, Malformed, bounded, loads_exactly
 from mlx_server.tool_parsers.source import Into, Lookahead, Source, Steps
 
 ReadText = Callable[[Source, str, Into, ToolCallWriter | None], Steps[None]]

@@ -28,9 +28,9 @@ from mlx_server.events import (
 from mlx_server.json_bounds import ExceedsBounds
 from mlx_server.messages import Tool
 from mlx_server.parsers.misplaced_calls import MisplacedCallReader
-from mlx_server.repair import RepairPolicy
-from mlx_server.repair.model_json import Malformed, bounded, json_text
+from mlx_server.requests import RepairPolicy
 from mlx_server.tool_parsers.calls import ToolCallEmitter
+from mlx_server.tool_parsers.model_json import Malformed, bounded, json_text
 from mlx_server.upstream.pieces import CallPiece, GrowingText
 
 

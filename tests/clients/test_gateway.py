@@ -12,7 +12,7 @@ import pytest
 from mlx_server.clients.exchange import Exchange, Wire, arun, run
 from mlx_server.clients.gateway import Gateway
 from mlx_server.errors import BadRequest, GenerationFailed, UpstreamFailed
-from mlx_server.repair import ALL_REPAIRS
+from mlx_server.requests import ALL_REPAIRS
 from tests.clients.recorded import WEATHER, call, chunks, completion
 
 ASKED = [{"role": "user", "content": "How old is he?"}]

@@ -34,7 +34,7 @@ from mlx_server.families.base import ModelFamily
 from mlx_server.messages import Tool
 from mlx_server.models.tokenizer import Tokenizer
 from mlx_server.parsers.parse_context import ParseContext, Parser, Section
-from mlx_server.repair import ALL_REPAIRS, RepairPolicy
+from mlx_server.requests import ALL_REPAIRS, RepairPolicy
 from mlx_server.sources.replay_checkpoint import replay_checkpoint
 from tests.families.probe import probed
 from tests.families.prompts import golden_prompts

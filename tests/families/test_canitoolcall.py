@@ -28,7 +28,7 @@ from mlx_server.events import (
 from mlx_server.families import family_named
 from mlx_server.messages import Tool
 from mlx_server.parsers.parse_context import ParseContext
-from mlx_server.repair import ALL_REPAIRS, RepairPolicy
+from mlx_server.requests import ALL_REPAIRS, RepairPolicy
 
 FAMILY_OF = {
     "qwen3-xml": "qwen3_5",

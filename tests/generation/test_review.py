@@ -15,8 +15,7 @@ from mlx_server.generation.review import Review
 from mlx_server.messages import Conversation, Message
 from mlx_server.models.tokenizer import Tokenizer
 from mlx_server.pool.prepare import ModelSpec, prepare
-from mlx_server.repair import ALL_REPAIRS, RepairPolicy
-from mlx_server.requests import GenerateRequest, JsonFormat
+from mlx_server.requests import ALL_REPAIRS, GenerateRequest, JsonFormat, RepairPolicy
 from tests.generation.scripted import END, finished, said, text_of
 
 Attempt = Sequence[Event]

@@ -14,7 +14,7 @@ from mlx_server.messages import Tool
 from mlx_server.parsers.markup_layout import MarkupLayout
 from mlx_server.parsers.markup_parser import MarkupParser
 from mlx_server.parsers.parse_context import ParseContext
-from mlx_server.repair import RepairPolicy
+from mlx_server.requests import RepairPolicy
 from mlx_server.tool_parsers.call_format import finished_calls
 from mlx_server.tool_parsers.formats import BARE_JSON
 from tests.slowness import slowness

@@ -11,7 +11,6 @@ import yaml
 from mlx_server.events import Event
 from mlx_server.grammars.lark import Lark
 from mlx_server.messages import Tool
-from mlx_server.repair.model_json import Malformed
 from mlx_server.tool_parsers import elements, formats, keyed_calls, tag_formats
 from mlx_server.tool_parsers.call_format import (
     CallFormat,
@@ -20,6 +19,7 @@ from mlx_server.tool_parsers.call_format import (
     parse_calls,
 )
 from mlx_server.tool_parsers.calls import ToolCallEmitter
+from mlx_server.tool_parsers.model_json import Malformed
 from mlx_server.tool_parsers.source import Source
 
 ALONE = keyed_calls.keyed_calls(

@@ -9,7 +9,6 @@ import pytest
 
 from mlx_server.events import Event, Repaired, ToolCallDelta, ToolCallFinished, ToolCallStarted
 from mlx_server.messages import Tool
-from mlx_server.repair.model_json import Malformed
 from mlx_server.tool_parsers.calls import (
     HeldCall,
     ToolCallEmitter,
@@ -17,6 +16,7 @@ from mlx_server.tool_parsers.calls import (
     new_id,
     new_short_id,
 )
+from mlx_server.tool_parsers.model_json import Malformed
 
 WRITE = {
     "type": "object",

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from mlx_server.repair.model_json import Malformed
 from mlx_server.tool_parsers import values as reader
+from mlx_server.tool_parsers.model_json import Malformed
 from mlx_server.tool_parsers.source import complete_source
 from mlx_server.tool_parsers.values import JSON, Syntax, gemma_syntax
 from tests.tool_parsers.values import PYTHON, arguments, read

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mlx_server import limits
 from mlx_server.events import ToolCallDelta, ToolCallFinished, ToolCallStarted
-from mlx_server.repair.model_json import Malformed
+from mlx_server.tool_parsers.model_json import Malformed
 from tests.slowness import slowness
 from tests.tool_parsers.values import TYPED, arguments, read
 

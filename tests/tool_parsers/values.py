@@ -6,9 +6,9 @@ import pytest
 
 from mlx_server.events import Event, ToolCallDelta
 from mlx_server.messages import Tool
-from mlx_server.repair.model_json import Malformed
 from mlx_server.tool_parsers import values as reader
 from mlx_server.tool_parsers.calls import ToolCallEmitter
+from mlx_server.tool_parsers.model_json import Malformed
 from mlx_server.tool_parsers.source import Source, Steps
 from mlx_server.tool_parsers.values import JSON, python_syntax
 

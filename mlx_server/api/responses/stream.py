@@ -22,7 +22,7 @@ from mlx_server.events import (
     ToolsListed,
 )
 from mlx_server.messages import EXTRA_CONTENT, Phase
-from mlx_server.repair.model_json import parsed
+from mlx_server.tool_parsers.model_json import parsed
 
 Events = Iterator[Wire]
 End = Literal["completed", "incomplete", "failed"]

@@ -11,7 +11,7 @@ import pytest
 from mlx_server.clients import watsonx
 from mlx_server.clients.watsonx import ModelInference
 from mlx_server.errors import GenerationFailed, SettingsError
-from mlx_server.repair import ALL_REPAIRS
+from mlx_server.requests import ALL_REPAIRS
 from tests.clients.recorded import WEATHER, Wire, chunks, completion, recorded
 from tests.clients.watsonx.made import ANSWERED, ASKED, LEAKED, at
 from tests.clients.watsonx.signatures import METHODS, signatures

@@ -17,10 +17,10 @@ from mlx_server.events import (
 from mlx_server.messages import Tool
 from mlx_server.parsers.markup_parser import MarkupLayout, MarkupParser
 from mlx_server.parsers.parse_context import ParseContext
-from mlx_server.repair.model_json import Malformed
 from mlx_server.tool_parsers.call_format import CallFormat
 from mlx_server.tool_parsers.calls import ToolCallEmitter
 from mlx_server.tool_parsers.json_calls import call_object, repaired
+from mlx_server.tool_parsers.model_json import Malformed
 from mlx_server.tool_parsers.source import Source, Steps
 
 OPEN, CLOSE = "<call>", "</call>"

@@ -11,8 +11,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlx_server.repair.answers import CheckFailed, schema_errors
-from mlx_server.repair.calls import (
+from mlx_server.generation.review import CheckFailed, schema_errors
+from mlx_server.tool_parsers.call_repair import (
     FoundCall,
     coerced,
     match_tool_name,
@@ -22,10 +22,10 @@ from mlx_server.repair.calls import (
     takes_text,
     unwrapped,
 )
-from mlx_server.repair.model_json import ExactFloat, Malformed
+from mlx_server.tool_parsers.model_json import ExactFloat, Malformed
 from tests.slowness import slowness
 
-TABLES = yaml.safe_load(Path(__file__).with_name("calls.yaml").read_text("utf-8"))
+TABLES = yaml.safe_load(Path(__file__).with_name("call_repair.yaml").read_text("utf-8"))
 NAMES = ("get_weather", "search", "functions.odd", "add", "Add", "fetch-url", "docs__find", "___")
 
 

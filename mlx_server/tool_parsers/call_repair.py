@@ -15,7 +15,7 @@ from typing import Any
 from mlx_server import limits
 from mlx_server.grammars.arguments import lenient_items, lenient_member, types_of_member
 from mlx_server.grammars.view import View, type_of, types_of
-from mlx_server.repair.model_json import (
+from mlx_server.tool_parsers.model_json import (
     ExactFloat,
     Malformed,
     loads,

@@ -4,9 +4,7 @@ from typing import Any
 
 import pytest
 
-from mlx_server.messages import Conversation, Message, Tool
-from mlx_server.repair import ALL_REPAIRS, RepairPolicy
-from mlx_server.repair.answers import (
+from mlx_server.generation.review import (
     CheckedAnswer,
     CheckFailed,
     RawAnswer,
@@ -15,7 +13,8 @@ from mlx_server.repair.answers import (
     retry_conversation,
     retry_message,
 )
-from mlx_server.requests import ChoiceFormat, JsonFormat, NamedTool
+from mlx_server.messages import Conversation, Message, Tool
+from mlx_server.requests import ALL_REPAIRS, ChoiceFormat, JsonFormat, NamedTool, RepairPolicy
 
 ANY = JsonFormat()
 SAYS = RawAnswer("", "It is 4.")

@@ -8,15 +8,14 @@ import pytest
 import yaml
 
 from mlx_server.families import family_named
-from mlx_server.repair import RepairPolicy
-from mlx_server.repair.answers import (
+from mlx_server.generation.review import (
     CheckedAnswer,
     RawAnswer,
     Requirements,
     check_answer,
     schema_errors,
 )
-from mlx_server.requests import JsonFormat
+from mlx_server.requests import JsonFormat, RepairPolicy
 from tests.families.goldens import Golden, Player, Reads, Yaml, folded, shown, tools
 
 

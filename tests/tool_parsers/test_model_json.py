@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlx_server import limits
-from mlx_server.repair.model_json import (
+from mlx_server.tool_parsers.model_json import (
     ExactFloat,
     Malformed,
     UnknownTool,
