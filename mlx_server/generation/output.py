@@ -251,7 +251,7 @@ class RowOutput(OutputProcessor):
         yield self._finished("stop" if self._stops.matched else reason)
 
     def _forward(self, events: Sequence[Event]) -> Iterator[Event]:
-        self._announce(events, self._parser.unread)
+        self._announce(events, self._parser)
         for event in events:
             if self.is_complete:
                 return

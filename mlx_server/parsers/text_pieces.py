@@ -18,6 +18,7 @@ from mlx_server.events import (
     ToolCallFinished,
     Violation,
 )
+from mlx_server.parsers.parse_context import Parser
 
 
 class WhitespaceTrimmer:
@@ -240,12 +241,12 @@ class OutputProcessor:
         """Whether a stop string or the one call that is allowed ends the answer."""
         return self._stops.matched or (self._calls > 0 and not self._parallel)
 
-    def _announce(self, events: Iterable[Event], unread: str) -> None:
-        """Prepares for the report of these events. unread: the end of the model's text, of which
-        the parser has made nothing yet."""
-        if self._logprobs:
-            texts = [event.separated for event in events if isinstance(event, TextDelta)]
-            self._later = sum(len(text.encode("utf-8", "replace")) for text in (*texts, unread))
+    def _announce(self, events: Iterable[Event], parser: Parser) -> None:
+        """Prepares for the report of these events, the latest of this parser."""
+        texts = [event.separated for event in events if isinstance(event, TextDelta)]
+        if self._logprobs and texts:
+            texts.append(parser.unread)
+            self._later = sum(len(text.encode("utf-8", "replace")) for text in texts)
 
     def _logprobs_of(self, delta: TextDelta) -> Iterator[TokenLogprob]:
         """Takes the log probabilities of the text's tokens, and of the white space before it, out

@@ -284,7 +284,7 @@ class AnswerReader(OutputProcessor):
 
     def _forward(self, source: str, events: Iterable[Event]) -> Iterator[Event]:
         events = [*events]
-        self._announce(events, self._content.unread)
+        self._announce(events, self._content)
         for event in events:
             if self.is_complete:
                 return
