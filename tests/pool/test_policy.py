@@ -332,6 +332,12 @@ def test_a_request_may_say_how_long_a_model_stays() -> None:
     policy.loaded("a", 6, 8.0)
     policy.release(1, 9.0)
     assert policy.views()["a"].stale_at == 69, "once it is loaded again, its own time counts"
+    policy.keep("a", 5, 10.0)
+    policy.engine_lost(11.0)
+    policy.request(2, "a", 0, 12.0)
+    policy.loaded("a", 6, 13.0)
+    policy.release(2, 14.0)
+    assert policy.views()["a"].stale_at == 74, "also after its engine was lost"
 
 
 def test_a_model_that_is_not_kept_goes_after_its_last_lease() -> None:
