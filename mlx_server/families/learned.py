@@ -8,9 +8,8 @@ around a call's parts. A format is used only if it can parse the samples (see by
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain
 from typing import Any
 
 from mlx_server.errors import BadRequest
@@ -29,7 +28,6 @@ from mlx_server.sandbox.chat_template import ChatTemplate, TemplateLimitExceeded
 from mlx_server.tool_parsers import json_calls
 from mlx_server.tool_parsers.call_format import CallFormat
 from mlx_server.tool_parsers.json_calls import ARGUMENTS, NAMES, JsonCallForm
-from mlx_server.tool_parsers.keyed_calls import keyed_calls
 from mlx_server.tool_parsers.named_calls import (
     JSON,
     PYTHON,
@@ -37,7 +35,6 @@ from mlx_server.tool_parsers.named_calls import (
     NamedCallFormat,
     python_arguments,
 )
-from mlx_server.tool_parsers.tags import TagSyntax, tagged, without_block
 
 KEYS = ("keyq", "lastq")
 SAMPLED_TOOLS = tuple(
@@ -240,7 +237,6 @@ def learned_formats(samples: tuple[CallSample, ...]) -> Iterator[CallFormat]:
         yield from _as_objects(one)
         yield from _named_formats(several or one, _json_arguments, JSON)
         yield from _named_formats(several or one, _python_arguments, PYTHON)
-        yield from _as_pairs(several or one)
 
 
 # Calls as JSON objects
@@ -322,17 +318,14 @@ def _spans(sample: CallSample, find: FindArguments) -> list[_Span]:
     return found
 
 
-def _delimiters(sample: CallSample, spans: list[_Span], closing: str = "") -> _CallDelimiters:
-    """Splits the text around the calls of a sample into delimiters.
-
-    closing: a delimiter after the arguments that belongs to them, for example that of a value.
-    """
+def _delimiters(sample: CallSample, spans: list[_Span]) -> _CallDelimiters:
+    """Splits the text around the calls of a sample into delimiters."""
     text, first, last = sample.written, spans[0], spans[-1]
     before, after_name = text[: first.name], text[first.name_end : first.arguments]
-    after = text[last.end :].lstrip().removeprefix(closing)
+    after = text[last.end :].lstrip()
     if len(spans) == 1:
         return _CallDelimiters("", before.strip(), after_name, after.strip(), "", "")
-    between = text[first.end : spans[1].name].lstrip().removeprefix(closing)
+    between = text[first.end : spans[1].name].lstrip()
     ending = whole_delimiters(common_beginning(between, after))
     opening = common_beginning(before[::-1], between[len(ending) :][::-1])[::-1]
     if ">" in opening and opening.find(">") < opening.find("<"):  # it begins within a delimiter
@@ -387,92 +380,3 @@ def _python_arguments(
     quoted = (rf"{key}\s*=\s*['\"]{value}['\"]" for key, value in arguments.items())
     found = re.compile(r"\(\s*" + r",\s*".join(quoted) + r"\s*\)").match(text, name_end)
     return (name_end + 1, found.end()) if found else None
-
-
-# Calls of keys and values
-
-
-def _pairs(text: str, name_end: int, arguments: dict[str, str]) -> tuple[list[int], list[int]]:
-    begins, ends, at = list[int](), list[int](), name_end
-    for word in chain.from_iterable(arguments.items()):
-        at = text.find(word, at)
-        if at < 0:
-            return [], []
-        begins.append(at)
-        at += len(word)
-        ends.append(at)
-    return begins, ends
-
-
-def _pair_arguments(text: str, name_end: int, arguments: dict[str, str]) -> tuple[int, int] | None:
-    begins, ends = _pairs(text, name_end, arguments)
-    return (begins[0], ends[-1]) if begins else None
-
-
-def _as_pairs(sample: CallSample) -> Iterator[CallFormat]:
-    if not (spans := _spans(sample, _pair_arguments)):
-        return
-    text, first = sample.written, spans[0]
-    begins, ends = _pairs(text, first.name_end, sample.calls[0][1])
-    inside, between = text[ends[0] : begins[1]], text[ends[1] : begins[2]]
-    if text[ends[2] : begins[3]] != inside:
-        return
-    following = text[first.end : spans[1].name] if len(spans) > 1 else text[first.end :]
-    value_closes = whole_delimiters(common_beginning(between, following)).strip()
-    key_opens = between.strip().removeprefix(value_closes).strip()
-    delimiters = _delimiters(sample, spans, value_closes)
-    head = delimiters.after_name.rstrip()
-    if not (value_closes and key_opens and head.endswith(key_opens)):
-        return
-    delimiters = replace(delimiters, after_name=head.removesuffix(key_opens).strip())
-    if key_opens.rstrip('"').endswith("="):
-        yield from _tagged_formats(delimiters, key_opens, inside, value_closes)
-    else:
-        yield from _keyed_formats(delimiters, key_opens, inside.strip(), value_closes)
-
-
-def _tagged_formats(
-    delimiters: _CallDelimiters, key_opens: str, inside: str, value_closes: str
-) -> Iterator[CallFormat]:
-    quote = '"' if key_opens.endswith('"') else ""
-    opens, function = delimiters.opens, delimiters.before_name
-    function_end, block_end = delimiters.closes_call, delimiters.closes
-    if not opens:  # each call has a block of its own, or there is none
-        at, end = function.rfind("<"), function_end.find(">") + 1
-        opens, function = function[:at].strip(), function[at:]
-        function_end, block_end = function_end[:end], function_end[end:].strip()
-    if inside.strip() != f"{quote}>" or delimiters.after_name != f"{quote}>" or not function_end:
-        return
-    tags = TagSyntax(
-        function=function.removesuffix(quote),
-        function_end=function_end,
-        parameter=key_opens.removesuffix(quote),
-        parameter_end=value_closes,
-        block=opens,
-        block_end=block_end,
-        margin="\n" if inside.endswith("\n") else "",
-        quote=quote,
-    )
-    if opens and block_end:
-        yield tagged(tags)
-    elif not (opens or block_end):
-        yield without_block(tags, taught=True)
-
-
-def _keyed_formats(
-    delimiters: _CallDelimiters, key_opens: str, inside: str, value_closes: str
-) -> Iterator[CallFormat]:
-    key_closes = inside[: inside.find(">") + 1] or inside
-    before = delimiters.before_name or delimiters.opens
-    if key_closes and before and delimiters.closes_call:
-        yield keyed_calls(
-            opens=delimiters.opens if delimiters.before_name else "",
-            before_name=before,
-            after_name=delimiters.after_name,
-            key_opens=key_opens,
-            key_closes=key_closes,
-            value_opens=inside.removeprefix(key_closes).strip(),
-            value_closes=value_closes,
-            closes_call=delimiters.closes_call,
-            closes=delimiters.closes,
-        ).call_format()
