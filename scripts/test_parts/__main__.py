@@ -14,13 +14,15 @@ from ctypes.util import find_library
 from dataclasses import dataclass
 from pathlib import Path
 
+from test_parts.scheduling import SILENCE_SECONDS
+
 SCRIPTS = Path(__file__).parents[1]
 COMPILED = SCRIPTS.parent / "tests" / "__pycache__"
 """Exists if tests have run before in this folder."""
 SLOW_FOLDERS = ("tests/hostile", "tests/live")
 """Nearly all of their tests start servers, engines or other processes."""
 MOST_PROCESSES = 4
-SPREAD = ("-p", "test_parts.scheduling", "--dist", "loadfile", "--no-loadscope-reorder")
+SPREAD = ("--dist", "loadfile", "--no-loadscope-reorder")
 PROCESSES = min((os.cpu_count() or 1) + 1, MOST_PROCESSES)
 """One more than there are cores, since tests wait for the servers that they start."""
 MOST_ALONE = 2
@@ -88,9 +90,21 @@ class Run:
             options = [*options, *(f"--ignore={folder}" for folder in SLOW_FOLDERS)]
         loaded = ":".join(filter(None, (library, os.environ.get("LD_PRELOAD"))))
         environment = os.environ | ({"LD_PRELOAD": loaded} if loaded else {})
-        own = ["-o", f"cache_dir={self.folder}", "-m", marks, *options]
+        own = ["-p", "test_parts.scheduling", "-rsfE", "-o", f"cache_dir={self.folder}"]
+        own += ["-m", marks, *options]
         command = [sys.executable, *under, "-m", "pytest", *own, *self.arguments]
         return subprocess.call(command, env=environment)
+
+
+def wait(process: "subprocess.Popen[bytes]", what: str) -> int:
+    """Returns the exit code, and says meanwhile what it waits for."""
+    began = time.monotonic()
+    while True:
+        try:
+            return process.wait(SILENCE_SECONDS)
+        except subprocess.TimeoutExpired:
+            sys.stdout.write(f"... {what}, {time.monotonic() - began:.0f} s\n")
+            sys.stdout.flush()
 
 
 def compile_tests(arguments: Sequence[str]) -> None:
@@ -100,7 +114,7 @@ def compile_tests(arguments: Sequence[str]) -> None:
     collect = [sys.executable, "-m", "pytest", "--collect-only", "-qq"]
     processes = [subprocess.Popen([*collect, *part], stdout=subprocess.DEVNULL) for part in parts]
     for process in processes:
-        process.wait()
+        wait(process, "compiling the tests")
 
 
 def run_all(run: Run, before_alone: Callable[[], object]) -> int:
@@ -135,7 +149,7 @@ class Checks:
 
     def wait(self) -> int:
         """Waits for the checks; returns the exit code."""
-        code = self._process.wait()
+        code = wait(self._process, "waiting for scripts/check")
         if self._output.exists():
             sys.stdout.write(self._output.read_text("utf-8", "replace"))
             sys.stdout.flush()

@@ -1,10 +1,13 @@
-"""Distributes tests over processes: whole files, so that a file's server serves all its tests.
+"""Distributes tests over processes: whole files, so that a file's server serves all its tests. And
+while nothing is heard of them for a while, a line says how far they are.
 
 It does what xdist does, except for a process that is lost: xdist (3.8) queues all files of that
 process again, also those that were done, and waits for ever for a process to which it sends no
 tests.
 """
 
+import threading
+import time
 from collections.abc import Sequence
 from functools import cached_property
 
@@ -17,6 +20,44 @@ from xdist.workermanage import WorkerController
 
 SLOW_FIXTURE_SECONDS = 1.0
 """Fixtures that take longer are reported, for pytest's list of the slowest."""
+
+SILENCE_SECONDS = 15.0
+"""After so long without a test that has ended, a line says how far the run is."""
+
+
+class Progress:
+    """Of the process that prints."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._began = self._heard = time.monotonic()
+        self._done = 0
+        self._has_ended = threading.Event()
+
+    def pytest_sessionstart(self) -> None:
+        threading.Thread(target=self._tell, daemon=True).start()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._heard = time.monotonic()
+        self._done += report.when == "call"
+
+    def pytest_sessionfinish(self) -> None:
+        self._has_ended.set()
+
+    def _tell(self) -> None:
+        reporter = self._config.pluginmanager.get_plugin("terminalreporter")
+        while not self._has_ended.wait(1.0):
+            now = time.monotonic()
+            if now - self._heard >= SILENCE_SECONDS and reporter:
+                self._heard = now
+                reporter.ensure_newline()
+                line = f"... {self._done} tests have run in {now - self._began:.0f} s"
+                reporter.write_line(line, flush=True)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Progress(config))
 
 
 @pytest.hookimpl
