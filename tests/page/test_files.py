@@ -1,5 +1,6 @@
 """The files of the page over HTTP, and what is packed with them."""
 
+import gzip
 import hashlib
 import re
 from collections.abc import Iterator
@@ -13,7 +14,9 @@ from tests.api import wire
 from tests.api.wire import ScriptedEngine, error
 
 STATIC = Path(__file__).parents[2] / "mlx_server" / "api" / "page" / "static"
-MOST = 100_000
+MOST = 400_000
+"""Of all files, the libraries as they are stored and sent."""
+LICENSES = (STATIC / "vendor" / "LICENSES").read_text("utf-8")
 BROWSER = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8", "sec-fetch-site": "none"}
 PATHS = ["/", *(file.path for file in page_files() if file.path != "/page/index.html")]
 
@@ -40,6 +43,8 @@ def test_a_file_needs_no_key_and_runs_nothing_of_others(locked: TestClient, path
         "frame-ancestors": "'none'",
         "base-uri": "'none'",
         "form-action": "'none'",
+        "require-trusted-types-for": "'script'",
+        "trusted-types": "dompurify",
     }
     assert found.headers["x-content-type-options"] == "nosniff"
     assert found.headers["referrer-policy"] == "no-referrer"
@@ -59,7 +64,7 @@ def test_an_unchanged_file_is_not_sent_again(locked: TestClient, path: str) -> N
 def test_who_is_no_browser_learns_as_before_that_a_server_is_there(tiny_path: Path) -> None:
     with wire.client(tiny_path, ScriptedEngine()) as client:
         assert client.get("/").text == "mlx-server is running"
-        assert client.get("/", headers=BROWSER).headers["vary"] == "Accept"
+        assert client.get("/", headers=BROWSER).headers["vary"] == "Accept, Accept-Encoding"
 
 
 def test_without_a_key_there_is_no_data(locked: TestClient) -> None:
@@ -83,7 +88,8 @@ def test_the_page_can_be_turned_off(tiny_path: Path) -> None:
         "/page/../app.py",
         "/page/%2e%2e/files.py",
         "/page/vendor",
-        "/page/vendor/LICENSE.htm",
+        "/page/vendor/LICENSES",
+        "/page/vendor/purify-3.5.0.js.gz",
         "/page/index.html",
     ],
 )
@@ -92,17 +98,27 @@ def test_no_other_path_is_a_file(locked: TestClient, path: str) -> None:
     assert error(found, status=404)["code"] == "not_found"
 
 
+def test_a_library_is_unpacked_for_who_knows_no_gzip(locked: TestClient) -> None:
+    (path,) = (path for path in PATHS if "purify" in path)
+    plain = locked.get(path, headers={**BROWSER, "accept-encoding": "identity"})
+    packed = locked.get(path, headers={**BROWSER, "accept-encoding": "br, gzip"})
+    assert "content-encoding" not in plain.headers
+    assert packed.headers["content-encoding"] == "gzip"
+    assert packed.content == plain.content
+
+
 def test_the_files_are_small_and_whole() -> None:
-    files = [path for path in STATIC.rglob("*") if path.is_file() and path.parent.name != "vendor"]
+    files = [path for path in STATIC.rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in files) < MOST
-    vendored = {path.name for path in (STATIC / "vendor").iterdir()}
-    lines = (STATIC / "vendor" / "SHA256SUMS").read_text().splitlines()
+    vendor = STATIC / "vendor"
+    lines = (vendor / "SHA256SUMS").read_text().splitlines()
     listed = {name: digest for digest, name in (line.split("  ") for line in lines)}
-    licences = {name for name in vendored if name.startswith("LICENSE.")}
-    assert vendored == {"SHA256SUMS", *licences, *listed}
-    assert licences
+    packed = {path.name for path in vendor.iterdir()} - {"SHA256SUMS", "LICENSES"}
+    assert packed == {f"{name}.gz" for name in listed}
     for name, digest in listed.items():
-        assert hashlib.sha256((STATIC / "vendor" / name).read_bytes()).hexdigest() == digest
+        content = gzip.decompress((vendor / f"{name}.gz").read_bytes())
+        assert hashlib.sha256(content).hexdigest() == digest
+        assert re.search(rf"^{re.escape(name)} .*(?:MIT|Apache|BSD)", LICENSES, re.MULTILINE)
 
 
 def test_no_file_has_inline_code_or_names_another_server() -> None:

@@ -5,6 +5,7 @@ With several keys, a client sees only its own requests; times, memory and models
 """
 
 import asyncio
+import gzip
 import hashlib
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
@@ -36,27 +37,36 @@ MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript
 HEADERS: Mapping[str, str] = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "connect-src 'self'; img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'; "
-    "form-action 'none'",
+    "form-action 'none'; require-trusted-types-for 'script'; trusted-types dompurify",
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-cache",  # a browser asks each time whether the ETag is still the same
-    "vary": "Accept",
+    "vary": "Accept, Accept-Encoding",
 }
 
 
 @dataclass(frozen=True)
 class PageFile:
     path: str
-    content: bytes
+    stored: bytes
     media_type: str
+    is_packed: bool
+    """By gzip, as the libraries are."""
+
+    @property
+    def content(self) -> bytes:
+        return gzip.decompress(self.stored) if self.is_packed else self.stored
 
     async def respond(self, http: Request) -> Response:
-        etag = f'"{hashlib.sha256(self.content).hexdigest()[:32]}"'
+        etag = f'"{hashlib.sha256(self.stored).hexdigest()[:32]}"'
         headers = {**HEADERS, "etag": etag}
         if etag in http.headers.get("if-none-match", ""):
             return Response(status_code=304, headers=headers)
+        if self.is_packed and "gzip" in http.headers.get("accept-encoding", ""):
+            headers["content-encoding"] = "gzip"
+            return Response(self.stored, media_type=self.media_type, headers=headers)
         return Response(self.content, media_type=self.media_type, headers=headers)
 
 
@@ -81,12 +91,13 @@ def page_routes() -> list[Route]:
 def _files_in(folder: Traversable, path: str) -> list[PageFile]:
     pages: list[PageFile] = []
     for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
-        at = f"{path}/{entry.name}"
-        kind = MEDIA_TYPES.get(entry.name[entry.name.rfind(".") :])
+        name = entry.name.removesuffix(".gz")
+        kind = MEDIA_TYPES.get(name[name.rfind(".") :])
         if entry.is_dir():
-            pages += _files_in(entry, at)
+            pages += _files_in(entry, f"{path}/{name}")
         elif kind:
-            pages.append(PageFile(at, entry.read_bytes(), kind))
+            packed = name != entry.name
+            pages.append(PageFile(f"{path}/{name}", entry.read_bytes(), kind, packed))
     return pages
 
 

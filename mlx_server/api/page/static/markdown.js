@@ -1,23 +1,25 @@
-// Markdown of a model's answer as DOM nodes. markdown-it finds the tokens; nothing here reads or
-// writes HTML: what a model wrote becomes text nodes and the elements that are listed below.
+// Markdown of a model's answer as DOM nodes. markdown-it reads it without any HTML of the model's own,
+// and what it writes is sanitized before the page looks at it.
 
-import MarkdownIt from "./vendor/markdown-it-15.0.3.js";
+import { coloured } from "./code.js";
+import { copyButton } from "./copy.js";
+import { addMaths, setMaths } from "./maths.js";
+import { sanitized } from "./sanitized.js";
+
+const { markdownit } = globalThis;
 
 const MAX_DEPTH = 16; // of blocks in one another; what is deeper is a paragraph
 const MAX_MARKED_UP = 200_000; // characters; the rest of a longer answer is plain text
 const MAX_INLINE = 4_000; // characters of a paragraph; a longer one is text, since links cost a square
 const MAX_URL = 2_000;
 const SCHEMES = new Set(["http:", "https:", "mailto:"]);
-const ELEMENTS = new Set([
-  ..."p blockquote ul ol li table thead tbody tr th td".split(" "),
-  ..."em strong s".split(" "),
-]);
-const PROSE = new Set(["p", "li", "th", "td"]);
 
-const parser = new MarkdownIt({ html: false, linkify: true, maxNesting: 100 });
+const parser = markdownit({ html: false, linkify: true, maxNesting: 100 });
+const { escapeHtml } = parser.utils;
 parser.disable(["code", "reference", "entity", "lheading"]);
 parser.linkify.set({ fuzzyLink: false, fuzzyEmail: false, fuzzyIP: false });
 parser.validateLink = (url) => safeUrl(url) !== null;
+addMaths(parser);
 parser.block.ruler.before("table", "deep", (state, start, end, isSilent) => {
   if (state.level < MAX_DEPTH || isSilent) return false;
   const map = [start, end];
@@ -30,9 +32,28 @@ parser.block.ruler.before("table", "deep", (state, start, end, isSilent) => {
 });
 parser.core.ruler.before("inline", "long", ({ tokens }) => {
   for (const token of tokens) {
-    if (token.type === "inline" && token.content.length > MAX_INLINE) token.type = "text";
+    if (token.type !== "inline" || token.content.length <= MAX_INLINE) continue;
+    token.meta = token.content;
+    token.content = "";
   }
 });
+parser.core.ruler.push("page", ({ tokens, Token }) => {
+  tokens.forEach((token, at) => {
+    if (token.meta) token.children = [Object.assign(new Token("text", "", 0), { content: token.meta })];
+    if (token.type.startsWith("heading")) token.tag = `h${Math.min(6, Number(token.tag[1]) + 2)}`;
+    const side = /left|right|center/.exec(token.attrGet("style") ?? "");
+    if (side) token.attrs = [["class", `to-${side[0]}`]];
+    const box = tokens[at - 2]?.type === "list_item_open" && /^\[([ xX])\]\s/.exec(token.content);
+    if (!box || !token.children?.length) return;
+    tokens[at - 2].attrs = [["class", "task"]];
+    token.children[0].content = `${box[1] === " " ? "☐" : "☑"} ${token.children[0].content.slice(4)}`;
+  });
+});
+parser.renderer.rules.image = (tokens, at) => (
+  `<a href="${escapeHtml(tokens[at].attrGet("src"))}">🖼 ${escapeHtml(tokens[at].content)}</a>`
+);
+parser.renderer.rules.softbreak = () => "<br>";
+parser.renderer.rules.hardbreak = () => "<br>";
 
 // The URL that a link may have, or null. What the browser would make of it is judged, not its text.
 function safeUrl(text) {
@@ -41,104 +62,56 @@ function safeUrl(text) {
   return SCHEMES.has(url.protocol) ? url.href : null;
 }
 
-function element(name, ...children) {
-  const node = document.createElement(name);
-  node.append(...children);
-  return node;
+// The blocks of a text, each with the number of its first line.
+function located(text) {
+  const blocks = [];
+  let begin = 0;
+  const tokens = parser.parse(text, {});
+  tokens.forEach((token, at) => {
+    if (token.level || token.nesting > 0) return;
+    blocks.push({ at: tokens[begin].map[0], html: rendered(tokens.slice(begin, at + 1)) });
+    begin = at + 1;
+  });
+  const { children } = sanitized(blocks.map(({ html }) => `<div>${html}</div>`).join(""));
+  return blocks.map(({ at }, place) => ({ at, nodes: finished(children[place]) }));
 }
 
-// Its title shows where it leads, whatever the model calls it.
-function link(url) {
-  const href = safeUrl(url);
-  const attributes = { href, title: href, rel: "noopener noreferrer", target: "_blank", dir: "auto" };
-  return Object.assign(element("a"), attributes);
-}
+const rendered = (tokens) => parser.renderer.render(tokens, parser.options, {});
 
-// The innermost blocks find their own direction, so that text from right to left is in order. What
-// has many blocks must not: the browser would look through all of them for each that is added.
-function directed(node) {
-  node.dir = "auto";
-  return node;
-}
-
-function opened(token) {
-  const { tag } = token;
-  if (tag === "a") return link(token.attrGet("href"));
-  if (/^h[1-6]$/.test(tag)) return directed(element(`h${Math.min(6, Number(tag[1]) + 2)}`));
-  if (!ELEMENTS.has(tag)) return element("span");
-  const node = element(tag);
-  if (tag === "ol" && token.attrGet("start")) node.start = token.attrGet("start");
-  return PROSE.has(tag) ? directed(node) : node;
-}
-
-function codeBlock({ content, info }) {
-  const node = element("pre", element("code", content.replace(/\n$/, "")));
-  node.tabIndex = 0; // a wide block is scrolled by keyboard
-  if (info.trim()) node.dataset.language = info.trim().slice(0, 30);
-  return node;
-}
-
-function image(token) {
-  const node = link(token.attrGet("src"));
-  node.append("🖼 ", token.content);
-  return node;
-}
-
-function leaf(token) {
-  switch (token.type) {
-    case "inline":
-      return built(token.children);
-    case "code_inline":
-      return element("code", token.content);
-    case "fence":
-      return codeBlock(token);
-    case "hr":
-      return element("hr");
-    case "image":
-      return image(token);
-    case "softbreak":
-      return "\n";
-    case "hardbreak":
-      return element("br");
-    default:
-      return token.content;
+// What HTML does not say. The innermost blocks find their own direction, so that text from right to left
+// is in order. What has many blocks must not: the browser would look through all of them for each.
+function finished(block) {
+  for (const link of block.querySelectorAll("a")) {
+    // its title shows where it leads, whatever the model calls it
+    const attributes = { title: link.href, rel: "noopener noreferrer", target: "_blank", dir: "auto" };
+    Object.assign(link, attributes);
   }
+  for (const node of block.querySelectorAll("p, h3, h4, h5, h6, li, th, td")) node.dir = "auto";
+  for (const node of block.querySelectorAll(".maths")) setMaths(node);
+  for (const pre of block.querySelectorAll("pre")) codeBlock(pre);
+  for (const table of block.querySelectorAll("table")) table.replaceWith(scrolled(table.cloneNode(true)));
+  return [...block.childNodes].filter((node) => node.nodeType === Node.ELEMENT_NODE || node.data.trim());
+}
+
+function codeBlock(pre) {
+  const [code] = pre.children;
+  const language = /^language-(\S{1,30})/.exec(code.className)?.[1] ?? "";
+  const text = code.textContent.replace(/\n$/, "");
+  code.removeAttribute("class");
+  code.replaceChildren(coloured(text, language));
+  pre.tabIndex = 0; // a wide block is scrolled by keyboard
+  const frame = document.createElement("div");
+  frame.className = "code-block";
+  if (language) frame.dataset.language = language;
+  pre.replaceWith(frame);
+  frame.append(pre, copyButton(() => text));
 }
 
 function scrolled(table) {
-  const node = element("div", table);
-  node.className = "table";
-  node.tabIndex = 0;
-  return node;
-}
-
-function built(tokens) {
-  const root = document.createDocumentFragment();
-  const path = [root];
-  for (const token of tokens) {
-    if (token.nesting > 0) {
-      path.push(token.hidden ? path.at(-1) : opened(token));
-    } else if (token.nesting < 0) {
-      const node = path.pop();
-      if (node !== path.at(-1)) path.at(-1).append(token.tag === "table" ? scrolled(node) : node);
-    } else {
-      path.at(-1).append(leaf(token));
-    }
-  }
-  return root;
-}
-
-// The blocks of a text, each with the number of its first line.
-function located(text) {
-  const found = [];
-  let block = [];
-  for (const token of parser.parse(text, {})) {
-    block.push(token);
-    if (token.level || token.nesting > 0) continue;
-    found.push({ at: block[0].map[0], nodes: [...built(block).childNodes] });
-    block = [];
-  }
-  return found;
+  const frame = document.createElement("div");
+  Object.assign(frame, { className: "table", tabIndex: 0 });
+  frame.append(table);
+  return frame;
 }
 
 export function markdown(text) {
@@ -175,7 +148,9 @@ export class MarkdownStream {
     if (!this.beyond) return;
     if (!this.plain) {
       this.plain = document.createTextNode("");
-      this.node.append(directed(element("p", this.plain)));
+      const paragraph = Object.assign(document.createElement("p"), { dir: "auto" });
+      paragraph.append(this.plain);
+      this.node.append(paragraph);
     }
     this.plain.appendData(this.beyond);
     this.beyond = "";
@@ -183,13 +158,13 @@ export class MarkdownStream {
 
   drawOpen() {
     const lines = this.open.replaceAll("\r\n", "\n").split("\n");
-    const found = located(lines.join("\n"));
+    const blocks = located(lines.join("\n"));
     // The first two lines of a block decide that it is one, once they are complete.
-    const keep = Math.max(0, found.findLastIndex(({ at }) => at < lines.length - 2));
+    const keep = Math.max(0, blocks.findLastIndex(({ at }) => at < lines.length - 2));
     for (const node of this.last) node.remove();
-    this.node.append(...found.flatMap(({ nodes }) => nodes));
-    this.last = found.slice(keep).flatMap(({ nodes }) => nodes);
-    if (keep) this.open = lines.slice(found[keep].at).join("\n");
+    this.node.append(...blocks.flatMap(({ nodes }) => nodes));
+    this.last = blocks.slice(keep).flatMap(({ nodes }) => nodes);
+    if (keep) this.open = lines.slice(blocks[keep].at).join("\n");
     this.isDrawn = true;
   }
 }
