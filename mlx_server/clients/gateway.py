@@ -23,7 +23,7 @@ from mlx_server.events import (
     ToolCallStarted,
 )
 from mlx_server.families import AS_TEXT
-from mlx_server.generation.review import NUDGE, Review
+from mlx_server.generation.review import Review
 from mlx_server.messages import Conversation, Message
 from mlx_server.parsers.parse_context import ParseContext
 from mlx_server.prompts.system_text import format_text
@@ -143,7 +143,7 @@ class Gateway:
             second = answer.continued(limited)
             raw = yield second
             answer.feed_first(raw)
-            raw = {**raw, "usage": _usage(answer.counts)}
+            raw = {**raw, "usage": _usage(answer.attempt.counts)}
         answer.finish()
         return raw
 
@@ -152,15 +152,12 @@ class GatewayAnswer:
     """One choice of another server's answer, across every attempt at it: parsed as far as it has
     arrived, and reviewed."""
 
-    reasoning_ran_out = False
-
     def __init__(self, options: ReadingOptions, request: GenerateRequest) -> None:
         self.collected = Answer()
         self.further: Sequence[Message] = ()
         """The messages that the next attempt adds to the conversation."""
         self._options = options
-        self._reader = AnswerReader(options)
-        self._nudges_left = options.context.repair.retries if request.buffered else 0
+        self.attempt = AnswerReader(options)
         must_call = request.tool_choice == "required" or isinstance(request.tool_choice, NamedTool)
         self._review = Review(
             options.context.index,
@@ -170,6 +167,7 @@ class GatewayAnswer:
             self,
             unchecked=must_call or request.format is not None,
             holds_all=True,
+            nudges=options.context.repair.retries if request.buffered else 0,
             blocks=True,
         )
 
@@ -180,50 +178,36 @@ class GatewayAnswer:
     @property
     def has_ended(self) -> bool:
         """Whether the server has sent a finish reason."""
-        return self._reader.has_ended
+        return self.attempt.has_ended
 
     @property
     def has_text(self) -> bool:
         """Whether there is more than thoughts, and it was not cut off."""
-        return self._reader.needs_no_more or not self._reader.is_without_answer
-
-    @property
-    def counts(self) -> TokenCounts:
-        return self._reader.counts
-
-    @property
-    def is_unterminated(self) -> bool:
-        return self._reader.is_unterminated
+        return self.attempt.needs_no_more or not self.attempt.is_without_answer
 
     def feed(self, value: Wire) -> list[Event]:
         """The events of a body or a chunk that has only this answer's choice."""
-        parts = self._reader.parts(read_piece(value))
-        return self._reviewed(event for part in parts for event in self._reader.feed(part))
+        parts = self.attempt.parts(read_piece(value))
+        return self._reviewed(event for part in parts for event in self.attempt.feed(part))
 
     def feed_first(self, body: Wire) -> None:
         self.feed({**body, "choices": choices_of(body)[:1]})
 
     def continued(self, thinking: LimitedThoughts) -> Wire:
         """The body of the second request, which continues the answer to the first."""
-        reader = self._reader
+        reader = self.attempt
         body = thinking.second(reader.thoughts, reader.content, thinking.budget)
         self._reviewed(reader.close_thoughts(thinking.tags))
         return dict(body)
 
     def finish(self) -> list[Event]:
         """The last events; none if there is to be another attempt."""
-        return self._reviewed(self._reader.finish())
+        return self._reviewed(self.attempt.finish())
 
     async def begin_again(self, conversation: Conversation) -> bool:
         self.further = conversation.messages
-        self._reader = AnswerReader(self._options)
+        self.attempt = AnswerReader(self._options)
         return True
-
-    async def nudge(self) -> bool:
-        if not self._nudges_left:
-            return False
-        self._nudges_left -= 1
-        return await self.begin_again(Conversation((NUDGE,)))
 
     def _reviewed(self, events: Iterable[Event]) -> list[Event]:
         # the server's usage is passed on unchanged, so an estimate in place of it is not reported

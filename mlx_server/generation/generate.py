@@ -259,7 +259,7 @@ class RetryingAnswer:
         self.review = Review(index, request, prepared.family, policy, self, unchecked=unchecked)
         self._prepared, self._index, self._request = prepared, index, request
         self._first_row = row
-        self._output = RowOutput(prepared, index, row, request)
+        self.attempt = RowOutput(prepared, index, row, request)
         self._next: Generate | None = None
 
     @property
@@ -267,7 +267,7 @@ class RetryingAnswer:
         return self.review.finished
 
     def begin(self) -> Iterator[Event]:
-        return self._output.begin()
+        return self.attempt.begin()
 
     def next_row(self) -> Generate | None:
         """Takes the row that is to continue this answer or generate it again, if there is one."""
@@ -275,28 +275,16 @@ class RetryingAnswer:
         return row
 
     async def feed(self, item: Item) -> list[Event]:
-        events: Iterable[Event] = self._output.feed(item)
+        events: Iterable[Event] = self.attempt.feed(item)
         if isinstance(item, PromptLogprobs):  # those of a long prompt take seconds
             events = await in_thread(list, events)
         reported = await self.review.reviewed(events)
-        if row := self._output.next_row():
+        if row := self.attempt.next_row():
             prompt = self._request.prompts[self._index // self._request.n]
             assert isinstance(prompt, Conversation)
             await in_thread(constrain_continuation, self._prepared, self._request, prompt, row)
             self._next = row
         return reported
-
-    @property
-    def counts(self) -> TokenCounts:
-        return self._output.counts
-
-    @property
-    def reasoning_ran_out(self) -> bool:
-        return self._output.reasoning_ran_out
-
-    @property
-    def is_unterminated(self) -> bool:
-        return self._output.is_unterminated
 
     async def begin_again(self, conversation: Conversation) -> bool:
         prepared, request = self._prepared, self._request
@@ -306,11 +294,8 @@ class RetryingAnswer:
         if row is None:
             return False
         self._next = row
-        self._output = RowOutput(prepared, self._index, row, request)
+        self.attempt = RowOutput(prepared, self._index, row, request)
         return True
-
-    async def nudge(self) -> bool:
-        return False
 
 
 def compute_ahead(

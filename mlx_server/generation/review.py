@@ -198,26 +198,29 @@ NUDGE = Message("user", "Your answer was empty. Give your answer now.")
 """The message that asks an upstream again after an empty answer."""
 
 
-class Attempts(Protocol):
-    """The attempts at one answer."""
-
+class Attempt(Protocol):
     @property
     def counts(self) -> TokenCounts:
-        """The tokens of the current attempt so far."""
+        """The tokens so far."""
 
     @property
     def reasoning_ran_out(self) -> bool:
-        """Whether the attempt's reasoning used its whole budget and was cut off."""
+        """Whether the reasoning used its whole budget and was cut off."""
 
     @property
     def is_unterminated(self) -> bool:
         """Whether the attempt ended within its reasoning."""
 
+
+class Attempts(Protocol):
+    """The attempts at one answer."""
+
+    @property
+    def attempt(self) -> Attempt:
+        """The current one."""
+
     async def begin_again(self, conversation: Conversation) -> bool:
         """Begin another attempt with this prompt. Returns False if that is not possible."""
-
-    async def nudge(self) -> bool:
-        """Begin another attempt after an empty one. Returns False if there is to be none."""
 
 
 class Review:
@@ -236,11 +239,13 @@ class Review:
         attempts: Attempts,
         *,
         unchecked: bool,
+        nudges: int = 0,
         holds_all: bool = False,
         blocks: bool = False,
     ) -> None:
-        """unchecked: whether no grammar enforces all of the requested format. holds_all: whether an
-        answer that is not streamed is held back in any case, since it may turn out to be empty.
+        """unchecked: whether no grammar enforces all of the requested format. nudges: how often an
+        empty answer is asked for again. holds_all: whether an answer that is not streamed is held
+        back in any case, since it may turn out to be empty.
         blocks: whether a check, which may take seconds, may block, so that nothing is awaited."""
         self.finished = False
         self._index, self._request = index, request
@@ -265,6 +270,7 @@ class Review:
         self._rejection: RepairKind | None = None
         """The reason for which the last attempt was rejected."""
         self._retries = 0
+        self._nudges_left = nudges
         self._has_shown_thoughts = False
         """Whether the client has the reasoning of a rejected attempt, and is to get no other."""
 
@@ -272,8 +278,8 @@ class Review:
     def counts(self) -> TokenCounts:
         """The tokens generated so far, with those of rejected attempts."""
         if (before := self._rejected) is None:
-            return self._attempts.counts
-        both = total([before.counts, self._attempts.counts])
+            return self._attempts.attempt.counts
+        both = total([before.counts, self._attempts.attempt.counts])
         return replace(both, cached_tokens=before.cached_tokens)
 
     async def reviewed(self, events: Iterable[Event]) -> list[Event]:
@@ -313,9 +319,8 @@ class Review:
             return []
         is_promoted = bool(checked.repairs) and self._request.format is not None
         may_be_nudged = is_empty and finished.reason == "stop" and not is_promoted
-        if may_be_nudged and await self._attempts.nudge():
+        if may_be_nudged and await self._nudge():
             self._rejected = self._with_rejected_usage(finished)
-            self._forget("empty")
             return []
         self.finished = True
         return [*self._final_events(text, checked), self._with_rejected_usage(finished)]
@@ -328,9 +333,9 @@ class Review:
             self._collected.thoughts,
             len(self._collected.calls),
             finished.reason,
-            self._attempts.reasoning_ran_out,
+            self._attempts.attempt.reasoning_ran_out,
             self._family.call_delimiters(self._prompt.tools),
-            self._attempts.is_unterminated,
+            self._attempts.attempt.is_unterminated,
             self._collected.attempts_call,
         )
         required = Requirements(self._request.format, self._request.tool_choice)
@@ -352,6 +357,16 @@ class Review:
             return False
         self._retries += 1
         self._forget("tools" if checked.errors[0].startswith("tool_calls:") else "schema")
+        return True
+
+    async def _nudge(self) -> bool:
+        if not self._nudges_left or not isinstance(self._prompt, Conversation):
+            return False
+        nudged = replace(self._prompt, messages=(*self._prompt.messages, NUDGE))
+        if not await self._attempts.begin_again(nudged):
+            return False
+        self._nudges_left -= 1
+        self._forget("empty")
         return True
 
     def _forget(self, rejection: RepairKind) -> None:

@@ -16,7 +16,7 @@ from mlx_server.errors import AdapterNotFound, ServerError, UpstreamFailed
 from mlx_server.events import Event, Started, TokenCounts, total
 from mlx_server.generation.defaults import completed, sampling, sampling_choices, token_limit
 from mlx_server.generation.rendering import check_media, without_volatile_lines
-from mlx_server.generation.review import NUDGE, Review
+from mlx_server.generation.review import Review
 from mlx_server.grammars.formats import check as check_format
 from mlx_server.messages import Conversation
 from mlx_server.parsers.parse_context import ParseContext
@@ -161,7 +161,7 @@ class UpstreamAttempt:
     _connection: UpstreamConnection
     _request: UpstreamRequest
     _stream: UpstreamStream
-    _reader: AnswerReader
+    reader: AnswerReader
     _allowance: Allowance
     _is_first: bool = True
     """Whether the stream is that of the first request."""
@@ -184,19 +184,11 @@ class UpstreamAttempt:
         return cls(connection, request, stream, reader, allowance)
 
     @property
-    def counts(self) -> TokenCounts:
-        return self._reader.counts
-
-    @property
     def estimated_prompt_tokens(self) -> int:
         """The prompt's tokens, estimated by its characters until the upstream has counted them."""
         body = self._request.body
         asked = [without_media(body.get("messages") or []), body.get("prompt"), body.get("tools")]
         return len(msgspec.json.encode(asked)) // CHARACTERS_PER_TOKEN
-
-    @property
-    def is_unterminated(self) -> bool:
-        return self._reader.is_unterminated
 
     async def aclose(self) -> None:
         """Closes the response, which ends the upstream's work on the answer."""
@@ -209,7 +201,7 @@ class UpstreamAttempt:
         if self._second:
             body, self._second = self._second, None
             self._stream = await self._connection.open(self._request, body, self._allowance)
-        reader = self._reader
+        reader = self.reader
         value = await self._stream.next(reader)
         if value is None or value == END:
             is_complete = reader.has_ended or (value == END and reader.has_begun)
@@ -226,7 +218,7 @@ class UpstreamAttempt:
 
     async def _end_request(self, *, is_complete: bool) -> Sequence[Event]:
         """Ends the answer, or prepares a second request for it."""
-        reader, thinking = self._reader, self._request.thinking
+        reader, thinking = self.reader, self._request.thinking
         await self._stream.aclose()
         if not is_complete:
             raise UpstreamFailed(
@@ -263,12 +255,12 @@ class UpstreamAnswer:
             unchecked=must_call or isinstance(request.format, JsonFormat),
             # of an attempt that turns out to be empty nothing is shown, if that is possible
             holds_all=True,
+            nudges=1,
         )
         self._model, self._index, self._request = model, index, request
         self._prompt = request.prompts[index // request.n]
         self._allowance = Allowance(limits.UPSTREAM_ANSWER_SECONDS)
         self._attempt: UpstreamAttempt | None = None
-        self._was_nudged = False
 
     async def begin(self) -> None:
         """Send the request and wait until its answer begins. Raises ServerError if it does not."""
@@ -295,16 +287,9 @@ class UpstreamAnswer:
                 await turn()
 
     @property
-    def counts(self) -> TokenCounts:
-        return self._attempt.counts if self._attempt else TokenCounts()
-
-    @property
-    def reasoning_ran_out(self) -> bool:
-        return False
-
-    @property
-    def is_unterminated(self) -> bool:
-        return bool(self._attempt and self._attempt.is_unterminated)
+    def attempt(self) -> AnswerReader:
+        assert self._attempt
+        return self._attempt.reader
 
     async def begin_again(self, conversation: Conversation) -> bool:
         try:
@@ -312,15 +297,6 @@ class UpstreamAnswer:
         except ServerError as error:  # the rejected answer is kept
             log.warning("%s could not be asked again: %s", self._model.id, error.code)
             return False
-        return True
-
-    async def nudge(self) -> bool:
-        if self._was_nudged or not isinstance(self._prompt, Conversation):
-            return False
-        nudged = replace(self._prompt, messages=(*self._prompt.messages, NUDGE))
-        if not await self.begin_again(nudged):
-            return False
-        self._was_nudged = True
         return True
 
     async def _begun_attempt(self, prompt: Prompt, *, again: bool = False) -> UpstreamAttempt:

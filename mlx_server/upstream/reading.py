@@ -71,6 +71,9 @@ NO_TOKEN = -1
 class AnswerReader(OutputProcessor):
     """Turns the pieces of one answer into its events, across one request or two."""
 
+    reasoning_ran_out = False
+    """Nothing says that a server's own budget was used up."""
+
     def __init__(self, options: ReadingOptions) -> None:
         super().__init__(options.context.index, options.stops, parallel=options.parallel)
         self._options = options
@@ -106,7 +109,7 @@ class AnswerReader(OutputProcessor):
         self._finish: str | None = None
         self._stop: str | None = None
         self._usage: UpstreamUsage | None = None
-        self._is_unterminated = False
+        self.is_unterminated = False
         self._raw_thoughts = GrowingText()
         self._before = TokenCounts()
         """The tokens of the first request, if this is the second of two."""
@@ -163,10 +166,6 @@ class AnswerReader(OutputProcessor):
     def needs_no_more(self) -> bool:
         """Whether the answer is complete, or repeats itself without end."""
         return self.is_complete or self._is_looping
-
-    @property
-    def is_unterminated(self) -> bool:
-        return self._is_unterminated
 
     def parts(self, piece: AnswerPiece) -> Iterator[AnswerPiece]:
         """Yields what is new in a piece, in parts that take little time to parse."""
@@ -225,11 +224,11 @@ class AnswerReader(OutputProcessor):
         """Yields the last events of the answer, the very last of which is `Finished`."""
         cut = self._finish == "length"
         if self._thoughts:
-            self._is_unterminated = self._thoughts.is_unterminated and cut
+            self.is_unterminated = self._thoughts.is_unterminated and cut
             is_all = not (self._said or self._collected.calls)
             yield from self._end_thoughts(cut=cut or not is_all)
         yield from self._forward("content", self._content.finish(cut=cut))
-        self._is_unterminated = self._is_unterminated or self._content.is_unterminated
+        self.is_unterminated = self.is_unterminated or self._content.is_unterminated
         yield from self._structured_calls(cut=cut)
         yield from self._stops.finish()
         yield from self._final_reports()

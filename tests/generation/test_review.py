@@ -38,14 +38,15 @@ class Written:
     counts = TokenCounts()
     reasoning_ran_out = is_unterminated = False
 
+    @property
+    def attempt(self) -> "Written":
+        return self
+
     async def begin_again(self, conversation: Conversation) -> bool:
         self.again.append(conversation)
         if self.further:
             self.next = self.further.pop(0)
         return bool(self.next)
-
-    async def nudge(self) -> bool:
-        return False
 
 
 def attempt(text: str, tokens: int = 5) -> Attempt:
