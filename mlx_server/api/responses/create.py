@@ -23,13 +23,7 @@ from mlx_server.api.responses.items import (
     wire,
 )
 from mlx_server.api.responses.protocol import ResponsesBody, new_response
-from mlx_server.api.responses.runs import (
-    Background,
-    EventLog,
-    Events,
-    Run,
-    Runs,
-)
+from mlx_server.api.responses.runs import EventLog, Events, Run, Runs
 from mlx_server.errors import BadRequest, ContextTooLong, NotFound
 from mlx_server.generation.plan import PromptOverflow
 from mlx_server.generation.tool_loop import respond
@@ -53,7 +47,6 @@ NOTHING: Recalled = MappingProxyType({})
 @dataclass(frozen=True)
 class CreatedResponse:
     run: Run
-    background: Background | None
     context: Sequence[ItemRecord]
     """All items before this response, input included."""
     ignored: Sequence[str]
@@ -100,10 +93,10 @@ async def create(
         table=resolved.parsed.table,
     )
     events = partial(events_of, connection, resolved.parsed)
-    run = Run(record, owner, output, events(), runs if stored else None, resolved.input)
-    log = EventLog(runs.logs) if body.stream else None
-    background = Background(run, events, log) if body.background else None
-    return CreatedResponse(run, background, resolved.context, resolved.parsed.ignored)
+    run = Run(record, owner, output, events, runs if stored else None, resolved.input)
+    if body.background:
+        run.queue(EventLog(runs.logs) if body.stream else None)
+    return CreatedResponse(run, resolved.context, resolved.parsed.ignored)
 
 
 async def read_all(

@@ -18,7 +18,6 @@ from mlx_server.api.responses.protocol import ResponsesBody
 from mlx_server.api.responses.runs import (
     SHARE_SECONDS,
     TERMINAL,
-    Background,
     EventLog,
     Run,
     Runs,
@@ -61,8 +60,8 @@ router = APIRouter()
 async def create_response(http: Request) -> Response:
     body = await read(http, ResponsesBody)
     created = await create(http, body)
-    if created.background:
-        return await _in_background(http, created, created.background)
+    if body.background:
+        return await _in_background(http, created)
     run = created.run
     is_streaming = False
     try:
@@ -78,19 +77,17 @@ async def create_response(http: Request) -> Response:
             await run.aclose()
 
 
-async def _in_background(
-    http: Request, created: CreatedResponse, background: Background
-) -> Response:
+async def _in_background(http: Request, created: CreatedResponse) -> Response:
     runs, run = _runs(http), created.run
     try:
-        runs.claim(background)
+        runs.claim(run)
         run.output.add_ignored(())  # lists only what the model ignores; the header has the rest
         await run.store()
     except BaseException:
-        runs.discard(background)
+        runs.discard(run)
         await run.aclose()
         raise
-    runs.go_on(background)
+    runs.go_on(run)
     headers = ignored_header(created.ignored)
     if run.log:
         return _followed(runs, run, run.log, 0, headers)
@@ -219,8 +216,8 @@ async def _stored_events(store: Store, id: str, owner: str, start: int) -> Async
 async def delete_response(http: Request, id: str) -> Response:
     runs, owner = _runs(http), http.state.owner
     run = runs.find(id, owner)
-    if run and (background := runs.in_background(run)):
-        await background.cancel()
+    if run and run.task:
+        await run.stop()
     await runs.store.delete("response", id, owner)
     return json_response({"id": id, "object": "response.deleted", "deleted": True})
 

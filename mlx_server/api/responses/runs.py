@@ -94,29 +94,37 @@ TERMINAL = frozenset({"response.completed", "response.incomplete", "response.fai
 Events = AsyncGenerator[Event]
 
 
+BUSY_SECONDS = 1.0
+"""Pause before a response in the background that found the queue full tries again."""
+
+
 class Run:
-    """One response from its request to its end. The owner must call `aclose` in any case."""
+    """One response from its request to its end. The owner must call `aclose` in any case, or have
+    it `go_on` in the background, which does."""
 
     def __init__(
         self,
         record: Record,
         owner: str,
         output: ResponseOutput,
-        events: Events,
+        make_events: Callable[[], Events],
         runs: "Runs | None" = None,
         input: Sequence[ItemRecord] = (),
     ) -> None:
-        """`record` is a new response's. `runs` store it, with its input items; None if it is not to
-        be stored."""
+        """`record` is a new response's. `make_events` makes a source for each attempt to start.
+        `runs` store it, with its input items; None if it is not to be stored."""
         self.id, self.owner = record.id, owner
         self.output = output
         self.input = input
         self.log: EventLog | None = None
         """Set for a background response that is streamed."""
+        self.task: asyncio.Task[None] | None = None
+        """Of a background response that goes on."""
         self.ended = False
         self.failure: ServerError | None = None
         self._record = record
-        self._events = events
+        self._make_events = make_events
+        self._events = make_events()
         self._runs = runs
         self._is_stored = False
         self._started: Started | None = None
@@ -168,10 +176,6 @@ class Run:
         self._started = started
         return started
 
-    def renew(self, events: Events) -> None:
-        """Replaces the event source after a failed start."""
-        self._events = events
-
     async def chunks(self) -> AsyncGenerator[Wire]:
         """Yields the stream's events. The last one comes after the response is stored."""
         assert self._started
@@ -220,6 +224,58 @@ class Run:
             self._runs.end_later(self)
         await self._events.aclose()
 
+    def queue(self, log: EventLog | None) -> None:
+        """Makes it one that waits for its turn in the background. `log` is for streaming."""
+        self.log = log
+        for chunk in self.output.queue():
+            self._note(chunk)
+
+    async def go_on(self, turn: asyncio.Semaphore) -> None:
+        """Runs it in the background. `turn` limits how many responses do so at once."""
+        try:
+            async with turn:
+                await self._start_when_free()
+                await self._note_all(self.chunks())
+        except asyncio.CancelledError:
+            await self._note_all(self.cancel())
+        except Exception as error:
+            await self._note_all(self.fail(error))
+        finally:
+            await self.aclose()
+            if self.log:
+                self.log.end()
+
+    async def stop(self) -> None:
+        """Cancels it in the background and waits until it has ended."""
+        assert self.task
+        if not self.ended:
+            self.task.cancel()
+        await asyncio.wait({self.task})
+
+    async def _start_when_free(self) -> None:
+        while True:
+            try:
+                await self.start()
+                return
+            except Overloaded:
+                await asyncio.sleep(BUSY_SECONDS)
+                self._events = self._make_events()
+
+    async def _note_all(self, chunks: AsyncGenerator[Wire]) -> None:
+        async for chunk in chunks:
+            self._note(chunk)
+            if self.log and self.log.is_full and not self.ended:
+                raise ServerError(
+                    "The events of this response, or of all background responses together, are "
+                    "over their memory limit. Set a lower `max_output_tokens`, or leave out "
+                    "`stream`.",
+                    code="response_too_large",
+                )
+
+    def _note(self, chunk: Wire) -> None:
+        if self.log:
+            self.log.add(chunk)
+
     async def _last(self, chunks: Iterator[Wire]) -> AsyncGenerator[Wire]:
         if not self.ended:
             for chunk in chunks:
@@ -234,77 +290,6 @@ class Run:
         if self._runs is None or await self._runs.end(self, events):
             return chunk
         return {**chunk, "response": {**chunk["response"], "store": False}}
-
-
-BUSY_SECONDS = 1.0
-"""Pause before a response that found the queue full tries again."""
-
-
-class Background:
-    def __init__(self, run: Run, events: Callable[[], Events], log: EventLog | None) -> None:
-        """`events` makes a new source for each attempt to start; `log` is for streaming."""
-        self.run = run
-        self.task: asyncio.Task[None] | None = None
-        self._event_source = events
-        run.log = log
-        for chunk in run.output.queue():
-            self._note(chunk)
-
-    def discard(self) -> None:
-        """Drops a response that has not begun."""
-        if self.run.log:
-            self.run.log.drop()
-
-    def begin(self, turn: asyncio.Semaphore) -> asyncio.Task[None]:
-        """Starts its task. `turn` limits how many background responses run at once."""
-        self.task = asyncio.create_task(self._work(turn))
-        return self.task
-
-    async def cancel(self) -> None:
-        """Cancels the response and waits until it has ended."""
-        assert self.task
-        if not self.run.ended:
-            self.task.cancel()
-        await asyncio.wait({self.task})
-
-    async def _work(self, turn: asyncio.Semaphore) -> None:
-        run = self.run
-        try:
-            async with turn:
-                await self._start_when_free()
-                await self._note_all(run.chunks())
-        except asyncio.CancelledError:
-            await self._note_all(run.cancel())
-        except Exception as error:
-            await self._note_all(run.fail(error))
-        finally:
-            await run.aclose()
-            if run.log:
-                run.log.end()
-
-    async def _start_when_free(self) -> None:
-        while True:
-            try:
-                await self.run.start()
-                return
-            except Overloaded:
-                await asyncio.sleep(BUSY_SECONDS)
-                self.run.renew(self._event_source())
-
-    async def _note_all(self, chunks: AsyncGenerator[Wire]) -> None:
-        async for chunk in chunks:
-            self._note(chunk)
-            if self.run.log and self.run.log.is_full and not self.run.ended:
-                raise ServerError(
-                    "The events of this response, or of all background responses together, are "
-                    "over their memory limit. Set a lower `max_output_tokens`, or leave out "
-                    "`stream`.",
-                    code="response_too_large",
-                )
-
-    def _note(self, chunk: Wire) -> None:
-        if self.run.log:
-            self.run.log.add(chunk)
 
 
 T = TypeVar("T")
@@ -335,16 +320,13 @@ class Runs:
         self.socket_memory = ByteBudget(limits.SOCKETS_MEMORY_BYTES)
         self._turn = asyncio.Semaphore(places)
         self._running: dict[tuple[str, str], Run] = {}
-        self._background: dict[str, Background] = {}
+        self._background: dict[str, Run] = {}
         self._connections: set[asyncio.Task[Any]] = set()
         self._later: set[asyncio.Task[Any]] = set()
         self._sharing: asyncio.Task[None] | None = None
 
     def find(self, id: str, owner: str) -> Run | None:
         return self._running.get((id, owner))
-
-    def in_background(self, run: Run) -> Background | None:
-        return self._background.get(run.id)
 
     async def begin(self, run: Run) -> None:
         if len(self._later) >= limits.UNSTORED_ENDS:
@@ -371,19 +353,18 @@ class Runs:
         self._running.pop((run.id, run.owner), None)
         self._in_task(self._forgotten(run))
 
-    def claim(self, background: Background) -> None:
+    def claim(self, run: Run) -> None:
         """Reserves a place in the background until the response ends or `discard` is called.
 
         Raises Overloaded at a limit, ShuttingDown during shutdown.
         """
-        run = background.run
         if self.stopping.is_set():
             raise ShuttingDown("The server is shutting down.")
         if len(self._background) >= (most := limits.BACKGROUND_RESPONSES):
             raise Overloaded(
                 f"{most} responses run in the background already. Try again when one has ended."
             )
-        owners = [each.run.owner for each in self._background.values()]
+        owners = [each.owner for each in self._background.values()]
         if run.owner and owners.count(run.owner) >= limits.BACKGROUND_PER_CLIENT:
             raise Overloaded(
                 f"Your key has {limits.BACKGROUND_PER_CLIENT} responses in the background "
@@ -393,17 +374,18 @@ class Runs:
             raise Overloaded(
                 "The background responses are at their memory limit. Try again when one has ended."
             )
-        self._background[run.id] = background
+        self._background[run.id] = run
 
-    def discard(self, background: Background) -> None:
+    def discard(self, run: Run) -> None:
         """Frees the place of a response that will not be started."""
-        self._background.pop(background.run.id, None)
-        background.discard()
+        self._background.pop(run.id, None)
+        if run.log:
+            run.log.drop()
 
-    def go_on(self, background: Background) -> None:
+    def go_on(self, run: Run) -> None:
         """Starts a response that has claimed its place."""
-        id = background.run.id
-        background.begin(self._turn).add_done_callback(lambda _: self._background.pop(id, None))
+        run.task = asyncio.create_task(run.go_on(self._turn))
+        run.task.add_done_callback(lambda _: self._background.pop(run.id, None))
         if self._sharing is None or self._sharing.done():
             self._sharing = asyncio.create_task(self._share())
 
@@ -412,15 +394,15 @@ class Runs:
         and cancels those that were cancelled or deleted there. It ends with the last one."""
         while self._background:
             await asyncio.sleep(SHARE_SECONDS)
-            begun = [each for each in self._background.values() if each.task and each.run.goes_on]
-            news = [each.run.news() for each in begun]
+            begun = [run for run in self._background.values() if run.task and run.goes_on]
+            news = [run.news() for run in begun]
             with suppress(ServerError):  # it is tried again
                 unwanted = await self.store.share(news)
-                for each, shared in zip(begun, news, strict=True):
+                for run, shared in zip(begun, news, strict=True):
                     if (shared.id, shared.owner) in unwanted:
-                        self._in_task(each.cancel())
-                    elif each.run.log:
-                        each.run.log.shared += len(shared.events)
+                        self._in_task(run.stop())
+                    elif run.log:
+                        run.log.shared += len(shared.events)
 
     async def response(self, id: str, owner: str) -> Wire:
         """The response as it is now. Raises NotFound."""
@@ -433,8 +415,8 @@ class Runs:
     async def cancel(self, id: str, owner: str) -> Wire:
         """Cancels a background response, which another server may run. Returns it as it is then."""
         run = self.find(id, owner)
-        if run and (background := self.in_background(run)):
-            await background.cancel()
+        if run and run.task:
+            await run.stop()
             return run.response
         response = await self.response(id, owner)
         if not response["background"]:
@@ -465,7 +447,7 @@ class Runs:
         if self._sharing:
             self._sharing.cancel()
         running = [each for each in self._background.values() if each.task]
-        await asyncio.gather(*(each.cancel() for each in running))
+        await asyncio.gather(*(each.stop() for each in running))
         if self._later:
             await asyncio.wait(self._later, timeout=STOP_SECONDS)
         for task in list(self._later):

@@ -173,7 +173,7 @@ def streamed(events: Sequence[Event], failure: Exception | None = None, **asked:
 
 
 async def _chunks(made: ResponseOutput, events: AsyncGenerator[Event]) -> list[Json]:
-    run = Run(Record("response", "resp_1", 0.0, b""), "", made, events)
+    run = Run(Record("response", "resp_1", 0.0, b""), "", made, lambda: events)
     await run.begin()
     return [on_the_wire(chunk) async for chunk in run.chunks()]
 
