@@ -28,7 +28,7 @@ from mlx_server.tool_parsers.call_format import (
 from mlx_server.tool_parsers.calls import ToolCallEmitter, ToolCallWriter
 from mlx_server.tool_parsers.json_calls import as_object, check_end, repaired
 from mlx_server.tool_parsers.model_json import Malformed, loads
-from mlx_server.tool_parsers.source import Source, Steps
+from mlx_server.tool_parsers.source import Lookahead, Source, Steps
 from mlx_server.tool_parsers.value_rules import LiteralGrammar, LiteralSyntax
 from mlx_server.tool_parsers.values import Syntax, json_ahead
 
@@ -312,11 +312,25 @@ class NamedCallFormat:
         yield from source.space()
         if (yield from source.accept(self.closes_call)):
             return True
-        if (yield from source.comes(*ends, *self.passed)):
+        if (yield from source.peek()):
+            ahead = source.lookahead()
+            while (yield from ahead.accept(*self.passed)):
+                yield from ahead.space()
+            if (yield from ahead.peek()) and not (yield from self._ends_call(ahead, call, ends)):
+                raise Malformed("more than arguments in a call")
             call.repaired("format")
-        elif (yield from source.peek()):
-            raise Malformed("more than arguments in a call")
         return False
+
+    def _ends_call(
+        self, ahead: Lookahead, call: ToolCallWriter, ends: tuple[str, ...]
+    ) -> Steps[bool]:
+        """Whether what follows a call that has no closing delimiter shows that it has ended."""
+        end = yield from ahead.accept(*ends)
+        if end != self.before_name or end in (self.opens, *self.inner):
+            return bool(end)
+        yield from ahead.space()  # plain text, which a string with quotes in it may have too
+        name = yield from ahead.run(self.name)
+        return call.knows(name) or not (yield from ahead.peek())
 
     def _read_head(self, source: Source, calls: ToolCallEmitter) -> Steps["CallHead"]:
         """Reads a name, and what precedes the arguments."""

@@ -74,7 +74,7 @@ def arguments(
     closing one.
     """
     call = None if syntax.begins_with_key else start()
-    closing, first, is_bare = syntax.brackets[syntax.opening], True, False
+    closing, first, is_in_doubt = syntax.brackets[syntax.opening], True, False
     if syntax.rules == "python" and (yield from _is_positional(source, syntax)):
         call, first = (yield from _read_positional(source, syntax, start)), False
     while not (call and not first and ends and (yield from source.after_space(*ends))):
@@ -83,9 +83,12 @@ def arguments(
         key = yield from key_of(source, syntax, call)
         call, first = call or start(), False
         key = call.meant(key)
-        if is_bare and call.known and key not in call.known:
-            raise Malformed("text without quotes that may go on")
-        is_bare = yield from _read_argument(source, syntax, call, key, ends)
+        if is_in_doubt and call.known and key not in call.known:
+            raise Malformed("a text that may go on")
+        is_in_doubt = yield from _read_argument(source, syntax, call, key, ends)
+        closes = (",", "}", "]", ")", *ends[:1])  # others than the first are text in a string
+        if is_in_doubt and not (yield from source.after_space(*closes)):
+            raise Malformed("a quote in a string was not escaped")
     call.repaired()
     return call
 
@@ -148,12 +151,13 @@ def key_of(source: Source, syntax: Syntax, call: ToolCallWriter | None = None) -
 def _read_argument(
     source: Source, syntax: Syntax, call: ToolCallWriter, key: str, ends: tuple[str, ...]
 ) -> Steps[bool]:
-    """Reads an argument; returns whether its value is text without quotes."""
+    """Reads an argument; returns whether its value is text that may go on: it has no quotes, or
+    those of another syntax."""
     quote = (yield from source.accept(*syntax.text)) if call.streams(key) else ""
     if quote:
         yield from syntax.text[quote](source, quote, partial(call.text, key), call)
         call.end_text(key)
-        return False
+        return bool(syntax.closing_quote) and quote != syntax.closing_quote
     if (yield from source.comes(",", syntax.brackets[syntax.opening])):
         call.leave_empty(key)
         return False
@@ -168,6 +172,8 @@ def _read_argument(
         call.repaired()
         call.value(key, bare)
         return False
+    if bare.endswith("'") and bare.count("'") % 2:
+        raise Malformed("a quote without the one before it")
     if bare:
         return call.untyped(key, syntax.words.get(bare, bare))
     call.value(key, (yield from value(source, syntax, call, ends)))
@@ -557,7 +563,7 @@ def _quoted_text(
         yield from source.accept(delimiter)
         if call:
             call.repaired()
-    if not (yield from source.after_space(",", "}", "]", ")")):
+    if not (call or (yield from source.after_space(",", ":", "}", "]", ")"))):
         raise Malformed("a quote in a string was not escaped")
 
 

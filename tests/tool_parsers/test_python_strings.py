@@ -9,7 +9,26 @@ from tests.tool_parsers.slips import WRITERS, read
 pytestmark = pytest.mark.slow
 
 
-PIECES = ("'", '"', "'", '"', " ", "a", "it's", ",", ", b", "=", ")", "(", "]", "}", "{", ":", "-c")
+PIECES = (
+    "'",
+    '"',
+    "'",
+    '"',
+    " ",
+    "a",
+    "it's",
+    ",",
+    ", b",
+    "=",
+    ")",
+    "(",
+    "]",
+    "}",
+    "{",
+    ":",
+    "-c",
+    "call:",
+)
 commands = st.lists(st.sampled_from(PIECES), min_size=1, max_size=9).map("".join)
 
 
