@@ -525,14 +525,36 @@ def why_not_read(config: Mapping[str, Any], error: str) -> str | None:
             f'`"{MLX}": {{"group_size": 64, "bits": 4}}` with the values that were used. '
             f"{CONVERTED}"
         )
-    return next(
-        (
-            what.format(*match.groups())
-            for pattern, what in MISMATCHES
-            if (match := pattern.search(error))
-        ),
-        None,
+    mismatches = (
+        what.format(*match.groups())
+        for pattern, what in MISMATCHES
+        if (match := pattern.search(error))
     )
+    return next(mismatches, None) or _wrong_number(config, error)
+
+
+WHOLE_NUMBER = re.compile("^(num|n)_|_(size|dim|layers?|heads?|rank)$")
+"""Matches the names of settings that are whole numbers."""
+OF_ZERO = re.compile("zero|not in list|^AssertionError")
+"""Matches errors that a zero among them causes."""
+
+
+def _wrong_number(config: Mapping[str, Any], error: str) -> str | None:
+    """Names the number of a config with which mlx-lm could not make the model."""
+    parts = {f"{key}.": part for key, part in config.items() if isinstance(part, dict)}
+    for place, part in {"": config, **parts}.items():
+        for key in filter(WHOLE_NUMBER.search, part):
+            found = part[key]
+            is_wrong = type(found) is not int or not 0 <= found < 1 << 31
+            if found is None or isinstance(found, bool | list | dict):  # they may have a meaning
+                is_wrong = type(found).__name__ in error
+            if is_wrong or (found == 0 and OF_ZERO.search(error)):
+                return (
+                    f"`{place[:99]}{key[:99]}` in config.json is {str(found)[:99]!r}, and mlx-lm "
+                    f"needs a whole number there: {error[:200]}. Copy the config.json of these "
+                    "weights."
+                )
+    return None
 
 
 def _wrong_settings(found: object) -> str | None:

@@ -146,6 +146,19 @@ SLIPS: Mapping[str, Odd] = {
     f"{CONFIG}: a context with a point": Odd(
         setting(CONFIG, max_position_embeddings=2048.0), differs=UNREAD
     ),
+    **{
+        f"{CONFIG}: {key} is {value!r:.20}": Odd(
+            setting(CONFIG, **{key: value}), rf"{key}` in config\.json is '.*whole number"
+        )
+        for key in ("num_hidden_layers", "hidden_size")
+        for value in (2.0, "2", -2, 0, None, [2])
+    },
+    **{
+        f"{CONFIG}: {key} is huge": Odd(
+            setting(CONFIG, **{key: 10**12}), rf"{key}.* is '?1000000000000"
+        )
+        for key in ("num_hidden_layers", "hidden_size")
+    },
     f"{CONFIG}: an end as text": Odd(setting(CONFIG, eos_token_id="2"), differs=UNREAD),
     f"{CONFIG}: tagged floats": Odd(setting(CONFIG, limit={"__float__": "Infinity"})),
     f"{TOKENIZER}: a mark": Odd(marked(TOKENIZER), differs=MARK),
