@@ -1,7 +1,9 @@
-"""A conversation as every family receives it, independent of the endpoint."""
+"""A conversation as every family receives it, independent of the endpoint, and how much text it
+has."""
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Literal
 
 UNNAMED = "unknown"
@@ -146,3 +148,61 @@ def media_places(prompts: Iterable[object]) -> Iterator[str]:
 
 def has_extra_content(conversation: Conversation) -> bool:
     return any(call.extra_content for each in conversation.messages for call in each.tool_calls)
+
+
+WINDOW = 1 << 16
+"""Characters that are copied at a time."""
+
+
+def texts_of(value: Any) -> Iterator[str]:
+    """Yields every string in the value, including the keys of its mappings."""
+    pending = [value]
+    while pending:
+        found = pending.pop()
+        if isinstance(found, str):
+            yield found
+        elif isinstance(found, _COLLECTIONS):
+            pending += found
+        elif names := _field_names(type(found)):
+            pending += [getattr(found, name) for name in names]
+        elif found is not None and isinstance(found, Mapping):
+            pending += found.keys()
+            pending += found.values()
+
+
+_COLLECTIONS = (list, tuple, set, frozenset)
+
+
+_field_names_of: dict[type, tuple[str, ...]] = {}
+
+
+def _field_names(kind: type) -> tuple[str, ...]:
+    """Returns the fields of a dataclass whose text no other one has; nothing for other types."""
+    if kind not in _field_names_of:
+        own = fields(kind) if is_dataclass(kind) else ()
+        _field_names_of[kind] = tuple(each.name for each in own if each.metadata != REPEATED)
+    return _field_names_of[kind]
+
+
+def characters_of(value: Any) -> int:
+    return sum(map(len, texts_of(value)))
+
+
+def memory_of(value: Any) -> int:
+    """Returns the bytes that the characters of all texts take in memory: one emoji makes each
+    character of its text take four."""
+    return sum(len(text) * _character_bytes(text) for text in texts_of(value))
+
+
+def _character_bytes(text: str) -> int:
+    """Returns the bytes of a character: 1, 2 or 4."""
+    if text.isascii():
+        return 1
+    pieces = (text[begin : begin + WINDOW] for begin in range(0, len(text), WINDOW))
+    return max(_bytes_of(piece) // len(piece) for piece in pieces)
+
+
+def _bytes_of(piece: str) -> int:
+    """Returns the bytes of a new string; other strings may keep their UTF-8, which counts in their
+    size."""
+    return sys.getsizeof(piece * 3) - sys.getsizeof(piece * 2)

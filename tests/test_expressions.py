@@ -41,12 +41,12 @@ BOUNDED = {
 characters of their texts."""
 
 LOCALS: Mapping[str, Mapping[str, Any]] = {
-    "models.control_tokens.pattern_of": {
+    "models.tokenizer_file.pattern_of": {
         "first": "<a",
         "trie": {"<": {"a": {"": {}, "b": {"": {}}}}, "a": {"<": {"": {}}}},
         "between": "(?:\x80|\x81)*",
     },
-    "models.control_tokens._wordy": {"wordy": re.compile("(?=[ab])(?=(a(?:ab)?|ba))")},
+    "models.tokenizer_file._wordy": {"wordy": re.compile("(?=[ab])(?=(a(?:ab)?|ba))")},
     "families.learned.found": {"quoted": [r"key\s*=\s*['\"]value['\"]"] * 2},
     "generation.output._invisible": {"either": rb"\s|<\|end\|>|<\|"},
     "grammars.lark._marks": {"longest_first": ["<a><a>", "<a>", "<"]},

@@ -11,8 +11,7 @@ import pytest
 
 from mlx_server import limits
 from mlx_server.errors import Overloaded
-from mlx_server.messages import Conversation, Message, Tool, ToolCall
-from mlx_server.prompts.text_size import characters_of
+from mlx_server.messages import Conversation, Message, Tool, ToolCall, characters_of
 from mlx_server.request_threads import (
     LARGE_BYTES,
     Abandoned,

@@ -26,7 +26,7 @@ from mlx_server.families import AS_TEXT
 from mlx_server.generation.review import Review
 from mlx_server.messages import Conversation, Message
 from mlx_server.parsers.parse_context import ParseContext
-from mlx_server.prompts.system_text import format_text
+from mlx_server.prompts.message_normalization import format_text
 from mlx_server.reading import as_tool
 from mlx_server.requests import (
     ALL_REPAIRS,

@@ -25,7 +25,13 @@ from mlx_server.generation.rendering import (
     without_volatile_lines,
 )
 from mlx_server.grammars.formats import check, unenforced
-from mlx_server.messages import EXTRA_CONTENT, Conversation, has_extra_content, media_places
+from mlx_server.messages import (
+    EXTRA_CONTENT,
+    Conversation,
+    characters_of,
+    has_extra_content,
+    media_places,
+)
 from mlx_server.models.tokenizer import Tokenizer
 from mlx_server.pool.adapters import LeasedAdapter
 from mlx_server.pool.lease import MemoryDemand
@@ -33,7 +39,6 @@ from mlx_server.pool.pool import Pool
 from mlx_server.pool.prepare import PreparedModel, Task
 from mlx_server.prompts.continuation import check_continued, with_open_reasoning
 from mlx_server.prompts.template_prompt import RenderedPrompt
-from mlx_server.prompts.text_size import characters_of
 from mlx_server.request_threads import check_wanted, in_thread
 from mlx_server.requests import (
     GenerateRequest,

@@ -9,8 +9,8 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from mlx_server.errors import ModelUnusable
-from mlx_server.models.control_tokens import bytes_to_unicode
 from mlx_server.models.files import read_own
+from mlx_server.models.tokenizer_file import bytes_to_unicode
 
 KIMI_CLASS = "TikTokenTokenizer"
 KIMI_RESERVED = 256

@@ -11,20 +11,18 @@ from pathlib import Path
 from typing import TypeAlias
 
 from mlx_server.errors import ContextTooLong, ModelUnusable
-from mlx_server.models.control_tokens import (
-    ControlTokenEscape,
-    bytes_to_unicode,
-    is_control,
-    pattern_of,
-)
 from mlx_server.models.tokenizer_file import (
     BEFORE_ENTRY,
     PROBE,
+    ControlTokenEscape,
     TokenizerCalls,
     TokenizerFile,
+    bytes_to_unicode,
     content_of,
     decoder_of,
     file_error,
+    is_control,
+    pattern_of,
 )
 from mlx_server.models.tokenizer_process import TokenizerProcess
 from mlx_server.request_threads import check_wanted

@@ -17,9 +17,8 @@ from typing import Any
 
 from mlx_server import limits
 from mlx_server.errors import BadRequest
-from mlx_server.messages import Conversation, Message
+from mlx_server.messages import Conversation, Message, texts_of
 from mlx_server.models.checkpoint import Checkpoint
-from mlx_server.prompts.text_size import texts_of
 from mlx_server.request_threads import check_wanted
 
 

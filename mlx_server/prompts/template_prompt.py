@@ -33,14 +33,12 @@ from mlx_server.prompts.message_normalization import (
     calls_as_text,
     fallbacks,
     fit_to_template,
-    text_parts,
-    think_delimiters,
-    to_turns,
-)
-from mlx_server.prompts.system_text import (
     format_text,
     function_json,
     joined,
+    text_parts,
+    think_delimiters,
+    to_turns,
     tools_text,
     with_question_text,
     with_system_text,

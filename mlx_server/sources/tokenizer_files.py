@@ -22,8 +22,8 @@ from tokenizers import AddedToken
 from mlx_server import limits
 from mlx_server.errors import ModelUnusable, ServerError, TokenizerUnavailable, public_message
 from mlx_server.models.byte_level import kimi_tokenizer
+from mlx_server.models.checkpoint import SpecialTokens, flags_of, read_special_tokens
 from mlx_server.models.files import BOM, OWN, SENTENCEPIECE, TOKENIZERS, read_optional_json
-from mlx_server.models.special_tokens import SpecialTokens, flags_of, read_special_tokens
 from mlx_server.sandbox.child import Served, end_with_server, serve, time_limit
 from mlx_server.sandbox.parent import Program, Stopped, WarmProcess
 from mlx_server.sources.cache import cache_dir

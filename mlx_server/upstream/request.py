@@ -21,8 +21,15 @@ from mlx_server.messages import (
     has_extra_content,
 )
 from mlx_server.prompts.history_rendering import in_hermes_tags
-from mlx_server.prompts.message_normalization import RESULT_BEGIN, RESULT_END, OwnText, Part
-from mlx_server.prompts.system_text import format_text, function_json, tools_text
+from mlx_server.prompts.message_normalization import (
+    RESULT_BEGIN,
+    RESULT_END,
+    OwnText,
+    Part,
+    format_text,
+    function_json,
+    tools_text,
+)
 from mlx_server.requests import (
     ChoiceFormat,
     GenerateRequest,

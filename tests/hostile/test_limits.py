@@ -45,13 +45,12 @@ from mlx_server.http import security, strict_json
 from mlx_server.http.connections import SlowClientGuard, StrictConnection
 from mlx_server.http.web_sockets import ByteBudget
 from mlx_server.mcp.server import Lister, Listing, bound
-from mlx_server.messages import Conversation, Message, Tool
+from mlx_server.messages import Conversation, Message, Tool, memory_of
 from mlx_server.models.checkpoint import check_architecture
 from mlx_server.models.files import BadHeader, read_header_of
 from mlx_server.models.tokenizer import Tokenizer
 from mlx_server.prompts.harmony.typescript import SchemaReducer
 from mlx_server.prompts.message_normalization import arguments_object
-from mlx_server.prompts.text_size import memory_of
 from mlx_server.requests import ChoiceFormat, GenerateRequest, McpServer, SamplingParams
 from mlx_server.sandbox import template_child, template_messages
 from mlx_server.sandbox.chat_template import ChatTemplate

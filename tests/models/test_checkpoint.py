@@ -12,12 +12,15 @@ from tokenizers import AddedToken
 
 from mlx_server.errors import ModelUnusable
 from mlx_server.models.checkpoint import (
+    ADDED,
     FILES,
+    MAP,
     Checkpoint,
+    flags_of,
     read_chat_templates,
     read_checkpoint,
+    read_special_tokens,
 )
-from mlx_server.models.special_tokens import ADDED, MAP, flags_of, read_special_tokens
 from tests.families import byte_level, write_checkpoint
 
 

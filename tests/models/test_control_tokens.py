@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlx_server.errors import ModelUnusable
-from mlx_server.models import control_tokens
-from mlx_server.models.control_tokens import (
+from mlx_server.models import tokenizer_file
+from mlx_server.models.tokenizer_file import (
     WINDOW,
     ControlTokenEscape,
     is_control,
@@ -67,7 +67,7 @@ def test_the_windows_of_a_long_text_do_not_show(text: str) -> None:
     assert not any(token in whole for token in TOKENS)
     with pytest.MonkeyPatch.context() as patch:
         for window in (1, 2, 7):
-            patch.setattr(control_tokens, "WINDOW", window)
+            patch.setattr(tokenizer_file, "WINDOW", window)
             assert ControlTokenEscape(TOKENS)(text, MARK) == whole
 
 

@@ -52,6 +52,12 @@ def test_they_have_openais_form(client: TestClient, upstream: PlayingServer) -> 
     }
 
 
+def test_a_token_may_belong_to_two_texts(client: TestClient, upstream: PlayingServer) -> None:
+    """What may begin a delimiter is held back."""
+    upstream.plays(streamed(scored("1 <"), scored(" 2"), delta("stop"), USAGE))
+    assert tokens_of(answered(client, **ASKED)) == ["1 <", " 2"]
+
+
 def test_those_of_thoughts_in_the_text_are_left_out(
     client: TestClient, upstream: PlayingServer
 ) -> None:

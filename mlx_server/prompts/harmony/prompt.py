@@ -49,7 +49,7 @@ from mlx_server.prompts.harmony.tools_text import (
 )
 from mlx_server.prompts.harmony.typescript import for_typescript
 from mlx_server.prompts.harmony.vocabulary import NAMED, check, encoding
-from mlx_server.prompts.system_text import format_line
+from mlx_server.prompts.message_normalization import format_line
 from mlx_server.prompts.template_prompt import RenderedPrompt
 from mlx_server.request_threads import check_wanted
 

@@ -11,7 +11,7 @@ from llguidance import LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
 
 from mlx_server import limits
-from mlx_server.models.control_tokens import bytes_to_unicode, is_control, is_letter
+from mlx_server.models.tokenizer_file import bytes_to_unicode, is_control, is_letter
 from mlx_server.system.files import read_regular
 from mlx_server.worker.constrained_decoding.json_texts import missing_bytes
 
