@@ -1,10 +1,9 @@
 """`mlx-server cache`: the prompt caches on disk, by model."""
 
 import time
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -42,52 +41,53 @@ def cache(
     """
     if model and not clear:
         raise typer.BadParameter("--model needs --clear.")
-    show(look(load_settings(config), clear=clear, model=model), Console())
+    console = Console()
+    for line in _report(load_settings(config), clear=clear, model=model):
+        print_line(line, console)
 
 
 UNKNOWN = "unknown"
 NOT_KEPT = "prompt caches are not kept on disk: `prompt_cache: {disk: 0}` in models.yaml"
 
 
-@dataclass
-class ModelFiles:
-    model: str
-    files: int = 0
-    nbytes: int = 0
-    used: int = 0
-    """The time of the latest use, in nanoseconds since 1970."""
-
-
-@dataclass(frozen=True)
-class CacheSummary:
-    path: Path | None
-    """None: there is no folder for them."""
-    most_bytes: int
-    """0: nothing is kept on disk any more."""
-    models: Sequence[ModelFiles] = ()
-    writes: DailyBytes | None = None
-    removed: int | None = None
-    """The number of files that were removed; None if that was not requested."""
-
-
-def look(settings: Settings, *, clear: bool = False, model: str | None = None) -> CacheSummary:
+def _report(settings: Settings, *, clear: bool, model: str | None) -> Iterator[str]:
     """Reads the folder, also while servers use it."""
-    cache = settings.server.prompt_cache
-    path, most = settings.kept_prompt_folder, cache.disk
-    if path is None or not path.is_dir():
-        return CacheSummary(path, most, removed=0 if clear else None)
-    writes = DailyBytes(path, cache.disk_writes_per_day)
-    folder = PromptFolder(path, most)
-    folder.scan()
-    groups = folder.by_group()
-    names = {group: _model(folder, files) for group, files in groups.items()}
-    if not clear:
-        return CacheSummary(path, most, _by_model(groups, names), writes)
-    folder.remove_drafts()
-    before = folder.count
-    folder.remove_if(lambda file: model in (None, names[file.group]))
-    removed = before - folder.count
-    return CacheSummary(path, most, _by_model(folder.by_group(), names), writes, removed)
+    cache, path = settings.server.prompt_cache, settings.kept_prompt_folder
+    removed, models = 0, defaultdict[str, list[FileUse]](list)
+    is_there = path is not None and path.is_dir()
+    if path and is_there:
+        folder = PromptFolder(path, cache.disk)
+        folder.scan()
+        names = {group: _model(folder, files) for group, files in folder.by_group().items()}
+        if clear:
+            folder.remove_drafts()
+            removed = folder.count
+            folder.remove_if(lambda file: model in (None, names[file.group]))
+            removed -= folder.count
+        for group, files in folder.by_group().items():
+            models[names[group]] += (use for _, use in files)
+    is_kept = path is not None and (cache.disk or models)
+    if not cache.disk or not is_kept:
+        yield f"{NOT_KEPT}; these files were left there before" if is_kept else NOT_KEPT
+    if is_kept:
+        yield str(path)
+    if clear:
+        yield f"removed        {removed} files"
+    if not is_kept:
+        return
+    sizes = {name: sum(use.nbytes for use in uses) for name, uses in models.items()}
+    nbytes = sum(sizes.values())
+    yield f"size           {nbytes / 1e6:.1f} MB, at most {cache.disk / 1e6:.0f} MB"
+    if path and is_there:
+        writes = DailyBytes(path, cache.disk_writes_per_day)
+        yield (
+            f"written today  {writes.today / 1e6:.1f} MB by all servers, at most "
+            f"{writes.most / 1e6:.0f} MB a day"
+        )
+    for name, size in sorted(sizes.items(), key=lambda each: -each[1]):
+        used = time.localtime(max(use.used for use in models[name]) / 1e9)
+        day = time.strftime("%Y-%m-%d %H:%M", used)
+        yield f"{name}: {len(models[name])} files, {size / 1e6:.1f} MB, last used {day}"
 
 
 def _model(folder: PromptFolder, files: Sequence[tuple[PromptFile, FileUse]]) -> str:
@@ -97,45 +97,3 @@ def _model(folder: PromptFolder, files: Sequence[tuple[PromptFile, FileUse]]) ->
             if model := model_in(folder.place(file)):
                 return model
     return UNKNOWN
-
-
-def _by_model(
-    groups: dict[str, list[tuple[PromptFile, FileUse]]], names: dict[str, str]
-) -> list[ModelFiles]:
-    models: dict[str, ModelFiles] = {}
-    for group, files in groups.items():
-        own = models.setdefault(names[group], ModelFiles(names[group]))
-        own.files += len(files)
-        own.nbytes += sum(use.nbytes for _, use in files)
-        own.used = max(own.used, *(use.used for _, use in files))
-    return sorted(models.values(), key=lambda each: -each.nbytes)
-
-
-def show(summary: CacheSummary, console: Console) -> None:
-    for line in _lines(summary):
-        print_line(line, console)
-
-
-def _lines(summary: CacheSummary) -> list[str]:
-    removed = [] if summary.removed is None else [f"removed        {summary.removed} files"]
-    if summary.path is None or not (summary.most_bytes or summary.models):
-        return [NOT_KEPT, *removed]
-    nbytes = sum(each.nbytes for each in summary.models)
-    left = [] if summary.most_bytes else [f"{NOT_KEPT}; these files were left there before"]
-    return [
-        *left,
-        str(summary.path),
-        *removed,
-        f"size           {nbytes / 1e6:.1f} MB, at most {summary.most_bytes / 1e6:.0f} MB",
-        *([f"written today  {_of(summary.writes)}"] if summary.writes else []),
-        *map(_line, summary.models),
-    ]
-
-
-def _of(writes: DailyBytes) -> str:
-    return f"{writes.today / 1e6:.1f} MB by all servers, at most {writes.most / 1e6:.0f} MB a day"
-
-
-def _line(each: ModelFiles) -> str:
-    day = time.strftime("%Y-%m-%d %H:%M", time.localtime(each.used / 1e9))
-    return f"{each.model}: {each.files} files, {each.nbytes / 1e6:.1f} MB, last used {day}"

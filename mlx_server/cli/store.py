@@ -2,8 +2,7 @@
 
 import asyncio
 import time
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Annotated
 
 import typer
@@ -12,9 +11,9 @@ from rich.console import Console
 from mlx_server.cli.root import ConfigFile, command_app
 from mlx_server.cli.tables import print_line
 from mlx_server.config.models_yaml import load_settings
-from mlx_server.config.settings import Settings
+from mlx_server.config.settings import StoreSettings
 from mlx_server.limits import STORED_RESPONSES
-from mlx_server.store import Retention, Stats, Store
+from mlx_server.store import Stats, Store
 
 app = command_app()
 
@@ -36,58 +35,35 @@ def store(
     The limits are set under `store` in models.yaml. A server prunes once an hour by itself. This
     command also works while servers are running.
     """
-    show(look(load_settings(config), prune=prune), Console())
-
-
-@dataclass(frozen=True)
-class StoreSummary:
-    path: Path
-    retention: Retention
-    stats: Stats | None
-    """None: nothing has been stored there yet."""
-    pruned: int | None = None
-    """The number of records that were removed; None if pruning was not requested."""
-
-
-def look(settings: Settings, *, prune: bool = False) -> StoreSummary:
-    """Reads the store, also while servers have it open."""
-    path, retention = settings.store.path, settings.store
-    if not path.exists():
-        return StoreSummary(path, retention, None)
-    return asyncio.run(_visit(path, retention, prune=prune))
-
-
-async def _visit(path: Path, retention: Retention, *, prune: bool) -> StoreSummary:
-    store = await Store.open(path, retention)
-    try:
-        pruned = await store.prune() if prune else None
-        return StoreSummary(path, retention, await store.stats(), pruned)
-    finally:
-        await store.close()
-
-
-def show(summary: StoreSummary, console: Console) -> None:
-    for line in _lines(summary):
+    console = Console()
+    for line in _report(load_settings(config).store, prune=prune):
         print_line(line, console)
 
 
-def _lines(summary: StoreSummary) -> list[str]:
-    retention = summary.retention
-    limits = f"for {retention.days:g} days, at most {STORED_RESPONSES} of each"
-    if (stats := summary.stats) is None:
-        return [f"{summary.path}: nothing is stored yet", f"kept           {limits}"]
-    pruned = [] if summary.pruned is None else [f"pruned         {summary.pruned}"]
-    return [
-        str(summary.path),
-        *pruned,
-        f"responses      {stats.responses}{_span(stats)}",
-        f"conversations  {stats.conversations}",
-        f"completions    {stats.completions}",
-        f"items          {stats.items}",
-        f"size           {stats.bytes / 1e6:.1f} MB",
-        f"stored         {stats.stored / 1e6:.1f} MB, at most {retention.bytes / 1e6:.0f} MB",
-        f"kept           {limits}",
-    ]
+def _report(settings: StoreSettings, *, prune: bool) -> Iterator[str]:
+    """Reads the store, also while servers have it open."""
+    if settings.path.exists():
+        pruned, stats = asyncio.run(_visit(settings, prune=prune))
+        yield str(settings.path)
+        if prune:
+            yield f"pruned         {pruned}"
+        yield f"responses      {stats.responses}{_span(stats)}"
+        yield f"conversations  {stats.conversations}"
+        yield f"completions    {stats.completions}"
+        yield f"items          {stats.items}"
+        yield f"size           {stats.bytes / 1e6:.1f} MB"
+        yield f"stored         {stats.stored / 1e6:.1f} MB, at most {settings.bytes / 1e6:.0f} MB"
+    else:
+        yield f"{settings.path}: nothing is stored yet"
+    yield f"kept           for {settings.days:g} days, at most {STORED_RESPONSES} of each"
+
+
+async def _visit(settings: StoreSettings, *, prune: bool) -> tuple[int, Stats]:
+    store = await Store.open(settings.path, settings)
+    try:
+        return await store.prune() if prune else 0, await store.stats()
+    finally:
+        await store.close()
 
 
 def _span(stats: Stats) -> str:

@@ -189,22 +189,6 @@ def parsed_json(text: str | bytes) -> Any:
         return None
 
 
-def served_models(client: httpx.Client) -> list[str]:
-    """The model ids that `/v1/models` lists. Raises ServerError if no server answers."""
-    return [model["id"] for model in _listed(client)]
-
-
-def _listed(client: httpx.Client) -> list[dict[str, Any]]:
-    with _connection_errors():
-        response = client.get("/v1/models")
-    try:
-        models = [(model["id"], model) for model in parsed_json(response.content)["data"]]
-    except (TypeError, KeyError):
-        raise _refused(response) from None
-    # others could be neither shown nor asked for
-    return [model for id, model in models if isinstance(id, str) and id.isprintable()]
-
-
 def model_facts(client: httpx.Client, model: str) -> dict[str, Any]:
     """What `/v1/models` says of one model. Raises ServerError if no server answers, or if it does
     not serve the model."""
@@ -269,9 +253,16 @@ def _to_serve(model: str | None) -> tuple[list[str], str | None]:
 def first_model(client: httpx.Client) -> str:
     """The first model that answers in text. Raises ServerError if no server answers or it lists
     none."""
-    for model in _listed(client):
-        if model.get("type", "llm") == "llm":  # other servers don't say
-            return str(model["id"])
+    with _connection_errors():
+        response = client.get("/v1/models")
+    try:
+        models = [(model["id"], model) for model in parsed_json(response.content)["data"]]
+    except (TypeError, KeyError):
+        raise _refused(response) from None
+    for id, model in models:
+        # others could be neither shown nor asked for; other servers have no types
+        if isinstance(id, str) and id.isprintable() and model.get("type", "llm") == "llm":
+            return id
     raise BadRequest(
         "The server lists no models that can answer. Name one, or list one in its models.yaml."
     )

@@ -344,7 +344,7 @@ def test_without_a_server_the_chat_starts_its_own(
             assert model_id == expected
             assert "".join(d.text for d in Chat(client, model_id).say("hi")) == arguments
         with pytest.raises(Unavailable), client_of(str(client.base_url), None) as after:
-            chatting.served_models(after)
+            chatting.first_model(after)
 
 
 @pytest.mark.slow
@@ -366,4 +366,4 @@ def test_an_own_server_ends_with_a_killed_chat(folder: Path) -> None:
         child.stdin.close()
         assert child.wait(10) == 128 + signal.SIGHUP
     with pytest.raises(Unavailable), client_of(url, None) as client:
-        chatting.served_models(client)
+        chatting.first_model(client)
