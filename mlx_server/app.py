@@ -36,7 +36,7 @@ from mlx_server.api.handlers import describe_bodies, json_response
 from mlx_server.api.messages import routes as messages
 from mlx_server.api.ollama import routes as ollama
 from mlx_server.api.page import routes as page
-from mlx_server.api.page.routes import PageStreams, page_routes
+from mlx_server.api.page.routes import ModelFetches, PageStreams, page_routes
 from mlx_server.api.responses import routes as responses
 from mlx_server.api.responses.runs import Runs
 from mlx_server.config.settings import (
@@ -124,6 +124,7 @@ def create_app(
     app.state.connectors = connectors
     app.state.metrics = _metrics(server, pool)
     app.state.page_streams = PageStreams()
+    app.state.model_fetches = ModelFetches()
     app.state.started = int(time.time())
     app.state.max_body_bytes = server.max_body_bytes
     app.state.reasoning_field = server.reasoning_field

@@ -108,6 +108,11 @@ class Connectors:
         self._authorizations: dict[str, httpx2.Auth] = {}
         """For all requests that name a connector, since a refresh token may be usable only once."""
 
+    @property
+    def names(self) -> list[str]:
+        """Of those in models.yaml."""
+        return list(self._configured)
+
     @asynccontextmanager
     async def open(self, requested: Sequence[McpServer]) -> AsyncIterator[Toolset]:
         """Connects to the servers until the block is left. A server that fails has no tools.

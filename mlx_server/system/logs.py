@@ -18,6 +18,7 @@ import threading
 import time
 import traceback
 import warnings
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -74,7 +75,7 @@ def configure(level: str, style: str) -> None:
     output = logging.StreamHandler(sys.stderr)
     output.setFormatter(JsonFormatter() if style == "json" else lines)
     # below this level libraries log what they send and receive
-    logging.basicConfig(level=logging.WARNING, handlers=[output], force=True)
+    logging.basicConfig(level=logging.WARNING, handlers=[output, RecentLines()], force=True)
     logging.getLogger("mlx_server").setLevel(level.upper())
     if not sys.warnoptions:  # Python's warnings are for developers, and show paths
         warnings.simplefilter("ignore")
@@ -138,6 +139,19 @@ class JsonFormatter(logging.Formatter):
             **({"traceback": lines} if lines else {}),
         }
         return json.dumps(fields)
+
+
+recent_lines: deque[dict[str, Any]] = deque(maxlen=limits.LISTED_LOG_LINES)
+"""The latest lines of this process, for the page."""
+
+
+class RecentLines(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        if getattr(record, "facts", {}).get("route", "").startswith("/page/"):
+            return  # the page would list its own requests
+        text = "\n".join([discreet_message(record), *_traceback_of(record)])
+        line = {"at": record.created, "level": record.levelname.lower(), "logger": record.name}
+        recent_lines.append({**line, "message": text[: limits.LISTED_TEXT]})
 
 
 def discreet_message(record: logging.LogRecord) -> str:

@@ -57,6 +57,7 @@ ENDLESS = {("GET", "/page/events")}
 PAGE = {(method, route.path) for route in page_routes() for method in route.methods or ()}
 HEADS = {("HEAD", "/"), ("HEAD", "/api/tags"), ("HEAD", "/api/version")}
 REFUSED = {
+    ("GET", "/page/log"),
     ("POST", "/v1/embeddings"),
     ("POST", "/v1/rerank"),
     ("POST", "/infill"),
@@ -73,6 +74,8 @@ does not do."""
 
 NONE = "none-such"
 STORED = {
+    ("POST", "/page/fetches"),
+    ("POST", "/page/fetches/cancel"),
     ("GET", f"/v1/chat/completions/{NONE}"),
     ("POST", f"/v1/chat/completions/{NONE}"),
     ("DELETE", f"/v1/chat/completions/{NONE}"),

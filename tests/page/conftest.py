@@ -1,6 +1,7 @@
 """One server and one browser for all tests of the page; a tab of its own for each test."""
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,7 +33,12 @@ def server(tmp_path_factory: pytest.TempPathFactory, tiny_path: Path) -> Iterato
             "ttl": 3600,
         },
     }
-    settings = {"models": models, "server": {"page": "texts"}}
+    sample = {"command": sys.executable, "args": ["-m", "mlx_server.mcp.sample"]}
+    settings = {
+        "models": models,
+        "connectors": {"release-notes": sample},
+        "server": {"page": "texts"},
+    }
     with serving(folder, settings) as server:
         yield server
         assert "Traceback" not in server.log

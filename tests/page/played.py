@@ -49,6 +49,11 @@ ENTRIES: list[dict[str, Any]] = [
             "calls": [{"name": "get_weather", "arguments": {"city": HOSTILE}}],
         },
     },
+    {
+        "match": "look it up",
+        "answer": {"calls": [{"name": "search", "arguments": {"query": "release"}}]},
+    },
+    {"match": "look it up", "answer": {"text": "It starts faster."}},
     {"match": "It's \"quoted\" \\ 'text'\n$HOME `x` é🙂", "output": "As you say."},
     {"match": "regex:.", "output": "Hello, *you*."},
 ]

@@ -162,7 +162,7 @@ def test_an_earlier_message_is_edited_and_the_talk_goes_on(talk: Tab) -> None:
     answered(talk)
     ask(talk, "And then?")
     assert answered(talk, 2) == ["Hello, you.", "The sun."]
-    talk.click(".asked button")
+    talk.click(".asked .edit")
     talk.until("document.activeElement.name === 'text'")
     talk.type(", everybody")
     talk.click(".editor [type=submit]")
@@ -208,7 +208,7 @@ def test_a_talk_by_keyboard_alone(talk: Tab) -> None:
     talk.until("document.querySelector('.said')")
     talk.press("Escape")
     answered(talk)
-    tab_to(".asked button", SHIFT)
+    tab_to(".asked .edit", SHIFT)
     talk.press("Enter")
     talk.until("document.activeElement.name === 'text'")
     talk.type("er and slower")
@@ -253,10 +253,14 @@ def test_a_key_is_asked_for_and_kept_in_memory_only(new_tab: Tab, locked: LiveSe
     tab.evaluate("document.querySelector('.code').open = true")
     assert "Bearer $MLX_SERVER_KEY" in tab.text("[data-language=curl]")
     kept = tab.evaluate(
-        "indexedDB.databases().then(found => JSON.stringify([{...localStorage},"
-        " {...sessionStorage}, document.cookie, location.href, history.state, found,"
-        " document.documentElement.outerHTML]))"
+        "import('/page/conversation-store.js').then(async ({ ConversationStore }) => {"
+        " const store = new ConversationStore(); const listed = await store.list();"
+        " const texts = await Promise.all(listed.map(({ id }) => store.read(id)));"
+        " return JSON.stringify([{...localStorage}, {...sessionStorage}, document.cookie,"
+        " location.href, history.state, texts.map((each) => each.stored()),"
+        " document.documentElement.outerHTML]) })"
     )
+    assert "You may." in kept
     assert KEY not in kept + json.dumps(tab.requests)
     assert KEY not in locked.log
     tab.goto(f"{locked.url}/?again#talk")

@@ -62,6 +62,13 @@ def test_numbers_follow_what_the_server_does(now: Tab, server: LiveServer) -> No
 def test_models_are_suggested_with_the_commands_that_fetch_them(now: Tab) -> None:
     now.click("details.panel summary")
     now.until("document.querySelector('.suggested code')?.innerText.startsWith('mlx-server pull ')")
+    now.evaluate(
+        "(() => { const real = fetch; window.fetch = (path, options) => path === '/page/fetches'"
+        "? Promise.resolve(new Response(JSON.stringify({error: {message: '<b>' + options.body}}),"
+        "{status: 503})) : real(path, options) })()"
+    )
+    now.click(".suggested button[aria-label^='Fetch ']")
+    now.until("document.querySelector('details .error')?.innerText.includes('<b>{\"model\":')")
 
 
 def test_a_name_with_markup_is_text(now: Tab) -> None:
@@ -91,6 +98,11 @@ def test_requests_and_charts_of_what_happened(now: Tab, server: LiveServer) -> N
     assert "tiny:pirate" in now.text(".requests tbody tr")
     assert "token limit" in now.text(".requests tbody tr")
     now.until("document.querySelector('.chart:last-child .series').getAttribute('d')")
+    assert "tiny:pirate" in now.text(".speeds")
+    now.click(".log summary")
+    now.until("document.querySelector('.log li')?.innerText.includes('POST /v1/completions')")
+    now.fill(".log input", "nothing like this")
+    now.until("!document.querySelector('.log li')")
 
 
 def test_a_row_opens_what_was_asked_and_answered_as_text(now: Tab, server: LiveServer) -> None:

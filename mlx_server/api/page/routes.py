@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from importlib.resources import files
 from importlib.resources.abc import Traversable
+from threading import Thread
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -20,13 +21,17 @@ from starlette.routing import Match, Route
 from starlette.types import Scope
 
 from mlx_server import __version__, limits
-from mlx_server.api.handlers import json_response
-from mlx_server.api.pool import shown
-from mlx_server.errors import Overloaded
+from mlx_server.api.fields import WireModel
+from mlx_server.api.handlers import documented, json_response, read
+from mlx_server.api.pool import check_runtime_models, shown
+from mlx_server.errors import Forbidden, ModelUnusable, NotFound, Overloaded, ServerError
 from mlx_server.http.metrics import Metrics
 from mlx_server.http.sse import EventStream, Frames
+from mlx_server.mcp import Connectors
 from mlx_server.pool.pool import Pool
+from mlx_server.sources.source import resolve
 from mlx_server.sources.suggested import suggested_models
+from mlx_server.system.logs import recent_lines
 
 PREFIX = "/page"
 INDEX = "index.html"
@@ -174,6 +179,108 @@ async def suggested(http: Request) -> Response:
     return json_response({"object": "page.suggested", "budget": budget, "models": models})
 
 
+class ModelFetch:
+    """The download of a suggested model. It goes on when the page is closed; a later one goes on
+    where it was cancelled or has failed."""
+
+    def __init__(self, id: str, budget: int) -> None:
+        self.id = id
+        self.state = "running"
+        self._problem = ""
+        self._progress = (0, 0)
+        self._budget = budget
+        self._thread = Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def join(self) -> None:
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            resolve(self.id, self._on_progress, budget=self._budget)
+            self.state = "fetched"
+        except ServerError as error:
+            self._problem = error.message
+            self.state = "cancelled" if self.state == "cancelling" else "failed"
+
+    def _on_progress(self, what: str, done: int, total: int) -> None:
+        if self.state == "cancelling":
+            raise ModelUnusable("The download was cancelled. What was fetched is kept.")
+        self._progress = (done, total)
+
+    def cancel(self) -> None:
+        if self.state == "running":
+            self.state = "cancelling"
+
+    def shown(self) -> dict[str, Any]:
+        done, total = self._progress
+        return {
+            "id": self.id,
+            "state": self.state,
+            "done": done,
+            "total": total,
+            "problem": self._problem,
+        }
+
+
+class ModelFetches:
+    """The latest download of each model; one runs at a time."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, ModelFetch] = {}
+
+    def start(self, id: str, budget: int) -> ModelFetch:
+        """Raises NotFound if the model is not suggested for this budget."""
+        if all(each.id != id for each in suggested_models() if each.context_in(budget)):
+            raise NotFound("No model of this name is suggested for this machine.")
+        if any(each.state in ("running", "cancelling") for each in self._of.values()):
+            raise Overloaded("Another model is being fetched: wait for it, or cancel it.")
+        self._of[id] = ModelFetch(id, budget)
+        return self._of[id]
+
+    def cancel(self, id: str) -> ModelFetch:
+        if id not in self._of:
+            raise NotFound("No model of this name is being fetched.")
+        self._of[id].cancel()
+        return self._of[id]
+
+    def shown(self) -> list[dict[str, Any]]:
+        return [each.shown() for each in self._of.values()]
+
+
+class FetchBody(WireModel):
+    model: str
+
+
+FETCH, CANCEL = "/page/fetches", "/page/fetches/cancel"
+
+
+@router.post(FETCH, openapi_extra=documented(FETCH, FetchBody))
+async def fetch(http: Request) -> Response:
+    """Begins to fetch a suggested model; the stream of the page's data tells how far it is."""
+    body = await read(http, FetchBody)
+    check_runtime_models(http)
+    pool: Pool = http.app.state.pool
+    fetches: ModelFetches = http.app.state.model_fetches
+    return json_response(fetches.start(body.model, pool.engines[0].budget.nbytes).shown())
+
+
+@router.post(CANCEL, openapi_extra=documented(CANCEL, FetchBody))
+async def cancel_fetch(http: Request) -> Response:
+    body = await read(http, FetchBody)
+    check_runtime_models(http)
+    fetches: ModelFetches = http.app.state.model_fetches
+    return json_response(fetches.cancel(body.model).shown())
+
+
+@router.get("/page/log")
+async def log(http: Request) -> Response:
+    """The latest lines of the server's log, which tell of the requests of all clients."""
+    if http.state.cache_scope:
+        raise Forbidden("With several API keys the log is not shown: it tells of all clients.")
+    return json_response({"object": "page.log", "lines": list(recent_lines)})
+
+
 class _States:
     """The state of the server, over time. It is to be closed even if it was never read."""
 
@@ -200,6 +307,8 @@ class _States:
 def _now(http: Request) -> Mapping[str, Any]:
     pool: Pool = http.app.state.pool
     metrics: Metrics = http.app.state.metrics
+    connectors: Connectors = http.app.state.connectors
+    fetches: ModelFetches = http.app.state.model_fetches
     log = metrics.answers.log
     return {
         "type": "now",
@@ -209,6 +318,8 @@ def _now(http: Request) -> Mapping[str, Any]:
         "restarts": sum(each.supervisor.restarts for each in pool.engines),
         "rows": pool.row_slots.taken,
         "runtime_models": http.app.state.runtime_models,
+        "connectors": connectors.names,
+        "fetches": fetches.shown(),
         "totals": dict(log.totals),
         **shown(pool),
         "answers": log.running(_client(http)),

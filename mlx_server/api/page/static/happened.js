@@ -2,6 +2,7 @@
 
 import { Chart } from "./chart.js";
 import { html, render, useEffect, useRef, useState } from "./vendor/htm-preact-3.1.1.js";
+import { Log } from "./log.js";
 import { bytes, clock, number, seconds } from "./words.js";
 
 const LEAST_SPAN = 600;
@@ -45,8 +46,10 @@ function Happened({ api, state, onView, live }) {
     <p class="error notice" role="status">${problem}</p>
     ${history && html`
       <${Charts} samples=${history.samples} budget=${history.budget} />
+      <${Speeds} requests=${history.requests} />
       <h2>Requests</h2>
-      <${Requests} requests=${history.requests} />`}`;
+      <${Requests} requests=${history.requests} />
+      <${Log} api=${api} />`}`;
 }
 
 function Charts({ samples, budget }) {
@@ -71,6 +74,31 @@ function steps(points, last) {
   return [...points, last].flatMap((point, place, all) =>
     place ? [[point[0], all[place - 1][1]], point] : [point]);
 }
+
+/** The medians of the listed requests, for each model. */
+function Speeds({ requests }) {
+  const models = Map.groupBy(requests.filter(({ completion_tokens }) => completion_tokens > 0), ({ model }) => model);
+  if (!models.size) return null;
+  const of = (all, name) => median(all.map((request) => request[name]).filter((value) => value !== null));
+  return html`
+    <h2>Speed by model</h2>
+    <div class="panel speeds">
+      <table>
+        <thead><tr><th>Model</th><th class="number">Answers</th><th class="number">Tokens/s</th>
+          <th class="number">First token</th></tr></thead>
+        <tbody>${[...models].map(([model, all]) => html`
+          <tr key=${model}>
+            <td class="name">${model}</td>
+            <td class="number">${number(all.length)}</td>
+            <td class="number">${of(all, "tokens_per_second")?.toFixed(1) ?? "–"}</td>
+            <td class="number">${seconds(of(all, "first_token_seconds") ?? 0)}</td>
+          </tr>`)}</tbody>
+      </table>
+    </div>
+    <p class="hint">Medians of the requests below.</p>`;
+}
+
+const median = (values) => values.sort((a, b) => a - b)[Math.floor(values.length / 2)];
 
 function Requests({ requests }) {
   if (!requests.length) return html`<p class="dim">No request has ended yet.</p>`;

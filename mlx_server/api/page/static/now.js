@@ -30,32 +30,58 @@ function Now({ api, live }) {
             <${Model} key=${model.id} model=${model} facts=${facts[model.id] ?? {}} api=${api}
               managed=${now.runtime_models} />`)}
         </ul>
-        <${Suggested} api=${api} />
+        <${Suggested} api=${api} fetches=${now.fetches} managed=${now.runtime_models} />
       </div>`}
     ${!now && !problem && html`<p class="dim">Asking the server…</p>`}`;
 }
 
 /** Models of the hub for this machine, once they are asked for. */
-function Suggested({ api }) {
+function Suggested({ api, fetches, managed }) {
   const [models, setModels] = useState(null);
+  const [isOpen, setOpen] = useState(false);
   const [problem, setProblem] = useState("");
-  const ask = (event) => event.target.open && !models && api("/page/suggested")
-    .then((response) => response.json())
-    .then(({ models }) => setModels(models))
-    .catch((error) => setProblem(error.message));
+  const ended = fetches.filter(({ state }) => state === "fetched").length;
+  const attempt = (work) => work.then(() => setProblem("")).catch((error) => setProblem(error.message));
+  useEffect(() => {
+    if (!isOpen) return;
+    attempt(api("/page/suggested").then((response) => response.json()).then(({ models }) => setModels(models)));
+  }, [isOpen, ended]);
+  const post = (path) => (model) => attempt(api(path, { body: { model } }));
   return html`
-    <details class="panel" onToggle=${ask}>
+    <details class="panel" onToggle=${(event) => setOpen(event.currentTarget.open)}>
       <summary>Models for this machine</summary>
       ${problem && html`<p class="error">${problem}</p>`}
       <ul class="suggested">
         ${models?.map((model) => html`
-          <li key=${model.id}>
-            <b>${model.id}</b> <span class="dim">${bytes(model.bytes)}, context
-              ${number(model.context)} tokens: ${model.good_at}</span>
-            ${model.is_here ? " (on this machine)" : html`<br /><code>${model.command}</code>`}
-          </li>`)}
+          <${SuggestedModel} key=${model.id} model=${model} managed=${managed}
+            fetch=${fetches.find(({ id }) => id === model.id)}
+            start=${post("/page/fetches")} cancel=${post("/page/fetches/cancel")} />`)}
       </ul>
     </details>`;
+}
+
+function SuggestedModel({ model, managed, fetch, start, cancel }) {
+  const isRunning = ["running", "cancelling"].includes(fetch?.state);
+  return html`
+    <li>
+      <div class="line">
+        <b>${model.id}</b>
+        ${managed && !model.is_here && !isRunning && html`
+          <button class="quiet" aria-label=${`Fetch ${model.id}`} onClick=${() => start(model.id)}>
+            ${fetch ? "Go on" : "Fetch"}</button>`}
+        ${isRunning && html`
+          <button class="quiet" disabled=${fetch.state === "cancelling"} aria-label=${`Cancel ${model.id}`}
+            onClick=${() => cancel(model.id)}>Cancel</button>`}
+      </div>
+      <p class="dim facts">${bytes(model.bytes)} · context ${number(model.context)} tokens · ${model.good_at}</p>
+      ${isRunning && html`<${Loading} progress=${{ ...fetch, what: fetch.total
+        ? `${bytes(fetch.done)} of ${bytes(fetch.total)},` : "asking the hub" }} />`}
+      ${!isRunning && fetch?.problem && html`<p class="error">${fetch.problem}</p>`}
+      ${model.is_here
+        ? html`<p class="dim">On this machine. To serve it, models.yaml needs <code>source: ${model.id}</code>
+            under a name, and the server a restart.</p>`
+        : html`<p class="dim"><code>${model.command}</code></p>`}
+    </li>`;
 }
 
 /** What /v1/models says of each model; asked again when the state of one has changed. */
@@ -103,7 +129,7 @@ function Memory({ memory }) {
 function Figures({ now }) {
   const { prompt_tokens, cached_tokens, ended } = now.totals;
   const waiting = now.answers.filter((answer) => answer.state === "waiting").length;
-  const doing = now.engine && now.engine.doing !== "generating" && now.engine.seconds > 1;
+  const doing = now.engine && !["generating", "idle"].includes(now.engine.doing) && now.engine.seconds > 1;
   const figures = [
     ["under way", number(now.rows - waiting < 0 ? 0 : now.rows - waiting)],
     ["waiting", number(waiting)],

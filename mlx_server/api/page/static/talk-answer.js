@@ -1,15 +1,20 @@
 // An answer while it is streamed and afterwards: text, thoughts, calls, usage and times. No DOM.
 
-const PATH = "/v1/chat/completions";
+import { addResponsesEvent, responsesBody } from "./connectors.js";
+
+const CHAT = "/v1/chat/completions", RESPONSES = "/v1/responses";
 
 export class Answer {
-  /** `body` is the request without what makes it a stream. */
-  constructor(body) {
-    this.body = body;
+  /** `request` is what it is asked with, but for the conversation; `connectors` those switched on. */
+  constructor(request, system = "", connectors = []) {
+    this.request = request;
+    this.system = system;
+    this.connectors = connectors;
     this.text = "";
     this.thought = "";
     this.calls = []; // {id, name, arguments}
     this.results = null; // by the ids of the calls, once they are there
+    this.serverCalls = []; // {id, server, name, arguments, output}: those that the server has run
     this.usage = null;
     this.notes = []; // repairs and other remarks of the server, as sentences
     this.progress = null; // of the prompt
@@ -28,6 +33,35 @@ export class Answer {
   /** Whether it waits for the results of its calls. */
   get isAsking() {
     return !this.isRunning && !this.results && this.finish === "tool_calls";
+  }
+
+  /** For the conversation's store, with times since its beginning. */
+  stored() {
+    const { request, system, connectors, text, thought, calls, results, serverCalls, usage, notes, error } = this;
+    const since = (time) => (time === null ? null : time - this.began);
+    const finish = this.isRunning ? "stopped" : this.finish;
+    const times = [since(this.first), since(this.ended ?? performance.now())];
+    return { request, system, connectors, text, thought, calls, results, serverCalls, usage, notes, finish, error, times };
+  }
+
+  /** What `stored` has returned, or a file says it has: only what has the right type is taken. */
+  static read(stored) {
+    const answer = new Answer({ model: "" });
+    const { request, usage, times, results } = stored ?? {};
+    for (const name of ["system", "text", "thought", "finish", "error"]) answer[name] = textOf(stored?.[name]);
+    if (isObject(request)) answer.request = { ...request, model: textOf(request.model) };
+    answer.connectors = listOf(stored?.connectors).map(textOf);
+    answer.notes = listOf(stored?.notes).map(textOf);
+    answer.calls = listOf(stored?.calls).map((call) => textsOf(call, ["id", "name", "arguments"]));
+    answer.serverCalls = listOf(stored?.serverCalls)
+      .map((call) => textsOf(call, ["id", "server", "name", "arguments", "output"]));
+    if (isObject(results)) {
+      answer.results = Object.fromEntries(answer.calls.map(({ id }) => [id, textOf(results[id])]));
+    }
+    if (Number.isFinite(usage?.prompt_tokens) && Number.isFinite(usage?.completion_tokens)) answer.usage = numbersOf(usage);
+    const [first, ended] = listOf(times);
+    [answer.began, answer.first, answer.ended] = [0, Number.isFinite(first) ? first : null, Number.isFinite(ended) ? ended : 0];
+    return answer;
   }
 
   changed() {
@@ -88,6 +122,17 @@ export class Answer {
   }
 }
 
+const listOf = (value) => (Array.isArray(value) ? value : []);
+const textOf = (value) => (typeof value === "string" ? value : "");
+const isObject = (value) => value !== null && typeof value === "object" && !Array.isArray(value);
+const textsOf = (value, names) => Object.fromEntries(names.map((name) => [name, textOf(value?.[name])]));
+const numbersOf = (usage) => ({
+  prompt_tokens: usage.prompt_tokens,
+  completion_tokens: usage.completion_tokens,
+  prompt_tokens_details: { cached_tokens: Number(usage.prompt_tokens_details?.cached_tokens) || 0 },
+  completion_tokens_details: { reasoning_tokens: Number(usage.completion_tokens_details?.reasoning_tokens) || 0 },
+});
+
 const ENDS = { length: "cut off at its limit", tool_calls: "calls tools", stopped: "stopped" };
 
 const seconds = (ms) => `${(ms / 1000).toFixed(ms < 9950 ? 2 : 1)} s`;
@@ -106,19 +151,26 @@ function sentences({ repairs = [], unmet = [], unenforced = [], normalized = [] 
   ];
 }
 
-/** Streams an answer to its end, which `stop` may bring early. Errors become the answer's own. */
-export async function run(answer, { api, eventsOf }, stop) {
+/**
+ * Streams an answer to `messages` to its end, which `stop` may bring early. Errors become the answer's
+ * own. With connectors the server runs the calls, which the API of Responses has.
+ */
+export async function run(answer, messages, { api, eventsOf }, stop) {
+  const usesServers = answer.connectors.length > 0;
   try {
     const options = { include_usage: true, include_progress: true };
-    const body = { ...answer.body, stream: true, stream_options: options };
-    const response = await api(PATH, {
+    const body = usesServers
+      ? responsesBody(answer.request, messages, answer.connectors)
+      : { ...answer.request, messages, stream: true, stream_options: options };
+    const response = await api(usesServers ? RESPONSES : CHAT, {
       body, signal: stop, headers: { accept: "text/event-stream" },
     });
     const ignored = response.headers.get("x-mlx-server-ignored");
     if (ignored) answer.notes.push(`Ignored: ${ignored}`);
     for await (const { data } of eventsOf(response)) {
       if (data === "[DONE]") break;
-      answer.add(JSON.parse(data));
+      if (usesServers) addResponsesEvent(answer, JSON.parse(data));
+      else answer.add(JSON.parse(data));
       answer.changed();
     }
     if (!answer.finish) throw new Error("The answer ended before it was complete.");

@@ -1,6 +1,8 @@
 // What is sent to a model: the body of a request, made from the settings and the conversation, and
 // the same request as code.
 
+import { contentOf } from "./files.js";
+
 export const NUMBERS = [
   { name: "temperature", min: 0, max: 2 },
   { name: "top_p", min: 0.01, max: 1 },
@@ -13,33 +15,42 @@ export const NUMBERS = [
   { name: "thinking_budget", min: 0 },
   { name: "seed" },
 ];
+export const DEFAULTS = {
+  ...Object.fromEntries(NUMBERS.map(({ name }) => [name, ""])),
+  system: "", stop: "", tools: "", schema: "", reasoning_effort: "", connectors: [],
+};
 export const EFFORTS = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
 
-/** The conversation as a model is sent it. A turn has a list of answers for each of the sides. */
-export function messages(system, turns, side) {
+/** The conversation as a model is sent it, up to an answer of the last of these turns. */
+export function messages(system, turns, side, answer) {
   const found = system.trim() ? [{ role: "system", content: system }] : [];
-  for (const { text, sides } of turns) {
-    found.push({ role: "user", content: text });
-    for (const answer of sides[side] ?? sides[0]) found.push(...answer.messages());
-  }
+  turns.forEach(({ text, files, sides }, at) => {
+    found.push({ role: "user", content: contentOf(text, files) });
+    const answers = sides[side] ?? sides[0];
+    const before = at === turns.length - 1 ? answers.slice(0, answer) : answers;
+    for (const each of before) found.push(...each.messages());
+  });
   return found;
 }
 
-/** The request's body; throws an Error that says which setting is wrong. */
-export function requestBody(model, settings, conversation) {
-  const body = { model, messages: conversation };
+/**
+ * What an answer is asked with, but for the conversation; throws an Error that says which setting is
+ * wrong. It is kept with the answer: settings change.
+ */
+export function requestOf(model, settings) {
+  const request = { model };
   for (const { name } of NUMBERS) {
-    if (settings[name] !== "") body[name] = Number(settings[name]);
+    if (settings[name]) request[name] = Number(settings[name]);
   }
-  if (settings.reasoning_effort) body.reasoning_effort = settings.reasoning_effort;
-  if (settings.stop) body.stop = settings.stop.split("\n").filter(Boolean);
+  if (settings.reasoning_effort) request.reasoning_effort = settings.reasoning_effort;
+  if (settings.stop) request.stop = settings.stop.split("\n").filter(Boolean);
   const tools = parsed(settings.tools, "The tools");
-  if (tools) body.tools = toolList(tools);
+  if (tools) request.tools = toolList(tools);
   const schema = parsed(settings.schema, "The schema");
   if (schema) {
-    body.response_format = { type: "json_schema", json_schema: { name: "answer", schema } };
+    request.response_format = { type: "json_schema", json_schema: { name: "answer", schema } };
   }
-  return body;
+  return request;
 }
 
 function parsed(text, what) {
@@ -57,20 +68,27 @@ function toolList(given) {
   return tools.map((tool) => (tool?.type ? tool : { type: "function", function: tool }));
 }
 
+// A request as code leaves out the data of files, which no command line takes.
+const shortened = (body) => JSON.parse(JSON.stringify(body), (_, value) => (
+  typeof value === "string" && value.length > 10_000 && value.startsWith("data:")
+    ? `${value.slice(0, value.indexOf(",") + 1)}...` : value
+));
+
 const KEY = "MLX_SERVER_KEY"; // the variable that the code reads, where the server wants a key
 
 export function asCurl(body, origin, wantsKey) {
   const lines = [`curl ${origin}/v1/chat/completions`, "-H 'Content-Type: application/json'"];
   if (wantsKey) lines.push(`-H "Authorization: Bearer $${KEY}"`);
-  lines.push(`-d '${JSON.stringify(body, null, 2).replaceAll("'", "'\\''")}'`);
+  lines.push(`-d '${JSON.stringify(shortened(body), null, 2).replaceAll("'", "'\\''")}'`);
   return lines.join(" \\\n  ");
 }
 
 const FURTHER = ["top_k", "min_p", "repetition_penalty", "thinking_budget"]; // not in OpenAI's SDK
 
 export function asPython(body, origin, wantsKey) {
-  const known = Object.entries(body).filter(([name]) => !FURTHER.includes(name));
-  const further = Object.fromEntries(Object.entries(body).filter(([name]) => FURTHER.includes(name)));
+  const shown = shortened(body);
+  const known = Object.entries(shown).filter(([name]) => !FURTHER.includes(name));
+  const further = Object.fromEntries(Object.entries(shown).filter(([name]) => FURTHER.includes(name)));
   if (Object.keys(further).length) known.push(["extra_body", further]);
   const given = known.map(([name, value]) => `    ${name}=${literal(value, "    ")},\n`).join("");
   return `${wantsKey ? "import os\n\n" : ""}from openai import OpenAI

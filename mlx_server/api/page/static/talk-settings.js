@@ -3,11 +3,6 @@
 import { html } from "./vendor/htm-preact-3.1.1.js";
 import { EFFORTS, NUMBERS } from "./talk-request.js";
 
-export const DEFAULTS = {
-  ...Object.fromEntries(NUMBERS.map(({ name }) => [name, ""])),
-  system: "", stop: "", tools: "", schema: "", reasoning_effort: "",
-};
-
 const TOOLS = `[{
   "name": "get_weather",
   "parameters": {
@@ -21,9 +16,8 @@ const SCHEMA = `{
   "required": ["city"]
 }`;
 
-export function Settings({ models, chosen, choose, settings, set }) {
+export function Settings({ models, connectors, chosen, choose, settings, set }) {
   return html`
-    <div class="settings">
       <${Model} label="Model" id="model" value=${chosen[0]} models=${models}
         choose=${(id) => choose(0, id)} />
       <${Model} label="Side by side with" id="other-model" value=${chosen[1]} models=${models}
@@ -48,11 +42,20 @@ export function Settings({ models, chosen, choose, settings, set }) {
       <${Group} title="Tools" isSet=${settings.tools}>
         <${Text} name="tools" label="Tools, as JSON" ...${{ settings, set }} rows="8" hint=${TOOLS} />
       <//>
+      ${connectors.length > 0 && html`
+        <${Group} title="Connectors" isSet=${settings.connectors.length > 0}>
+          <p class="hint">MCP servers of this server's owner. The model calls their tools without asking you.</p>
+          ${connectors.map((name) => html`
+            <label class="check"><input type="checkbox" name="connector" value=${name}
+              checked=${settings.connectors.includes(name)}
+              onChange=${(event) => set("connectors", event.target.checked
+                ? [...settings.connectors, name] : settings.connectors.filter((each) => each !== name))} />
+              <bdi>${name}</bdi></label>`)}
+        <//>`}
       <${Group} title="JSON schema of the answer" isSet=${settings.schema}>
         <${Text} name="schema" label="JSON schema of the answer" ...${{ settings, set }} rows="6"
           hint=${SCHEMA} />
-      <//>
-    </div>`;
+      <//>`;
 }
 
 const isSet = (settings) => (

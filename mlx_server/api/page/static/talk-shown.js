@@ -2,6 +2,7 @@
 // frame costs, the fewer there are, so that the page stays usable whatever comes.
 
 import { Component, html } from "./vendor/htm-preact-3.1.1.js";
+import { copied } from "./copy.js";
 import { MarkdownStream } from "./markdown.js";
 import { asCurl, asPython } from "./talk-request.js";
 
@@ -75,12 +76,13 @@ export class AnswerView extends Component {
     });
   }
 
-  render({ answer, shell, goOn, again }) {
-    const { thought, text, calls, error, notes } = answer;
+  render({ answer, shell, messages, goOn, again }) {
+    const { thought, text, calls, serverCalls, error, notes, request } = answer;
     return html`
-      <section class="answer" aria-busy=${answer.isRunning} aria-label=${`Answer of ${answer.body.model}`}>
-        <h3 class="by"><bdi>${answer.body.model}</bdi></h3>
+      <section class="answer" aria-busy=${answer.isRunning} aria-label=${`Answer of ${request.model}`}>
+        <h3 class="by"><bdi>${request.model}</bdi></h3>
         ${thought && html`<${Thought} ...${{ thought }} isOpenEnded=${answer.isRunning && !text && !calls.length} />`}
+        ${serverCalls.length > 0 && html`<${ServerCalls} calls=${serverCalls} />`}
         ${text && html`<${Growing} kind=${MarkdownStream} name="said" text=${text} />`}
         ${calls.length > 0 && html`<${Calls} ...${{ answer, goOn }} />`}
         ${answer.isRunning && answer.first === null && html`<${Waiting} progress=${answer.progress} />`}
@@ -88,7 +90,7 @@ export class AnswerView extends Component {
         ${notes.length > 0 && html`<ul class="notes">
           ${notes.map((note) => html`<li dir="auto">${note}</li>`)}
         </ul>`}
-        ${!answer.isRunning && html`<${Foot} ...${{ answer, shell, again }} />`}
+        ${!answer.isRunning && html`<${Foot} ...${{ answer, shell, messages, again }} />`}
       </section>`;
   }
 }
@@ -139,6 +141,20 @@ class Calls extends Component {
   }
 }
 
+/** The calls that the server has made to MCP servers. */
+function ServerCalls({ calls }) {
+  return html`
+    <div class="calls">
+      ${calls.map((call) => html`
+        <details class="call" key=${call.id}>
+          <summary class="called"><span class="hint">called</span> <bdi class="mono">${call.server} ${call.name}</bdi></summary>
+          <pre class="arguments" dir="auto" tabindex="0">${indented(call.arguments)}</pre>
+          <p class="hint">Result</p>
+          <pre class="result" dir="auto" tabindex="0">${call.output}</pre>
+        </details>`)}
+    </div>`;
+}
+
 /** JSON with line breaks; as it came if it is incomplete, or would be another text but for its spaces. */
 function indented(text) {
   if (text.length > 50_000) return text;
@@ -151,36 +167,42 @@ function indented(text) {
 }
 
 class Foot extends Component {
-  render({ answer, shell, again }) {
+  render({ answer, shell, messages, again }) {
     const wantsKey = Boolean(shell.state.key);
     const show = (event) => this.setState({ isOpen: event.target.open });
+    const body = this.state.isOpen && { ...answer.request, messages: messages() };
     return html`
       <footer class="foot">
         <p class="costs hint">${answer.figures().map((figure) => html`<span>${figure}</span>`)}</p>
         <details class="code" onToggle=${show}>
           <summary>As code</summary>
           ${this.state.isOpen && html`
-            <${Code} label="curl" text=${asCurl(answer.body, location.origin, wantsKey)} />
-            <${Code} label="Python" text=${asPython(answer.body, location.origin, wantsKey)} />`}
+            ${answer.connectors.length > 0 && html`<p class="hint">Without the connectors, which the API of Responses has.</p>`}
+            <${Code} label="curl" text=${asCurl(body, location.origin, wantsKey)} />
+            <${Code} label="Python" text=${asPython(body, location.origin, wantsKey)} />`}
         </details>
+        ${answer.text && html`<${Copy} text=${answer.text} name="copy-answer" label="Copy" />`}
         ${again && html`<button type="button" class="quiet small again" onClick=${again}>Again</button>`}
       </footer>`;
   }
 }
 
-class Code extends Component {
-  render({ label, text }, { copied }) {
+class Copy extends Component {
+  render({ text, name, label, select }, { result }) {
     const copy = async () => {
-      // a server that is reached by name and without TLS has no clipboard: the text is selected
-      await navigator.clipboard?.writeText(text).then(() => this.setState({ copied: true }), () => {});
-      if (!this.state.copied) getSelection().selectAllChildren(this.base.querySelector("pre"));
+      const isCopied = await copied(text);
+      if (!isCopied) select?.(this.base);
+      this.setState({ result: isCopied ? "Copied" : select ? "Selected" : "Not copied: no clipboard without TLS" });
     };
-    return html`
-      <div class="snippet">
-        <button type="button" class="quiet small" onClick=${copy}>
-          ${copied ? "Copied" : `Copy as ${label}`}
-        </button>
-        <pre data-language=${label} tabindex="0">${text}</pre>
-      </div>`;
+    return html`<button type="button" class=${`quiet small ${name}`} onClick=${copy}>${result ?? label}</button>`;
   }
+}
+
+function Code({ label, text }) {
+  const select = (button) => getSelection().selectAllChildren(button.parentElement.querySelector("pre"));
+  return html`
+    <div class="snippet">
+      <${Copy} text=${text} name="" label=${`Copy as ${label}`} select=${select} />
+      <pre data-language=${label} tabindex="0">${text}</pre>
+    </div>`;
 }

@@ -1,9 +1,13 @@
-// The view Talk: a playground for the models and adapters that are served.
+// The view Talk: conversations with the models and adapters that are served.
 
 import { Component, html, render } from "./vendor/htm-preact-3.1.1.js";
+import { Conversation } from "./conversation.js";
+import { ConversationStore } from "./conversation-store.js";
 import { Answer, run } from "./talk-answer.js";
-import { messages, requestBody } from "./talk-request.js";
-import { DEFAULTS, Settings } from "./talk-settings.js";
+import { Composer, Files } from "./talk-composer.js";
+import { ConversationList } from "./talk-list.js";
+import { DEFAULTS, messages, requestOf } from "./talk-request.js";
+import { Settings } from "./talk-settings.js";
 import { AnswerView } from "./talk-shown.js";
 
 export function mount(section, shell) {
@@ -14,13 +18,15 @@ export function mount(section, shell) {
 class Talk extends Component {
   constructor() {
     super();
+    this.store = new ConversationStore();
     this.state = {
       models: null, // as /v1/models lists them
+      connectors: [], // the names of the owner's MCP servers
       chosen: ["", ""], // the second is empty where there is nothing to compare
       settings: { ...DEFAULTS },
-      turns: [], // {text, sides}: for each model a list of answers, of which all but the last call tools
-      draft: "",
-      edited: null, // the number of the turn whose text is changed
+      conversation: new Conversation(),
+      edited: null, // the number of the turn whose message is changed
+      kept: 0, // how often a conversation was kept
       problem: "",
       status: "",
     };
@@ -30,6 +36,10 @@ class Talk extends Component {
   componentDidMount() {
     const { shell } = this.props;
     shell.onView((view) => view === "talk" && this.load());
+    shell.live.subscribe(({ now }) => {
+      const connectors = now?.connectors ?? [];
+      if (String(connectors) !== String(this.state.connectors)) this.setState({ connectors });
+    });
     addEventListener("keydown", (event) => {
       if (event.key === "Escape" && shell.state.view === "talk") this.stop?.abort();
     });
@@ -47,27 +57,40 @@ class Talk extends Component {
     }
   }
 
-  /** Sends a text as the turn of this number; it and all later ones are replaced. */
-  send(text, at = this.state.turns.length) {
+  /** Sends a message after a turn. Returns whether it could be sent. */
+  send(text, files, parent = this.state.conversation.leaf) {
     const { chosen } = this.state;
-    const turns = this.state.turns.slice(0, at);
-    const turn = { text, sides: chosen.filter(Boolean).map(() => []) };
-    turns.push(turn);
-    const begun = this.answers(turns, turn.sides.map((_, side) => side));
-    if (begun) this.setState({ turns, draft: "", edited: null }, () => this.attend());
+    const sides = chosen.filter(Boolean).map(() => []);
+    return this.ask({ parent, text, files, sides }, [...sides.keys()]);
+  }
+
+  /** Answers a turn's message once more on a side, next to the answer that there is. */
+  again(at, side) {
+    const turn = this.state.conversation.turns[at];
+    this.ask({ ...turn, sides: turn.sides.with(side, []) }, [side]);
+  }
+
+  ask(turn, sides) {
+    const { conversation } = this.state;
+    const { leaf } = conversation;
+    conversation.add(turn);
+    const isAsked = this.answers(sides);
+    if (isAsked) this.setState({ edited: null }, () => this.attend());
+    else conversation.takeBack(leaf);
+    return isAsked;
   }
 
   /** Adds an answer to the last turn for each of these sides and streams them at once. */
-  answers(turns, sides) {
-    const { settings, chosen } = this.state;
-    const shown = turns.at(-1).sides;
+  answers(sides) {
+    const { settings, chosen, conversation } = this.state;
+    const shown = conversation.turns[conversation.leaf].sides;
     try {
-      const bodies = sides.map((side) => (
-        requestBody(chosen[side] || chosen[0], settings, messages(settings.system, turns, side))
+      const answers = sides.map((side) => new Answer(
+        requestOf(chosen[side] || chosen[0], settings), settings.system, settings.connectors,
       ));
-      const answers = bodies.map((body) => new Answer(body));
       sides.forEach((side, i) => shown[side].push(answers[i]));
-      this.stream(answers);
+      Object.assign(conversation, { models: chosen, settings });
+      this.stream(answers, sides);
       return true;
     } catch (error) {
       this.setState({ problem: error.message });
@@ -75,69 +98,115 @@ class Talk extends Component {
     }
   }
 
-  async stream(answers) {
+  async stream(answers, sides) {
     this.stop ??= new AbortController();
     const { stop } = this;
+    const { conversation } = this.state;
     this.running = (this.running ?? 0) + 1;
     this.setState({ problem: "", status: "The model answers." });
-    await Promise.all(answers.map((answer) => run(answer, this.props.shell, stop.signal)));
+    this.keep(conversation);
+    await Promise.all(answers.map((answer, i) => (
+      run(answer, this.messages(conversation.leaf, sides[i], answer), this.props.shell, stop.signal)
+    )));
     this.running -= 1;
     if (!this.running) this.stop = null;
     this.setState({ status: answers.some(({ error }) => error) ? "An error." : "The answer is complete." });
+    await this.keep(conversation);
   }
 
-  /** Makes the last turn's answer of a side once more. */
-  again(side) {
-    const turns = this.state.turns.slice();
-    const last = turns.at(-1);
-    turns[turns.length - 1] = { ...last, sides: last.sides.with(side, []) };
-    if (this.answers(turns, [side])) this.setState({ turns });
+  /** What an answer of a turn was asked, in all. */
+  messages(at, side, answer) {
+    const { conversation } = this.state;
+    const turns = conversation.path(at).map((each) => conversation.turns[each]);
+    return messages(answer.system, turns, side, turns.at(-1).sides[side].indexOf(answer));
+  }
+
+  async keep(conversation) {
+    conversation.changed = Date.now();
+    try {
+      await this.store.write(conversation);
+      this.setState(({ kept }) => ({ kept: kept + 1 }));
+    } catch (error) {
+      this.setState({ problem: error.message });
+    }
+  }
+
+  async open(id) {
+    try {
+      this.show(await this.store.read(id));
+    } catch (error) {
+      this.setState({ problem: error.message });
+    }
+  }
+
+  show(conversation) {
+    const { models, chosen } = this.state;
+    const isServed = (id) => models?.some((model) => model.id === id);
+    const [first, second] = conversation.models;
+    this.setState({
+      conversation,
+      chosen: [isServed(first) ? first : chosen[0], isServed(second) ? second : ""],
+      settings: { ...DEFAULTS, ...conversation.settings },
+      edited: null,
+      problem: "",
+    });
   }
 
   goOn(answer, results, side) {
     answer.results = results;
-    if (!this.answers(this.state.turns, [side])) answer.results = null;
+    if (!this.answers([side])) answer.results = null;
   }
 
   /** Shows the last turn, and has the focus where the next message is written. */
   attend() {
-    this.base.querySelector("#draft").focus({ preventScroll: true });
+    this.base.querySelector("textarea#draft").focus({ preventScroll: true });
     this.base.querySelector(".turn:last-of-type")?.scrollIntoView({ block: "start" });
   }
 
-  render(_, { models, chosen, settings, turns, problem, status }) {
+  render(_, { models, connectors, chosen, settings, conversation, kept, problem, status }) {
     const choose = (side, id) => this.setState({ chosen: chosen.with(side, id) });
     const set = (name, value) => this.setState({ settings: { ...settings, [name]: value } });
+    const rename = (id, title) => id === conversation.id && Object.assign(conversation, { title });
     return html`
       <div class="talk-layout">
-        <${Settings} ...${{ models, chosen, choose, settings, set }} />
+        <div class="settings">
+          <${ConversationList} ...${{ kept, rename }} store=${this.store} shown=${conversation.id}
+            isBusy=${Boolean(this.stop)} open=${(id) => this.open(id)}
+            renew=${() => this.setState({ conversation: new Conversation(), edited: null })} />
+          <${Settings} ...${{ models, connectors, chosen, choose, settings, set }} />
+        </div>
         <div class="conversation">
           <div class="turns" role="log" aria-label="Conversation" aria-live="off">
-            ${turns.length === 0 && html`<p class="talk-empty hint">
-              Nothing is stored: the conversation is gone when the page is reloaded.
+            ${conversation.leaf < 0 && html`<p class="talk-empty hint">
+              Conversations are kept in this browser only.
             </p>`}
-            ${turns.map((turn, at) => this.turn(turn, at))}
+            ${conversation.path().map((at) => this.turn(at))}
           </div>
           <p class="error" role="alert">${problem}</p>
-          ${this.composer()}
+          <${Composer} isBusy=${Boolean(this.stop)} stop=${this.stop && (() => this.stop.abort())}
+            canSend=${Boolean(chosen[0])} send=${(text, files) => this.send(text, files)}
+            placeholder=${chosen[0] ? `Ask ${chosen.filter(Boolean).join(" and ")}` : "Message"} />
           <p class="unseen" role="status">${status}</p>
         </div>
       </div>`;
   }
 
-  turn(turn, at) {
-    const isLast = at === this.state.turns.length - 1;
+  turn(at) {
+    const { conversation, edited } = this.state;
+    const turn = conversation.turns[at];
+    const isLast = at === conversation.leaf;
     return html`
-      <article class="turn" key=${at}>
-        ${this.state.edited !== at ? this.asked(turn, at) : html`<${Editor} text=${turn.text}
-          send=${(text) => this.send(text, at)} cancel=${() => this.setState({ edited: null })} />`}
+      <article class="turn" key=${`${conversation.id}.${at}`}>
+        ${edited !== at ? this.asked(turn, at) : html`<${Composer} text=${turn.text} files=${turn.files}
+          send=${(text, files) => this.send(text, files, turn.parent)} isBusy=${Boolean(this.stop)}
+          cancel=${() => this.setState({ edited: null })} />`}
         <div class="sides" data-count=${turn.sides.length}>
           ${turn.sides.map((answers, side) => html`
             <div class="side">
-              ${answers.map((answer, i) => html`<${AnswerView}
-                key=${`${side}.${i}.${answer.began}`} answer=${answer} shell=${this.props.shell}
+              ${answers.map((answer, i) => html`<${AnswerView} key=${`${side}.${i}`} answer=${answer}
+                shell=${this.props.shell} messages=${() => this.messages(at, side, answer)}
                 goOn=${isLast && ((results) => this.goOn(answer, results, side))}
-                again=${isLast && i === answers.length - 1 && (() => this.again(side))}
+                again=${!this.stop && i === answers.length - 1 && (() => this.again(at, side))}
               />`)}
             </div>`)}
         </div>
@@ -145,65 +214,39 @@ class Talk extends Component {
   }
 
   asked(turn, at) {
+    const { conversation } = this.state;
+    const isBusy = Boolean(this.stop);
     return html`
       <div class="asked">
-        <p dir="auto">${turn.text}</p>
-        <button class="quiet small" disabled=${Boolean(this.stop)}
-          onClick=${() => this.setState({ edited: at })}>Edit</button>
+        <div class="message">
+          <${Files} files=${turn.files} />
+          ${turn.text && html`<p dir="auto">${turn.text}</p>`}
+        </div>
+        <div class="of-message">
+          <${Versions} all=${conversation.versions(at)} at=${at} isBusy=${isBusy} show=${(other) => {
+            conversation.show(other);
+            this.setState({ edited: null });
+            this.keep(conversation);
+          }} />
+          <button class="quiet small edit" disabled=${isBusy} onClick=${() => this.setState({ edited: at })}>Edit</button>
+          <button class="quiet small branch" disabled=${isBusy} title="A conversation of its own up to here"
+            onClick=${() => {
+              const branch = conversation.branch(at);
+              this.show(branch);
+              this.keep(branch);
+            }}>Branch</button>
+        </div>
       </div>`;
   }
-
-  composer() {
-    const { draft, chosen } = this.state;
-    const send = (event) => {
-      event.preventDefault();
-      if (draft.trim() && !this.stop) this.send(draft);
-    };
-    return html`
-      <form class="composer" onSubmit=${send}>
-        <textarea id="draft" aria-label="Message" dir="auto" rows="2" value=${draft}
-          placeholder=${chosen[0] ? `Ask ${chosen.filter(Boolean).join(" and ")}` : "Message"}
-          onInput=${(event) => this.setState({ draft: event.target.value })}
-          onKeyDown=${submitOnEnter}></textarea>
-        <div class="buttons">
-          ${this.stop
-            ? html`<button type="button" id="stop-answers" onClick=${() => this.stop.abort()}>Stop</button>`
-            : html`<button type="submit" id="send" disabled=${!draft.trim() || !chosen[0]}>Send</button>`}
-          ${this.state.turns.length > 0 && html`<button type="button" class="quiet" id="clear"
-            disabled=${Boolean(this.stop)} onClick=${() => this.setState({ turns: [], edited: null })}
-          >New conversation</button>`}
-          <span class="hint keys">Enter sends, Shift+Enter begins a line, Esc stops</span>
-        </div>
-      </form>`;
-  }
 }
 
-class Editor extends Component {
-  componentDidMount() {
-    const field = this.base.elements.text;
-    field.value = this.props.text;
-    field.focus();
-  }
-
-  render({ send, cancel }) {
-    const submit = (event) => {
-      event.preventDefault();
-      send(event.target.elements.text.value);
-    };
-    return html`
-      <form class="composer editor" onSubmit=${submit}>
-        <textarea name="text" aria-label="The message, changed" dir="auto" rows="2" required
-          onKeyDown=${submitOnEnter}></textarea>
-        <div class="buttons">
-          <button type="button" class="quiet" onClick=${cancel}>Cancel</button>
-          <button type="submit">Send from here</button>
-        </div>
-      </form>`;
-  }
-}
-
-function submitOnEnter(event) {
-  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
-  event.preventDefault();
-  event.target.form.requestSubmit();
+/** The versions of a message and its answers, if there are several. */
+function Versions({ all, at, isBusy, show }) {
+  const place = all.indexOf(at);
+  if (all.length < 2) return null;
+  const step = (by, label, sign) => html`
+    <button type="button" class="quiet small" aria-label=${label} disabled=${isBusy || !(place + by in all)}
+      onClick=${() => show(all[place + by])}>${sign}</button>`;
+  return html`<span class="versions">${step(-1, "Earlier version", "‹")} ${place + 1}/${all.length}
+    ${" "}${step(1, "Later version", "›")}</span>`;
 }

@@ -1,0 +1,246 @@
+"""Conversations in a real browser: kept, found, branched, taken along as a file; their files."""
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.page.browser import NEEDS_BROWSER, Tab
+from tests.page.test_model_output import DANGERS, NONE
+from tests.page.test_talk import answered, ask, bodies
+
+pytestmark = [NEEDS_BROWSER, pytest.mark.slow]
+
+TITLES = "[...document.querySelectorAll('.kept .title')].map(node => node.innerText).join()"
+ASKED = "[...document.querySelectorAll('.asked p')].map(node => node.innerText)"
+PIXEL = (
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk"
+    "+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+)
+DROP = """(() => {
+  const drop = new DataTransfer();
+  for (const [name, type, base64] of %s) {
+    const bytes = Uint8Array.from(atob(base64), (letter) => letter.charCodeAt(0));
+    drop.items.add(new File([bytes], name, { type }));
+  }
+  const event = new DragEvent("drop", { dataTransfer: drop, bubbles: true, cancelable: true });
+  document.querySelector(".composer").dispatchEvent(event);
+})()"""
+IMPORT = """(() => {
+  const files = new DataTransfer();
+  files.items.add(new File([%s], "conversations.json", { type: "application/json" }));
+  const input = document.querySelector("#import");
+  input.files = files.files;
+  input.dispatchEvent(new Event("change", { bubbles: true }));
+})()"""
+EXPORTED = """import("/page/conversation.js").then(async ({ exported }) => {
+  const { ConversationStore } = await import("/page/conversation-store.js");
+  const store = new ConversationStore();
+  const listed = await store.list();
+  return exported(await Promise.all(listed.map(({ id }) => store.read(id))));
+})"""
+
+
+def reload(tab: Tab) -> None:
+    tab.goto(tab.evaluate("location.origin + '/?' + Math.random() + '#talk'"))
+    tab.until("document.querySelector('#model')?.value")
+
+
+def test_conversations_are_kept_found_renamed_and_deleted(talk: Tab) -> None:
+    ask(talk, "Hi")
+    answered(talk)
+    talk.click("#clear")
+    talk.until("document.querySelector('.talk-empty')")
+    ask(talk, "And then?")
+    answered(talk)
+    reload(talk)
+    talk.until(f"{TITLES} === 'And then?,Hi'")
+    talk.click(".kept li:last-child .title")
+    assert answered(talk) == ["Hello, you."]
+    assert " tokens in" in talk.text(".costs")
+    ask(talk, "And then?")  # it goes on
+    assert answered(talk, 2)[1] == "The sun."
+    assert len(bodies(talk)[1]["messages"]) == 3
+    talk.fill("#search", "HELLO you")  # within an answer, whose mark-up is there too
+    talk.until(f"{TITLES} === 'Hi,And then?' || {TITLES} === ''")
+    talk.fill("#search", "sun HI")
+    talk.until(f"{TITLES} === 'Hi'")
+    talk.fill("#search", "")
+    talk.until(f"{TITLES} === 'Hi,And then?'")
+    talk.evaluate("window.prompt = () => '<b>new</b>'")
+    talk.click("[aria-label='Rename Hi']")
+    talk.until(f"{TITLES}.startsWith('<b>new</b>')")
+    ask(talk, "Hi")
+    answered(talk, 3)
+    talk.evaluate("window.confirm = () => true")
+    talk.click("[aria-label='Delete And then?']")
+    talk.until(f"{TITLES} === '<b>new</b>'")
+
+
+def test_a_changed_message_and_another_answer_are_versions(talk: Tab) -> None:
+    ask(talk, "Hi")
+    answered(talk)
+    ask(talk, "And then?")
+    answered(talk, 2)
+    talk.click(".turn:last-child .again")
+    talk.until("document.querySelector('.turn:last-child .versions')?.innerText.includes('2/2')")
+    answered(talk, 2)
+    talk.click(".edit")
+    talk.until("document.activeElement.name === 'text'")
+    talk.type(" there")
+    talk.click(".editor [type=submit]")
+    talk.until(f"{ASKED}.join() === 'Hi there'")
+    answered(talk)
+    talk.click("[aria-label='Earlier version']")
+    talk.until(f"{ASKED}.join() === 'Hi,And then?'")
+    assert "2/2" in talk.text(".turn:last-child .versions")
+    talk.click(".branch")
+    talk.until(f"{ASKED}.join() === 'Hi'")
+    talk.until("document.querySelectorAll('.kept .title').length === 2")
+    ask(talk, "And then?")
+    answered(talk, 2)
+    reload(talk)
+    talk.until("document.querySelectorAll('.kept .title').length === 2")
+    talk.click(".kept li:last-child .title")
+    talk.until(f"{ASKED}.join() === 'Hi,And then?'")
+    assert "1/2" in talk.text(".turn:first-child .versions")
+
+
+def test_a_conversation_is_the_same_after_export_and_import(talk: Tab) -> None:
+    talk.fill("#system", "Be kind.")
+    ask(talk, "hostile")
+    answered(talk)
+    before = talk.evaluate("document.querySelector('.said').innerHTML")
+    file = talk.evaluate(EXPORTED)
+    talk.evaluate("window.confirm = () => true")
+    talk.click("[aria-label='Delete hostile']")
+    talk.until(f"{TITLES} === '' && document.querySelector('.talk-empty')")
+    talk.evaluate(IMPORT % json.dumps(file))
+    talk.until(f"{TITLES} === 'hostile'")
+    talk.click(".kept .title")
+    talk.until("document.querySelector('.said')")
+    assert talk.evaluate("document.querySelector('.said').innerHTML") == before
+    assert talk.evaluate("document.querySelector('#system').value") == "Be kind."
+    assert talk.evaluate(EXPORTED) == file
+    assert bodies(talk)[0]["messages"][0] == {"role": "system", "content": "Be kind."}
+
+
+BAD = "<img src=x onerror='window.pwned = 1'><script>window.pwned = 1</script>"
+ANSWER: dict[str, Any] = {
+    "request": {"model": BAD, "tools": BAD, "__proto__": {"x": 1}, "messages": BAD},
+    "text": BAD + "\n\n[x](javascript:window.pwned=1) [y](https://good.example/)",
+    "thought": BAD,
+    "calls": [{"id": "__proto__", "name": BAD, "arguments": BAD}, 5, None],
+    "results": {"__proto__": BAD},
+    "serverCalls": [{"id": 1, "server": BAD, "name": BAD, "arguments": BAD, "output": {"a": 1}}],
+    "usage": {"prompt_tokens": 1, "completion_tokens": BAD, "prompt_tokens_details": BAD},
+    "notes": [BAD, {"type": "img"}],
+    "finish": BAD,
+    "error": {"constructor": None, "type": "script", "props": {}},
+    "times": [BAD, 2, 3],
+}
+TURN: dict[str, Any] = {
+    "parent": -1,
+    "text": BAD,
+    "files": [
+        {"name": BAD, "data": "javascript:window.pwned=1"},
+        {"name": BAD, "data": "data:image/svg+xml;base64,PHN2Zy8+"},
+        {"name": BAD, "data": "https://evil.test/pixel.png"},
+        {"name": BAD, "data": f"data:image/png;base64,{PIXEL}"},
+        {"name": {"type": "img"}, "text": BAD},
+        {"name": BAD, "text": BAD},
+    ],
+    "sides": [[ANSWER, None, 7]],
+}
+
+
+def file_of(*turns: Any, **more: Any) -> str:
+    stored = {"id": "a", "title": BAD, "leaf": len(turns) - 1, "turns": turns, **more}
+    return json.dumps({"format": "mlx-server conversations 1", "conversations": [stored]})
+
+
+def test_an_imported_conversation_that_is_hostile_is_text(talk: Tab) -> None:
+    settings = {"system": BAD, "__proto__": BAD, "connectors": [{"a": 1}], "tools": {"a": 1}}
+    more = {"id": "../<b>", "models": [BAD, {"a": 1}], "settings": settings, "changed": BAD}
+    talk.evaluate(IMPORT % json.dumps(file_of(TURN, {**TURN, "parent": 0}, **more)))
+    talk.until("document.querySelector('.kept .title')")
+    talk.click(".kept .title")
+    talk.until("document.querySelectorAll('.turn').length === 2")
+    talk.evaluate("document.querySelectorAll('details').forEach(node => { node.open = true })")
+    talk.until("document.querySelectorAll('.snippet').length === 12")
+    assert talk.evaluate(DANGERS) == NONE
+    assert talk.count("main script, main iframe, main svg:not(.plot svg)") == 0
+    sources = talk.evaluate("[...document.querySelectorAll('main img')].map(node => node.src)")
+    assert sources == [f"data:image/png;base64,{PIXEL}"] * 2
+    assert talk.evaluate("({}).x === undefined && window.pwned === undefined")
+    ask(talk, "Hi")
+    assert answered(talk, 7)[-1] == "Hello, you."
+
+
+@pytest.mark.parametrize(
+    ("file", "why"),
+    [
+        ("{", "is no JSON"),
+        ("[]", "was not exported from this page"),
+        (json.dumps({"format": "mlx-server conversations 1", "conversations": 5}), "not exported"),
+        (file_of({**TURN, "parent": 0}), "turn 1 follows no earlier one"),
+        (file_of(TURN, {**TURN, "parent": "0"}), "turn 2 follows no earlier one"),
+        (file_of({**TURN, "sides": []}), "turn 1 has no list of answers"),
+        (file_of({**TURN, "sides": [[], [], []]}), "turn 1 has no list of answers"),
+        (file_of(None), "turn 1 follows no earlier one"),
+        (file_of(turns=None), "it has no list of turns"),
+    ],
+)
+def test_a_file_that_is_no_export_is_refused_whole(talk: Tab, file: str, why: str) -> None:
+    talk.evaluate(IMPORT % json.dumps(file))
+    assert why in talk.until("document.querySelector('.kept .error').textContent")
+    assert talk.count(".kept .title") == 0
+
+
+def test_a_full_store_is_said_and_the_talk_goes_on(talk: Tab) -> None:
+    talk.evaluate(
+        "IDBObjectStore.prototype.put = () => { throw new DOMException('', 'QuotaExceededError') }"
+    )
+    ask(talk, "Hi")
+    assert "store of conversations is full" in talk.until(
+        "document.querySelector('.conversation > .error').textContent"
+    )
+    assert answered(talk) == ["Hello, you."]
+
+
+def test_files_are_dropped_into_a_message(talk: Tab) -> None:
+    text = ("t.csv", "text/csv", "YSxiCjEsMg==")
+    talk.evaluate(DROP % json.dumps([text, ("p.png", "image/png", PIXEL)]))
+    talk.until("document.querySelectorAll('.files li').length === 2")
+    talk.evaluate(DROP % json.dumps([("x.bin", "", "AAEC/w==")]))
+    assert "x.bin is neither text" in talk.until(
+        "document.querySelector('.composer .error').textContent"
+    )
+    ask(talk, "Hi")
+    answered(talk)
+    [message] = bodies(talk)[0]["messages"]
+    file, image, question = message["content"]
+    assert file == {"type": "text", "text": "t.csv:\n\na,b\n1,2"}
+    assert image["image_url"]["url"] == f"data:image/png;base64,{PIXEL}"
+    assert question["text"] == "Hi"
+    assert "image_url" in talk.text(".notes")  # this model can't take images
+    assert talk.count(".message .files li") == 2
+
+
+def test_a_connector_is_switched_on_and_its_call_is_shown(talk: Tab) -> None:
+    talk.until("document.querySelector('[name=connector]')")
+    talk.evaluate("document.querySelector('[name=connector]').click()")
+    ask(talk, "look it up")
+    assert answered(talk) == ["It starts faster."]
+    assert "search" in talk.text(".called")
+    result = talk.evaluate("document.querySelector('.result').textContent")
+    assert "serves Ollama's API" in result
+
+
+def test_on_a_phone_the_header_stays_in_view(talk: Tab) -> None:
+    talk.resize(390, 600)
+    ask(talk, "line")
+    answered(talk)
+    talk.evaluate("scrollTo(0, 9999)")
+    assert talk.evaluate("document.querySelector('header').getBoundingClientRect().top") == 0
+    assert talk.evaluate("scrollY > 0")
