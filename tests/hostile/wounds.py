@@ -37,8 +37,10 @@ if "mlx_server.worker.process" in sys.orig_argv:
 
         setattr(owner, name, first_struck)
 
-    from mlx_server.worker import batch, engine
-    from mlx_server.worker.constrained_decoding import grammar_compiler
+    from mlx_server.worker.unused_imports import left_out
+    with left_out():
+        from mlx_server.worker import batch, engine
+        from mlx_server.worker.constrained_decoding import grammar_compiler
     wrapped(engine.Engine, "_step", "step")
     wrapped(batch.Batch, "step", "compute")
     wrapped(engine.Engine, "_load_piece", "load")
