@@ -1,8 +1,6 @@
 """The adapters that are shipped, on the real demo model, many in one batch: as mlx-lm with each."""
 
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +8,6 @@ import mlx.core as mx
 import mlx_lm
 import pytest
 
-from mlx_server.engine.engine_process import fast_blas
 from tests.worker.batch_runs import CLOSE
 from tests.worker.lora.desk import Desk, RowRequest
 
@@ -25,29 +22,20 @@ ROWS = (
     ("What is the capital of France?", JSON),
     ("Hello!", PIRATE),
 )
+TOKENS = 8
 
 
-def test_each_row_of_a_mixed_batch_answers_as_mlx_lm_with_its_adapter(
-    demo_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In a process with the engine's own BLAS: prompts take it seconds less."""
-    if blas := fast_blas():
-        monkeypatch.setenv("LD_PRELOAD", blas)
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
-        process.submit(_check, demo_path, ROWS, 8).result()
-
-
-def _check(base: Path, rows: Sequence[tuple[str, str | None]], tokens: int) -> None:
-    prompts = _prompts(base, [question for question, _ in rows])
+def test_each_row_of_a_mixed_batch_answers_as_mlx_lm_with_its_adapter(demo_path: Path) -> None:
+    prompts = _prompts(demo_path, [question for question, _ in ROWS])
     row_requests = [
-        RowRequest(prompt, adapter) for prompt, (_, adapter) in zip(prompts, rows, strict=True)
+        RowRequest(prompt, adapter) for prompt, (_, adapter) in zip(prompts, ROWS, strict=True)
     ]
-    desk = Desk(base).loaded(**{name: SAMPLES / name for name in (PIRATE, JSON)})
-    answers = desk.all_of(row_requests, tokens)
+    desk = Desk(demo_path).loaded(**{name: SAMPLES / name for name in (PIRATE, JSON)})
+    answers = desk.all_of(row_requests, TOKENS)
     assert len({tuple(answer) for answer in answers[:2]}) == 2, "to the same question"
-    assert [len(answer) for answer in answers] == [tokens] * len(rows)
+    assert [len(answer) for answer in answers] == [TOKENS] * len(ROWS)
     for adapter in (None, PIRATE, JSON):
-        network = _theirs(base, adapter)
+        network = _theirs(demo_path, adapter)
         for row_request, answer in zip(row_requests, answers, strict=True):
             if row_request.adapter == adapter:
                 assert_greedy(network, row_request.prompt, answer)
