@@ -149,7 +149,11 @@ class RecentLines(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if getattr(record, "facts", {}).get("route", "").startswith("/page/"):
             return  # the page would list its own requests
-        text = "\n".join([discreet_message(record), *_traceback_of(record)])
+        try:
+            text = "\n".join([discreet_message(record), *_traceback_of(record)])
+        except Exception:  # the arguments of a library's message don't fit: no error of its caller
+            self.handleError(record)
+            return
         line = {"at": record.created, "level": record.levelname.lower(), "logger": record.name}
         recent_lines.append({**line, "message": text[: limits.LISTED_TEXT]})
 

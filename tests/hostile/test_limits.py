@@ -257,8 +257,7 @@ def remembered(count: int) -> bool:
 def in_the_background(count: int) -> None:
     runs = Runs(cast(Any, None), 1)
     for at in range(count):
-        run = SimpleNamespace(owner="", id=str(at), log=None)
-        runs.claim(cast(Any, SimpleNamespace(run=run)))
+        runs.claim(cast(Any, SimpleNamespace(owner="", id=str(at), log=None)))
 
 
 def listed(*tools: types.Tool) -> Listing:
