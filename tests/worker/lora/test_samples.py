@@ -27,18 +27,16 @@ TOKENS = 8
 
 def test_each_row_of_a_mixed_batch_answers_as_mlx_lm_with_its_adapter(demo_path: Path) -> None:
     prompts = _prompts(demo_path, [question for question, _ in ROWS])
-    row_requests = [
-        RowRequest(prompt, adapter) for prompt, (_, adapter) in zip(prompts, ROWS, strict=True)
-    ]
+    rows = [RowRequest(ids, adapter) for ids, (_, adapter) in zip(prompts, ROWS, strict=True)]
     desk = Desk(demo_path).loaded(**{name: SAMPLES / name for name in (PIRATE, JSON)})
-    answers = desk.all_of(row_requests, TOKENS)
+    answers = desk.all_of(rows, TOKENS)
     assert len({tuple(answer) for answer in answers[:2]}) == 2, "to the same question"
     assert [len(answer) for answer in answers] == [TOKENS] * len(ROWS)
     for adapter in (None, PIRATE, JSON):
         network = _theirs(demo_path, adapter)
-        for row_request, answer in zip(row_requests, answers, strict=True):
-            if row_request.adapter == adapter:
-                assert_greedy(network, row_request.prompt, answer)
+        for row, answer in zip(rows, answers, strict=True):
+            if row.adapter == adapter:
+                assert_greedy(network, row.prompt, answer)
 
 
 def _prompts(base: Path, questions: Sequence[str]) -> list[list[int]]:
