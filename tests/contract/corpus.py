@@ -32,10 +32,8 @@ from mlx_server.worker.constrained_decoding.grammar_compiler import (
     GrammarFailed,
     GrammarRefused,
 )
-from mlx_server.worker.constrained_decoding.grammar_completion import (
-    GrammarCompletion,
-    YieldingMatcher,
-)
+from mlx_server.worker.constrained_decoding.grammar_completion import GrammarCompletion
+from mlx_server.worker.constrained_decoding.mask_threads import YieldingMatcher
 from mlx_server.worker.constrained_decoding.vocabulary import Vocabulary
 from tests.contract.corpus_walks import cut_walks
 

@@ -8,10 +8,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from mlx_server.worker.constrained_decoding.grammar_compiler import CompiledGrammar, fill_bitmask
-from mlx_server.worker.constrained_decoding.grammar_completion import (
-    GrammarCompletion,
-    YieldingMatcher,
-)
+from mlx_server.worker.constrained_decoding.grammar_completion import GrammarCompletion
+from mlx_server.worker.constrained_decoding.mask_threads import YieldingMatcher
 from mlx_server.worker.constrained_decoding.vocabulary import Vocabulary
 
 TASTES: dict[str, Callable[[bytes], float]] = {

@@ -23,10 +23,8 @@ from mlx_server.requests import JsonFormat, ToolChoice
 from mlx_server.sources.replay_checkpoint import replay_checkpoint
 from mlx_server.worker.constrained_decoding import grammar_compiler
 from mlx_server.worker.constrained_decoding.grammar_compiler import fill_bitmask
-from mlx_server.worker.constrained_decoding.grammar_completion import (
-    GrammarCompletion,
-    YieldingMatcher,
-)
+from mlx_server.worker.constrained_decoding.grammar_completion import GrammarCompletion
+from mlx_server.worker.constrained_decoding.mask_threads import YieldingMatcher
 from mlx_server.worker.constrained_decoding.vocabulary import Vocabulary
 from tests.contract.pairs import WITH_CALLS
 from tests.contract.structured import NESTED

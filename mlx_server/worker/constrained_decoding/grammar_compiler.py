@@ -18,10 +18,9 @@ from mlx_server.fair_queue import address_of
 from mlx_server.grammars.compiler import LIMITS, in_a_line
 from mlx_server.worker.constrained_decoding.grammar_completion import (
     CompletionHints,
-    YieldingMatcher,
     completion_hints,
 )
-from mlx_server.worker.constrained_decoding.mask_threads import in_thread
+from mlx_server.worker.constrained_decoding.mask_threads import YieldingMatcher, in_thread
 from mlx_server.worker.constrained_decoding.vocabulary import Bitmask, Vocabulary
 
 IsDone = Callable[[Future[Any]], bool]

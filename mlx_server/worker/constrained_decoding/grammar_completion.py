@@ -17,129 +17,17 @@ is `","age":0}`, which is 10 tokens and the stop token.
 """
 
 import json
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache
 from itertools import chain, takewhile
 
 import numpy as np
-from llguidance import LLExecutor, LLMatcher
-from llguidance.numpy import consume_token_par
 
 from mlx_server.engine.messages import Grammar
-from mlx_server.grammars.compiler import BYTES
-from mlx_server.worker.constrained_decoding.json_texts import JsonText, SchemaTexts
+from mlx_server.worker.constrained_decoding.json_texts import JsonText, SchemaTexts, missing_bytes
+from mlx_server.worker.constrained_decoding.mask_threads import YieldingMatcher
 from mlx_server.worker.constrained_decoding.vocabulary import Ids, Mask, TokenClasses
-
-SLOW_SECONDS = 0.001
-"""The time to consume one token from which on a matcher is slow: fifty times the usual one."""
-
-EMPTY = 'start: ""\n'
-
-
-class RowGone(Exception):
-    """The result is no longer needed."""
-
-
-class YieldingMatcher:
-    """A grammar's matcher whose slow calls let other threads run.
-
-    llguidance holds the GIL while a matcher consumes or validates tokens. That takes microseconds
-    for most grammars, but up to a second for one that reads the same text in many ways. For such a
-    grammar the same is computed by the calls that release the GIL, which cost more.
-    """
-
-    def __init__(self, own: LLMatcher) -> None:
-        self.own = own
-        self.is_abandoned = False
-        """Whether calls raise RowGone. Another thread sets it."""
-        self._seconds = (0.0, 0.0)
-        """The time of the two latest calls that consumed: one alone may have been interrupted."""
-        self._other: LLMatcher | None = None
-        """llguidance releases the GIL for several matchers only: this one is the second."""
-
-    @property
-    def is_slow(self) -> bool:
-        return min(self._seconds) > SLOW_SECONDS
-
-    def consume_token(self, token: int) -> bool:
-        self._check()
-        began = time.perf_counter()
-        consumed = self._consume_unlocked(token) if self.is_slow else self.own.consume_token(token)
-        self._seconds = self._seconds[1], time.perf_counter() - began
-        return consumed
-
-    def _consume_unlocked(self, token: int) -> bool:
-        self._other = self._other or LLMatcher(BYTES, EMPTY, log_level=0)
-        pairs = [(self.own, token), (self._other, BYTES.eos_token)]
-        return consume_token_par(_executor(), pairs)[0]
-
-    def consume_tokens(self, tokens: Sequence[int]) -> bool:
-        return all(map(self.consume_token, tokens))
-
-    def validate_tokens(self, tokens: Sequence[int]) -> int:
-        """Returns how many of the tokens may come next, one after another."""
-        self._check()
-        return self._validate_unlocked(tokens) if self.is_slow else self._validate(tokens)
-
-    def _validate(self, tokens: Sequence[int]) -> int:
-        return self.own.validate_tokens(list(tokens))
-
-    def _validate_unlocked(self, tokens: Sequence[int]) -> int:
-        taken = 0
-        try:
-            while taken < len(tokens) and self._allows(tokens[taken]):
-                if taken + 1 == len(tokens):
-                    return len(tokens)
-                self.consume_token(tokens[taken])
-                taken += 1
-                if self.own.is_stopped():
-                    break
-            return taken
-        finally:
-            self.own.rollback(taken)
-
-    def _allows(self, token: int) -> bool:
-        """Whether the mask has the token. It is computed by a copy, which may exceed a limit that
-        no single token exceeds."""
-        copy = self.own.deep_copy()
-        mask = copy.compute_bitmask()
-        if copy.is_error():
-            return self._validate([token]) == 1
-        return token < 8 * len(mask) and bool(mask[token >> 3] >> (token & 7) & 1)
-
-    def rollback(self, tokens: int) -> bool:
-        return self.own.rollback(tokens)
-
-    def copy(self) -> "YieldingMatcher":
-        """Returns a copy that fails alone."""
-        copy = YieldingMatcher(self.own.deep_copy())
-        copy._seconds = self._seconds
-        return copy
-
-    def deep_copy(self) -> LLMatcher:
-        return self.own.deep_copy()
-
-    def is_accepting(self) -> bool:
-        return self.own.is_accepting()
-
-    def is_error(self) -> bool:
-        return self.own.is_error()
-
-    def is_stopped(self) -> bool:
-        return self.own.is_stopped()
-
-    def _check(self) -> None:
-        if self.is_abandoned:
-            raise RowGone
-
-
-@cache
-def _executor() -> LLExecutor:
-    return LLExecutor(2)
-
 
 MARGIN = 8
 """A row is restricted up to this many tokens before what its ending and a token may need."""
@@ -295,7 +183,7 @@ class EndingSearch:
     def _parts(self, taken: list[int], text: JsonText) -> Iterator[list[int]]:
         """Yields tokens that may come next on the way to the end."""
         parts: Iterable[list[int]] = self._hints.tails if text.is_between else ()
-        if text.missing_bytes:
+        if missing_bytes(text.begun or b""):
             parts = ([id] for byte in CONTINUATIONS if (id := self._classes.ids.get(byte)))
         elif self._hints.texts:
             parts = chain(parts, map(self._cut, self._hints.texts.proposals(text)))
@@ -462,24 +350,21 @@ class GrammarCompletion:
     ) -> Iterator[Ids | list[int]]:
         """Yields tokens after which an ending fits, as far as the search's calls allow."""
         stop, ink = self._classes.stop, self._classes.ink
-        groups = sorted(self._classes.by_kind.of(mask), key=lambda ids: ink[ids].min())
-        changing = list[Ids]()
-        for ids in groups:
-            some = ids if len(ids) <= FEW else ids[[0, len(ids) // 2, -1]]
-            if all(search.fits([token, *ending, stop]) for token in some.tolist()):
+        changing = list[tuple[Ids, list[int]]]()
+        for ids in sorted(self._classes.by_kind.of(mask), key=lambda ids: ink[ids].min()):
+            some = (ids if len(ids) <= FEW else ids[[0, len(ids) // 2, -1]]).tolist()
+            if all(search.fits([token, *ending, stop]) for token in some):
                 yield ids
             else:
-                changing.append(ids)
-        for ids in changing:
+                changing.append((ids, some))
+        for ids, some in changing:
             if search.is_spent:
                 return
-            some = ids if len(ids) <= FEW else ids[[0, len(ids) // 2, -1]]
-            growths = [self._growth(token, ending, search) for token in some.tolist()]
+            growths = [self._growth(token, ending, search) for token in some]
             if len(ids) > FEW and max(growths) + RESERVE <= room:
                 yield ids
             else:
-                fitting = zip(some.tolist(), growths, strict=True)
-                yield [token for token, growth in fitting if growth <= room]
+                yield [token for token, growth in zip(some, growths, strict=True) if growth <= room]
 
     def _growth(self, token: int, ending: list[int], search: EndingSearch) -> float:
         """Returns by how many tokens this one lengthens the ending."""

@@ -29,8 +29,6 @@ MOST_DEPTH = 32
 MOST_LOOKS = 20_000
 """The most schemas that are looked at in all."""
 MOST_SCHEMAS = 1000
-MOST_REQUIRED = 16
-"""Members that are proposed within what may be a number, before its digits."""
 MOST_MORE = 7
 """The digits of a step from which on no multiple of it is made."""
 MOST_DIGITS = 24
@@ -125,11 +123,6 @@ class JsonText:
     def is_between(self) -> bool:
         """Whether an array or object may have ended."""
         return self.begun is None and self.last in (b"}", b"]")
-
-    @property
-    def missing_bytes(self) -> int:
-        """The bytes that the last character of a string lacks."""
-        return missing_bytes(self.begun or b"")
 
 
 class SchemaTexts:
@@ -314,7 +307,7 @@ class SchemaTexts:
         yield from "}]"
         yield from (member.rest for member in self._named(text.key))
         further = self._further(text.key, ",")
-        yield from chain(":", further) if text.last == b'"' else islice(further, MOST_REQUIRED)
+        yield from chain(":", further) if text.last == b'"' else islice(further, MOST_ALTERNATIVES)
         # zeros after a point may have no end
         digits = DIGITS[1:] + DIGITS[:1] if text.last in b".0" else DIGITS
         yield from chain(",", self._multiples(text.number), digits, ".-", LITERALS, further)

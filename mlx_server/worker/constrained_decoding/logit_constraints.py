@@ -21,15 +21,13 @@ from mlx_server.worker.constrained_decoding.grammar_compiler import (
     check,
     fill_bitmask,
 )
-from mlx_server.worker.constrained_decoding.grammar_completion import (
-    GrammarCompletion,
-    RowGone,
-    YieldingMatcher,
-)
+from mlx_server.worker.constrained_decoding.grammar_completion import GrammarCompletion
 from mlx_server.worker.constrained_decoding.mask_threads import (
     MaskHistory,
     MaskThreads,
+    RowGone,
     SlowMask,
+    YieldingMatcher,
     in_thread,
 )
 from mlx_server.worker.constrained_decoding.vocabulary import Bitmask, Vocabulary

@@ -3,23 +3,27 @@
 A mask takes a tenth of a millisecond for most grammars, and seconds for one that reads the same
 text in many ways. All masks of a step share one time budget, about half the time of a step, and
 clients have equal parts of it. A row whose mask does not fit sits steps out: its mask is made in a
-thread while the other rows go on, and the row goes on where it was once that is done.
+thread while the other rows go on, and the row goes on where it was once that is done. So a slow
+grammar's matcher has to let other threads run.
 """
 
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
+from llguidance import LLExecutor, LLMatcher
+from llguidance.numpy import consume_token_par
 from numpy.typing import NDArray
 
 from mlx_server import limits
 from mlx_server.fair_queue import address_of
-from mlx_server.grammars.compiler import STACK_BYTES
+from mlx_server.grammars.compiler import BYTES, STACK_BYTES
 from mlx_server.system.process import yield_processor
 
 T = TypeVar("T")
@@ -39,6 +43,114 @@ TOO_SLOW = (
     f"its grammar took more than {limits.GRAMMAR_TOKEN_SECONDS} seconds for one token. Make "
     "it simpler: let fewer of its rules match the same text."
 )
+
+
+SLOW_SECONDS = 0.001
+"""The time to consume one token from which on a matcher is slow: fifty times the usual one."""
+
+EMPTY = 'start: ""\n'
+
+
+class RowGone(Exception):
+    """The result is no longer needed."""
+
+
+class YieldingMatcher:
+    """A grammar's matcher whose slow calls let other threads run.
+
+    llguidance holds the GIL while a matcher consumes or validates tokens. That takes microseconds
+    for most grammars, but up to a second for one that reads the same text in many ways. For such a
+    grammar the same is computed by the calls that release the GIL, which cost more.
+    """
+
+    def __init__(self, own: LLMatcher) -> None:
+        self.own = own
+        self.is_abandoned = False
+        """Whether calls raise RowGone. Another thread sets it."""
+        self._seconds = (0.0, 0.0)
+        """The time of the two latest calls that consumed: one alone may have been interrupted."""
+        self._other: LLMatcher | None = None
+        """llguidance releases the GIL for several matchers only: this one is the second."""
+
+    @property
+    def is_slow(self) -> bool:
+        return min(self._seconds) > SLOW_SECONDS
+
+    def consume_token(self, token: int) -> bool:
+        self._check()
+        began = time.perf_counter()
+        consumed = self._consume_unlocked(token) if self.is_slow else self.own.consume_token(token)
+        self._seconds = self._seconds[1], time.perf_counter() - began
+        return consumed
+
+    def _consume_unlocked(self, token: int) -> bool:
+        self._other = self._other or LLMatcher(BYTES, EMPTY, log_level=0)
+        pairs = [(self.own, token), (self._other, BYTES.eos_token)]
+        return consume_token_par(_executor(), pairs)[0]
+
+    def consume_tokens(self, tokens: Sequence[int]) -> bool:
+        return all(map(self.consume_token, tokens))
+
+    def validate_tokens(self, tokens: Sequence[int]) -> int:
+        """Returns how many of the tokens may come next, one after another."""
+        self._check()
+        return self._validate_unlocked(tokens) if self.is_slow else self._validate(tokens)
+
+    def _validate(self, tokens: Sequence[int]) -> int:
+        return self.own.validate_tokens(list(tokens))
+
+    def _validate_unlocked(self, tokens: Sequence[int]) -> int:
+        taken = 0
+        try:
+            while taken < len(tokens) and self._allows(tokens[taken]):
+                if taken + 1 == len(tokens):
+                    return len(tokens)
+                self.consume_token(tokens[taken])
+                taken += 1
+                if self.own.is_stopped():
+                    break
+            return taken
+        finally:
+            self.own.rollback(taken)
+
+    def _allows(self, token: int) -> bool:
+        """Whether the mask has the token. It is computed by a copy, which may exceed a limit that
+        no single token exceeds."""
+        copy = self.own.deep_copy()
+        mask = copy.compute_bitmask()
+        if copy.is_error():
+            return self._validate([token]) == 1
+        return token < 8 * len(mask) and bool(mask[token >> 3] >> (token & 7) & 1)
+
+    def rollback(self, tokens: int) -> bool:
+        return self.own.rollback(tokens)
+
+    def copy(self) -> "YieldingMatcher":
+        """Returns a copy that fails alone."""
+        copy = YieldingMatcher(self.own.deep_copy())
+        copy._seconds = self._seconds
+        return copy
+
+    def deep_copy(self) -> LLMatcher:
+        return self.own.deep_copy()
+
+    def is_accepting(self) -> bool:
+        return self.own.is_accepting()
+
+    def is_error(self) -> bool:
+        return self.own.is_error()
+
+    def is_stopped(self) -> bool:
+        return self.own.is_stopped()
+
+    def _check(self) -> None:
+        if self.is_abandoned:
+            raise RowGone
+
+
+@cache
+def _executor() -> LLExecutor:
+    return LLExecutor(2)
 
 
 class Constraint(Protocol):

@@ -16,9 +16,9 @@ from mlx_server.worker.constrained_decoding.grammar_completion import (
     STEP_CALLS,
     CompletionHints,
     GrammarCompletion,
-    YieldingMatcher,
     completion_hints,
 )
+from mlx_server.worker.constrained_decoding.mask_threads import YieldingMatcher
 from tests.worker.constrained_decoding.worlds import (
     SCHEMAS,
     WIDE,

@@ -6,7 +6,7 @@ import pytest
 
 from mlx_server.engine.messages import Grammar
 from mlx_server.worker.constrained_decoding import grammar_completion
-from mlx_server.worker.constrained_decoding.grammar_completion import YieldingMatcher
+from mlx_server.worker.constrained_decoding.mask_threads import YieldingMatcher
 from tests.worker.constrained_decoding.grammars import HEAD, JSON, WORDS
 from tests.worker.constrained_decoding.worlds import World
 

@@ -16,9 +16,9 @@ from mlx_server.grammars.lark import Lark
 from mlx_server.worker.constrained_decoding.grammar_completion import (
     CompletionHints,
     GrammarCompletion,
-    YieldingMatcher,
     completion_hints,
 )
+from mlx_server.worker.constrained_decoding.mask_threads import YieldingMatcher
 from mlx_server.worker.constrained_decoding.vocabulary import Ids, TokenClasses
 
 
