@@ -5,7 +5,7 @@ import random
 import pytest
 
 from mlx_server.engine.messages import Grammar
-from mlx_server.worker.constrained_decoding import grammar_completion
+from mlx_server.worker.constrained_decoding import mask_threads
 from mlx_server.worker.constrained_decoding.mask_threads import YieldingMatcher
 from tests.worker.constrained_decoding.grammars import HEAD, JSON, WORDS
 from tests.worker.constrained_decoding.worlds import World
@@ -17,7 +17,7 @@ AMBIGUOUS = HEAD + 'start: s\ns: "a" | "b" | s s | s s s\n'
 def test_a_slow_matcher_answers_as_a_quick_one(
     demo: World, grammar: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grammar_completion, "SLOW_SECONDS", -1.0)
+    monkeypatch.setattr(mask_threads, "SLOW_SECONDS", -1.0)
     quick, slow = (
         demo.matcher(Grammar(grammar)),
         YieldingMatcher(demo.matcher(Grammar(grammar))),
