@@ -8,12 +8,11 @@ from dataclasses import replace
 
 from mlx_server.engine.messages import Generate, Grammar, Thinking
 from mlx_server.errors import BadRequest, CompilerTooSlow, InvalidGrammar
-from mlx_server.generation.defaults import template_kwargs
 from mlx_server.grammars.formats import format_rule, usable_tools
 from mlx_server.grammars.lark import Lark
 from mlx_server.messages import Conversation
 from mlx_server.parsers.parse_context import OutputSpec, ParseContext
-from mlx_server.pool.prepare import PreparedModel
+from mlx_server.pool.prepare import PreparedModel, template_kwargs
 from mlx_server.prompts.control_token_guard import text_tokens
 from mlx_server.prompts.template_capabilities import SWITCHES
 from mlx_server.requests import GenerateRequest, NamedTool, Prompt

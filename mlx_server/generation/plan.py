@@ -14,7 +14,6 @@ from mlx_server.generation.constraints import (
     budget_of,
     constrain_rows,
 )
-from mlx_server.generation.defaults import sampling, token_limit
 from mlx_server.generation.rendering import (
     check_media,
     check_text,
@@ -36,7 +35,7 @@ from mlx_server.models.tokenizer import Tokenizer
 from mlx_server.pool.adapters import LeasedAdapter
 from mlx_server.pool.lease import MemoryDemand
 from mlx_server.pool.pool import Pool
-from mlx_server.pool.prepare import PreparedModel, Task
+from mlx_server.pool.prepare import PreparedModel, Task, sampling, token_limit
 from mlx_server.prompts.continuation import check_continued, with_open_reasoning
 from mlx_server.prompts.template_prompt import RenderedPrompt
 from mlx_server.request_threads import check_wanted, in_thread

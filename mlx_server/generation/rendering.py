@@ -7,9 +7,8 @@ from itertools import takewhile
 
 from mlx_server import limits
 from mlx_server.errors import BadRequest, ContextTooLong
-from mlx_server.generation.defaults import completed
 from mlx_server.messages import Conversation, Media, memory_of
-from mlx_server.pool.prepare import ModelSpec, PreparedModel
+from mlx_server.pool.prepare import ModelSpec, PreparedModel, completed
 from mlx_server.prompts import message_normalization
 from mlx_server.prompts.infill import InfillTokens, infill_prompt, infill_tokens_of
 from mlx_server.prompts.template_prompt import RenderedPrompt

@@ -14,7 +14,6 @@ import msgspec
 from mlx_server import limits
 from mlx_server.errors import AdapterNotFound, ServerError, UpstreamFailed
 from mlx_server.events import Event, Started, TokenCounts, total
-from mlx_server.generation.defaults import completed, sampling, sampling_choices, token_limit
 from mlx_server.generation.rendering import check_media, without_volatile_lines
 from mlx_server.generation.review import Review
 from mlx_server.grammars.formats import check as check_format
@@ -22,7 +21,7 @@ from mlx_server.messages import Conversation
 from mlx_server.parsers.parse_context import ParseContext
 from mlx_server.pool.models import UpstreamModel
 from mlx_server.pool.pool import Pool
-from mlx_server.pool.prepare import ModelSpec
+from mlx_server.pool.prepare import ModelSpec, completed, sampling, sampling_choices, token_limit
 from mlx_server.request_threads import in_thread
 from mlx_server.requests import (
     GenerateRequest,

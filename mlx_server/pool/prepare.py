@@ -18,6 +18,7 @@ from mlx_server.errors import (
 )
 from mlx_server.families import family_named, family_of, fitted
 from mlx_server.families.base import ModelFamily
+from mlx_server.messages import Conversation
 from mlx_server.models.adapter_catalog import AdapterCatalog, AdapterLocation, read_base_shapes
 from mlx_server.models.architectures import is_encoder, is_reranker
 from mlx_server.models.checkpoint import (
@@ -38,7 +39,13 @@ from mlx_server.models.files import (
 )
 from mlx_server.parsers.parse_context import pairs_of
 from mlx_server.prompts.infill import infill_tokens_of
-from mlx_server.requests import ALL_REPAIRS, RepairPolicy, SamplingChoices
+from mlx_server.requests import (
+    ALL_REPAIRS,
+    GenerateRequest,
+    RepairPolicy,
+    SamplingChoices,
+    SamplingParams,
+)
 from mlx_server.sources.cache import Progress, cache_dir
 from mlx_server.sources.replay_checkpoint import replay_checkpoint
 from mlx_server.sources.source import adapter_on_disk, on_disk, resolve, resolve_adapter
@@ -409,3 +416,45 @@ def _replay(spec: ModelSpec) -> PreparedModel:
         transcript=spec.recordings or read_transcript(_transcript_file(spec), vocabulary),
         stamp=stamp,
     )
+
+
+NOTHING: SamplingChoices = {}
+
+
+def sampling(
+    spec: ModelSpec,
+    request: GenerateRequest,
+    published: SamplingChoices = NOTHING,
+    choice: int = 0,
+) -> SamplingParams:
+    """The sampling parameters of one answer, each from the first that sets it: the request,
+    models.yaml, the checkpoint, the default.
+
+    published: those of the checkpoint. choice: the number of the answer among the `n`.
+    """
+    return SamplingParams(
+        **sampling_choices(spec, request, published),
+        logit_bias=request.logit_bias,
+        # each of the n answers needs another seed, or they would all be the same
+        seed=None if request.seed is None else request.seed + choice,
+        logprobs=request.logprobs,
+    )
+
+
+def sampling_choices(
+    spec: ModelSpec, request: GenerateRequest, published: SamplingChoices = NOTHING
+) -> SamplingChoices:
+    return {**published, **spec.choices, **request.choices}
+
+
+def token_limit(spec: ModelSpec, request: GenerateRequest) -> int | None:
+    return spec.max_tokens if request.max_tokens is None else request.max_tokens
+
+
+def template_kwargs(spec: ModelSpec, conversation: Conversation) -> Mapping[str, Any]:
+    return {**spec.template_kwargs, **conversation.template_kwargs}
+
+
+def completed(spec: ModelSpec, conversation: Conversation) -> Conversation:
+    """The conversation as it is rendered, here or by another server."""
+    return replace(conversation, template_kwargs=template_kwargs(spec, conversation))
