@@ -2,6 +2,7 @@
 
 import base64
 import struct
+import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ from starlette.testclient import TestClient
 
 from mlx_server import limits
 from mlx_server.api.rerank import RerankBody, ranked, to_request
+from mlx_server.generation.embeddings import GROUP_ROWS, GROUP_TOKENS
 from mlx_server.generation.rerank import Relevance
 from tests.api import wire
 from tests.api.vector_engine import VectorEngine
@@ -22,10 +24,15 @@ IGNORED = "x-mlx-server-ignored"
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+def engine() -> VectorEngine:
+    return VectorEngine()
+
+
+@pytest.fixture(scope="module")
+def client(engine: VectorEngine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
     others = {RANKER: tiny_reranker(tmp_path_factory.mktemp("reranker"))}
     embedder = tiny_embedder(tmp_path_factory.mktemp("embedder"))
-    with TestClient(wire.app(embedder, VectorEngine(), others=others), "http://localhost") as found:
+    with TestClient(wire.app(embedder, engine, others=others), "http://localhost") as found:
         yield found
 
 
@@ -54,6 +61,33 @@ def test_a_list_of_token_ids_is_one_input(client: TestClient, given: Any, count:
 def test_there_are_some_inputs_and_not_too_many(client: TestClient, count: int) -> None:
     error = wire.error(embed(client, ["a"] * count))
     assert (error["param"], f"has {count} inputs" in error["message"]) == ("input", True)
+
+
+BYTES_OF_A_TOKEN = 48
+"""The memory that the largest batch may take for each of its tokens, of which a list has eight."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("route", [EMBEDDINGS, RERANK])
+def test_the_largest_batch_is_computed_in_small_groups(
+    client: TestClient, engine: VectorEngine, route: str
+) -> None:
+    texts = [f"{place} of many.{' and on' * (place % 40)}" for place in range(2048)]
+    body: dict[str, Any] = {"model": wire.MODEL, "input": texts}
+    if route == RERANK:
+        body = {"model": RANKER, "query": "q", "documents": texts}
+    engine.embedded.clear()
+    tracemalloc.start()
+    found = wire.ok(client.post(route, json=body))
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    results = found.get("data") or found["results"]
+    assert sorted(each["index"] for each in results) == list(range(len(texts)))
+    rows = [row.inputs for row in engine.embedded]
+    assert sum(map(len, rows)) == len(texts)
+    assert all(len(row) <= GROUP_ROWS for row in rows)
+    assert all(len(row) == 1 or len(row) * max(map(len, row)) <= GROUP_TOKENS for row in rows)
+    assert most < BYTES_OF_A_TOKEN * found["usage"]["prompt_tokens"]
 
 
 def test_documents_are_ranked_and_returned_if_that_was_asked_for(client: TestClient) -> None:

@@ -18,6 +18,7 @@ from mlx_server import limits
 from mlx_server.errors import ModelReplaced, ModelUnusable, TokenizerUnavailable
 from mlx_server.models import tokenizer_process
 from mlx_server.models.tokenizer import Tokenizer, read_tokenizer
+from mlx_server.models.tokenizer_file import Spans, TokenizerFile, content_of
 from mlx_server.models.tokenizer_process import CONNECTIONS, TokenizerProcess
 from tests.families import SAMPLES, byte_fallback, byte_level, write_checkpoint
 from tests.live.server import eventually
@@ -64,6 +65,42 @@ def test_it_is_the_same_tokenizer(
         assert (entry := here.entry(id)) is None or here.id_of(entry) == id
     assert here.id_of("no such token") is here.id_of("") is None
     assert here.id_of("\udfff") is None
+
+
+def test_ids_take_no_more_exchanges_than_calls_of_the_library(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each costs a switch to the other process and back: what a template writes into each prompt
+    costs one, once."""
+    calls: list[str] = []
+
+    class Counted(TokenizerFile):
+        def encode(self, text: str, special: bool) -> list[int]:
+            calls.append(text)
+            return super().encode(text, special)
+
+        def encode_marking(self, text: str) -> tuple[list[int], Spans]:
+            calls.append(text)
+            return super().encode_marking(text)
+
+    here, there = Tokenizer(file, Counted(content_of(file))), in_a_process(file)
+    exchange, exchanges = tokenizer_process._Child.exchange, list[bytes]()
+
+    def counted(child: tokenizer_process._Child, packed: bytes) -> bytes:
+        exchanges.append(packed)
+        return exchange(child, packed)
+
+    monkeypatch.setattr(tokenizer_process._Child, "exchange", counted)
+    for text in (*TEXTS, "a b " * 100_000):
+        for turn in range(3):
+            exchanges.clear()
+            calls.clear()
+            assert there.encode_prompt(text, 1 << 20) == here.encode_prompt(text, 1 << 20)
+            assert there.encode_as_spelled(text) == here.encode_as_spelled(text)
+            assert len(exchanges) <= len(calls)
+            if turn and len(text) <= tokenizer_process.SHORT:
+                assert len(exchanges) <= 1
+            assert sum(map(len, exchanges)) <= sum(len(call.encode()) + 64 for call in calls)
 
 
 def test_a_large_file_is_not_read_in_this_process(
