@@ -212,6 +212,10 @@ LAST_PIECE = 1.15
 """The last piece of a prompt may take longer than the others by this factor, since a short
 additional piece wastes time."""
 
+STRETCH, WORTH_STRETCHING = 1.25, 1.02
+"""A piece may take so many times as long as it should if prompts are then computed so many times as
+fast."""
+
 LEAST, MOST = 32, 2048
 """Bounds on the tokens of a piece; mlx-lm would cut longer ones."""
 DEEP_LEAST, DEEP_SHARE = 16, 0.7
@@ -313,7 +317,7 @@ class PrefillBudget:
         # What one step leaves of the gap, or more if one step exceeds the share of the steps.
         even = step / self._step_debt(1.0)
         seconds = min(self._gap, max(self._gap - step, even))
-        tokens = self._tokens(seconds, rows, context)
+        tokens = self._stretched(seconds, step, rows, context)
         rest = left - tokens
         if 0 < rest < tokens:  # a small rest may take longer than all that is left
             longest = max(LAST_PIECE * seconds, self._seconds(int(rest), rows, context))
@@ -324,6 +328,20 @@ class PrefillBudget:
             if self._owed + self._advance > 0:
                 return 0
         return tokens
+
+    def _stretched(self, seconds: float, step: float, rows: int, context: int) -> int:
+        """Returns the tokens of a piece of `seconds`, or of a longer one that is worth it, as where
+        any piece reads all of many experts, or another tile nearly fits and steps take long."""
+        tokens = self._tokens(seconds, rows, context)
+        if self._curve.is_flat:
+            return tokens
+
+        def speed(tokens: int) -> float:
+            took = self._seconds(tokens, rows, context)
+            return tokens / (took + max(step, self._step_debt(took)))
+
+        more = self._tokens(STRETCH * seconds, rows, context)
+        return more if speed(more) >= WORTH_STRETCHING * speed(tokens) else tokens
 
     def _tokens(self, seconds: float, rows: int, context: int) -> int:
         # Pieces of one size do not show what further tokens cost, which may be very little.

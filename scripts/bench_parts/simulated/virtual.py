@@ -181,6 +181,7 @@ class CrowdTimes:
     first_token: float
     """Mean seconds to the first token of all prompts."""
     done: float
+    longest_gap: float = 0.0
 
 
 def crowd(
@@ -197,7 +198,8 @@ def crowd(
     answers = [simulation.ask(prompt, tokens) for _ in range(count)]
     simulation.run()
     first = sum(answer.first_token for answer in answers) / count
-    return CrowdTimes(first, simulation.now - began)
+    gaps = [gap for answer in answers for gap in answer.between(began, simulation.now)]
+    return CrowdTimes(first, simulation.now - began, max(gaps))
 
 
 def together_by_mlx_lm(named: str, tokens: int, prompt: int = 2000, count: int = 8) -> CrowdTimes:
