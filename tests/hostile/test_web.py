@@ -205,7 +205,7 @@ def judged(server: LiveServer, each: Combination) -> Iterator[tuple[Combination,
     else:
         denied = {401} if each.path in COMMANDS else {401, 403}
         from_browser = each.origin is not None or each.site is not None
-        is_json = each.type == TYPES[0] or (each.type is None and not from_browser)
+        is_json = each.type == TYPES[0] or (each.type in (None, TYPES[2]) and not from_browser)
         is_right = (status == 415) == (not is_json) and status not in denied
     if not is_right or "access-control-" in head:
         yield each, status
