@@ -229,10 +229,11 @@ def _headers(started: Started, ignored: list[str]) -> dict[str, str]:
     return ignored_header([*ignored, *started.ignored])
 
 
-def json_response(body: object, headers: Mapping[str, str] | None = None) -> Response:
-    return Response(
-        msgspec.json.encode(body), media_type="application/json", headers=dict(headers or {})
-    )
+def json_response(
+    body: object, headers: Mapping[str, str] | None = None, status: int = 200
+) -> Response:
+    encoded = msgspec.json.encode(body)
+    return Response(encoded, status, headers, "application/json")
 
 
 SLICE = 16

@@ -237,20 +237,22 @@ keyed = APIRouter()
 
 @health_router.get("/health")
 async def health(http: Request) -> Response:
-    """Whether the engine is alive, and what else doesn't work, without names: it needs no key."""
+    """Whether the engine is alive and has what it loads at its start, and what else doesn't work,
+    without names: it needs no key."""
     pool: Pool = http.app.state.pool
-    if pool.healthy:
-        problems = []
-        if http.app.state.runs.store.trouble:
-            problems.append("The store of responses can't be used: the log says why.")
-        if silent := sum(view.state == "unavailable" for view in pool.views()):
-            problems.append(f"Models whose server does not answer: {silent}. /v1/models has them.")
-        return json_response(
-            {"status": "degraded", "problems": problems} if problems else {"status": "ok"}
-        )
-    response = json_response({"status": "engine_died"})
-    response.status_code = 503
-    return response
+    views = list(pool.views())
+    if not pool.healthy:
+        return json_response({"status": "engine_died"}, status=503)
+    if any(each.is_preloading for each in views):  # llama.cpp's status; a client asks again
+        return json_response({"status": "loading"}, {"retry-after": "1"}, status=503)
+    problems = []
+    if http.app.state.runs.store.trouble:
+        problems.append("The store of responses can't be used: the log says why.")
+    if silent := sum(each.state == "unavailable" for each in views):
+        problems.append(f"Models whose server does not answer: {silent}. /v1/models has them.")
+    return json_response(
+        {"status": "degraded", "problems": problems} if problems else {"status": "ok"}
+    )
 
 
 @keyed.get("/version")

@@ -12,6 +12,7 @@ from mlx_server import __version__
 
 COMMANDS = {
     "serve": "Serve models until Ctrl-C.",
+    "init": "Write a first models.yaml, which can be served without a network.",
     "chat": "Chat with a model in the terminal.",
     "connect": "Let a coding agent or another client use this server.",
     "doctor": "Check this machine and models.yaml, and show what to fix.",

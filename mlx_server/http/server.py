@@ -39,10 +39,11 @@ Python's default, since each read and write of a socket gives the GIL away."""
 
 
 EXAMPLES: Mapping[Task, tuple[str, dict[str, Any]]] = {
+    "generate": ("chat/completions", {"messages": [{"role": "user", "content": "Hello"}]}),
     "embed": ("embeddings", {"input": "Hello"}),
     "rerank": ("rerank", {"query": "What is MLX?", "documents": ["A library.", "A lake."]}),
 }
-"""The route and a body for models that do not chat."""
+"""The route and a body for a model of each kind."""
 
 
 class HttpServer(uvicorn.Server):
@@ -103,7 +104,11 @@ class HttpServer(uvicorn.Server):
 
 
 def _announce_models(pool: Pool, url: str) -> None:
-    """Prints a line for each model when it is ready for the first time."""
+    """Prints a line for each model when it is ready for the first time, or what to try if none is
+    loaded without a request."""
+    if pool.models.specs and not any(spec.preload for spec in pool.models.specs):
+        command = _curl(url, "generate", pool.models.specs[0].id)
+        _print_line(f"Ready: models are loaded when they are first used; try: {command}")
     announced: set[str] = set()
 
     def announce(model: PreparedModel) -> None:
@@ -122,8 +127,12 @@ def _to_try(model: PreparedModel, url: str) -> str:
         return f"mlx-server chat {shlex.quote(model.id)}" + (
             "" if url == DEFAULT_URL else f" --url {url}"
         )
-    route, fields = EXAMPLES[model.task]
-    body = json.dumps({"model": model.id, **fields})
+    return _curl(url, model.task, model.id)
+
+
+def _curl(url: str, task: Task, id: str) -> str:
+    route, fields = EXAMPLES[task]
+    body = json.dumps({"model": id, **fields})
     return f"curl {url}/v1/{route} --json {shlex.quote(body)}"
 
 

@@ -230,6 +230,12 @@ class ModelView:
     prefilling: tuple[PrefillView, ...] = ()
     """The rows in prefill, in order of arrival."""
 
+    @property
+    def is_preloading(self) -> bool:
+        """Whether the server loads it for the first time, without a request."""
+        at_start = self.spec.preload and self.last_used is None
+        return at_start and self.state in ("preparing", "loading")
+
 
 @dataclass
 class PoolEntry:

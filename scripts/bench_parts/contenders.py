@@ -164,7 +164,7 @@ def answering(
     port = free_port()
     target = Target(f"http://127.0.0.1:{port}", model, api="completions")
     with _child([*command, "--port", str(port)], folder, variables, python) as child:
-        if not _answers(child, f"{target.url}/v1/models"):
+        if not _answers(child, f"{target.url}/health"):
             raise RuntimeError(f"{command[0]} does not serve.")
         yield child.pid, target
 

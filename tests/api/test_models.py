@@ -140,12 +140,22 @@ def test_a_dead_engine_is_a_status_that_is_no_success(
     assert wire.as_json(found) == {"status": "ok" if healthy else "engine_died"}
 
 
+def test_health_is_no_success_before_the_first_models_are_loaded(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    views = [SimpleNamespace(state="loading", is_preloading=True)]
+    monkeypatch.setattr(Pool, "views", lambda _: views)
+    found = client.get("/health")
+    assert (found.status_code, found.headers["retry-after"]) == (503, "1")
+    assert wire.as_json(found) == {"status": "loading"}
+
+
 def test_health_says_what_does_not_work_while_the_engine_does(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app: Any = client.app
     monkeypatch.setattr(app.state.runs.store, "trouble", "The disk is full.")
-    views = [SimpleNamespace(state="unavailable"), SimpleNamespace(state="ready")]
+    views = [SimpleNamespace(state=each, is_preloading=False) for each in ("unavailable", "ready")]
     monkeypatch.setattr(Pool, "views", lambda _: views)
     assert wire.ok(client.get("/health")) == {
         "status": "degraded",

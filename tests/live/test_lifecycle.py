@@ -42,8 +42,12 @@ def waiting(http: httpx.Client) -> Iterator[Future[httpx.Response]]:
         yield thread.submit(http.post, CHAT, json=ENDLESS)
 
 
-def test_the_engine_goes_with_a_server_that_is_killed(tmp_path: Path, tiny_path: Path) -> None:
+def test_a_server_without_preload_says_what_to_try_and_its_engine_goes_when_it_is_killed(
+    tmp_path: Path, tiny_path: Path
+) -> None:
     with serving(tmp_path, {"models": {TINY: {"source": str(tiny_path)}}}) as server:
+        to_try = f'curl {server.url}/v1/chat/completions --json \'{{"model": "{TINY}"'
+        eventually(lambda: any(to_try in line for line in server.printed), "it is said")
         left = children(server.process.pid)
         assert left
         server.process.kill()

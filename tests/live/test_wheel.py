@@ -28,7 +28,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return site
 
 
-def test_the_demo_answers_with_no_models_yaml_and_no_sampling_parameters(
+def test_what_init_writes_is_served_and_the_demo_answers_with_no_sampling_parameters(
     installed: Path, demo_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", f"{installed}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
@@ -37,6 +37,13 @@ def test_the_demo_answers_with_no_models_yaml_and_no_sampling_parameters(
         [sys.executable, "-c", code], check=True, cwd=tmp_path, capture_output=True, text=True
     ).stdout
     assert where.startswith(str(installed))
+    subprocess.run([sys.executable, "-m", "mlx_server", "init"], check=True, cwd=tmp_path)
+    notes: Any = {
+        "type": "mcp",
+        "server_label": "notes",
+        "connector_id": "release-notes",
+        "require_approval": "never",
+    }
     question: Any = {"role": "user", "content": "What is the capital of France?"}
     with serving(tmp_path) as server, server.openai() as client:
         answers = [
@@ -45,6 +52,12 @@ def test_the_demo_answers_with_no_models_yaml_and_no_sampling_parameters(
             )
             for seed in range(3)
         ]
+        recorded = client.responses.create(
+            model="recorded",
+            input="What changed in the last release?",
+            tools=[notes],
+        )
+        assert recorded.output_text == "It starts faster."
         with server.http() as http:
             page = http.get("/", headers={"accept": "text/html"})
             assert "/page/app.js" in page.text

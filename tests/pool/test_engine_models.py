@@ -189,8 +189,10 @@ def test_preloading_begins_at_the_start_and_only_where_asked_for(
         async with running(a, replace(b, preload=True), silent=True) as (pool, machine):
             await machine.asked("load b")
             assert (state(pool, "b"), state(pool, "a")) == ("loading", "unloaded")
+            assert [each.is_preloading for each in pool.views()] == [False, True]
             machine.speak()
             assert (await held(pool, "b")).prepared.id == "b"
+            assert not any(each.is_preloading for each in pool.views())
             assert machine.log == ["load b"]
 
     run(test)
