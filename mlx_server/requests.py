@@ -11,6 +11,9 @@ from mlx_server.messages import Conversation
 HOPS_HEADER = "x-mlx-server-hops"
 """Tells the next server how many have passed a request on, so that a loop of servers ends."""
 
+DETERMINISTIC_HEADER = "x-mlx-server-deterministic"
+"""Asks for a deterministic answer."""
+
 
 @dataclass(frozen=True, slots=True)
 class ContextFile:
@@ -163,6 +166,9 @@ class GenerateRequest:
     """Requests use the cached prompts of their own scope only."""
     on_disk: bool = True
     """Whether the prompt cache may write what is computed to disk."""
+    deterministic: bool = False
+    """Whether the same request gets the same answer bit for bit, whatever the server does
+    besides."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,6 +69,7 @@ def _model(view: ModelView) -> dict[str, Any]:
         "batching": view.batching,
         "compute_dtype": view.spec.compute_dtype,
         "kv_bits": view.spec.kv_bits,  # null: as they are computed
+        "deterministic": view.spec.deterministic,
         "progress": asdict(view.progress) if view.progress else None,
         "prefilling": [asdict(row) for row in view.prefilling],
         "error": view.error,

@@ -470,6 +470,8 @@ def fitting(model: ModelSettings) -> ModelSettings:
     """Raises ValueError if the model has settings that don't fit each other."""
     if model.distributed and not model.has_weights:
         raise ValueError("`distributed` needs a `source` that is a folder or a hub id")
+    if model.deterministic and not model.has_weights:
+        raise ValueError("`deterministic` needs a `source` that is a folder or a hub id")
     if model.distributed and model.adapters:
         raise ValueError("a model with `distributed` can't have `adapters` yet")
     if not is_upstream(model.source):

@@ -168,6 +168,8 @@ class Generate(msgspec.Struct, tag=True):
     """Whether the row's cache may be written to the prompt cache's files."""
     loops: int | None = None
     """How often the same tokens may come in a row until it ends; None for no limit."""
+    deterministic: bool = False
+    """Whether its tokens are the same bit for bit, whatever else the engine does or has cached."""
 
     @property
     def length(self) -> int:

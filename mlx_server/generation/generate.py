@@ -312,7 +312,8 @@ def compute_ahead(
     """
     is_one = len(request.prompts) == request.n == 1
     is_whole = answer.finish_reason not in (None, "length")
-    if not (is_one and is_whole and prepared.spec.compute_ahead):
+    # an answer that is deterministic goes on from whole pieces of its prompt only
+    if not (is_one and is_whole and prepared.spec.compute_ahead) or row.deterministic:
         return
     (conversation,) = request.prompts
     if isinstance(conversation, Conversation) and prepared.transcript is None:

@@ -279,6 +279,7 @@ def _row(
         cache_scope=request.cache_scope,
         on_disk=request.on_disk,
         loops=prepared.spec.repair.loops,
+        deterministic=request.deterministic or prepared.spec.deterministic,
     )
     if prepared.transcript:
         recording = prepared.transcript.pick(source, (request.model, prepared.id))

@@ -41,7 +41,7 @@ from mlx_server.http.admission import source_of
 from mlx_server.http.errors import error_response, is_anthropic
 from mlx_server.http.strict_json import quoted
 from mlx_server.request_threads import client_of_request
-from mlx_server.requests import HOPS_HEADER, GenerateRequest
+from mlx_server.requests import DETERMINISTIC_HEADER, HOPS_HEADER, GenerateRequest
 from mlx_server.system.files import open_regular, own_path, write_private
 from mlx_server.system.logs import RequestLogContext, request_context
 
@@ -341,13 +341,18 @@ def signer_of(connection: HTTPConnection) -> Signer:
 
 
 def with_client(request: GenerateRequest, connection: HTTPConnection) -> GenerateRequest:
-    """Adds what `authorise` found out about the client, and how the request got here."""
+    """Adds what `authorise` found out about the client, and what the headers say. Raises BadRequest
+    for one that says nothing."""
     state, hops = connection.state, connection.headers.get(HOPS_HEADER, "")
+    deterministic = connection.headers.get(DETERMINISTIC_HEADER, "false").lower()
+    if deterministic not in ("true", "false"):
+        raise BadRequest(f"`{DETERMINISTIC_HEADER}` should be `true` or `false`.")
     return replace(
         request,
         client=state.client,
         cache_scope=state.cache_scope,
         hops=int(hops) if HOPS.fullmatch(hops) else 0,
+        deterministic=deterministic == "true",
     )
 
 

@@ -97,6 +97,8 @@ class ModelOptions:
     kv_bits: Literal[4, 8] | None = None
     """The bits per value of a quantised KV cache; None: it is not quantised."""
     compute_dtype: ComputeDtype = "auto"
+    deterministic: bool = False
+    """Whether all answers are computed so that nothing else changes a bit of them."""
     reasoning_tags: tuple[str, ...] | None = None
     """Tags around the model's reasoning, in addition to those of its family. None: the tags that
     models of any family may write, see `parsers.reasoning_tags`."""
@@ -432,11 +434,13 @@ def sampling(
 
     published: those of the checkpoint. choice: the number of the answer among the `n`.
     """
+    deterministic = request.deterministic or spec.deterministic
+    seed = 0 if request.seed is None and deterministic else request.seed
     return SamplingParams(
         **sampling_choices(spec, request, published),
         logit_bias=request.logit_bias,
         # each of the n answers needs another seed, or they would all be the same
-        seed=None if request.seed is None else request.seed + choice,
+        seed=None if seed is None else seed + choice,
         logprobs=request.logprobs,
     )
 

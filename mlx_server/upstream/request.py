@@ -31,6 +31,7 @@ from mlx_server.prompts.message_normalization import (
     tools_text,
 )
 from mlx_server.requests import (
+    DETERMINISTIC_HEADER,
     ChoiceFormat,
     GenerateRequest,
     GrammarFormat,
@@ -157,6 +158,8 @@ def ignored(can: UpstreamCapabilities, request: GenerateRequest) -> tuple[str, .
 def _ignored(can: UpstreamCapabilities, request: GenerateRequest) -> Iterator[str]:
     if request.progress:
         yield "return_progress"
+    if request.deterministic:
+        yield DETERMINISTIC_HEADER
     if request.special_tokens and not can.special_tokens:
         yield "skip_special_tokens"
     for prompt in request.prompts:

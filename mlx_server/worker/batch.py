@@ -46,7 +46,7 @@ from mlx_server.worker.prefill_groups import (
 )
 from mlx_server.worker.prompt_store import PromptStore, RowPrompts
 from mlx_server.worker.replay_model import ReplayModel
-from mlx_server.worker.row import Row
+from mlx_server.worker.row import EXPERTS_PIECE, FIXED_PIECE, Row
 
 COMPARED = 1024
 """The tokens of the longest row of a step that is compared with the cost curve."""
@@ -277,7 +277,8 @@ class Batch:
     ) -> None:
         """cache: the cache of the whole prompt but its last token, if it has been computed."""
         row = Row(request, self.vocabulary)
-        row.snapshot_places = self._cache.places(request)
+        row.fixed_piece = EXPERTS_PIECE if self._costs.has_experts else FIXED_PIECE
+        self._cache.add_places(row)
         row.constraint = constraint
         known = len(request.prompt) - 1
         if cache is None:

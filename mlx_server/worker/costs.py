@@ -142,6 +142,7 @@ class StepCosts:
         self.curve = curve_of(products, chip)
         """By kernels, until a measured one is there."""
         self._one = self.curve.step(1)
+        self.has_experts = any(product.experts for product in products)
 
     def weights(self, rows: int) -> float:
         """Returns the cost of all but the keys and values."""

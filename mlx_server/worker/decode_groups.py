@@ -23,6 +23,7 @@ from mlx_server.worker.costs import StepCosts
 from mlx_server.worker.lora_layers import RowAdapters, using
 from mlx_server.worker.mlx_lm_internals import GenerationBatch, PromptProcessingBatch
 from mlx_server.worker.padded_rows import padded
+from mlx_server.worker.prefill.memory_tier import can_always_be_cut
 from mlx_server.worker.row import LateDraw, Row
 from mlx_server.worker.sampling import RowLogprobs, Sampled, Sampler, sample_rows_alone
 
@@ -194,6 +195,15 @@ class PrefillBatch(PromptProcessingBatch):
             cache.finalize()
         mx.eval([cache.state for cache in self.prompt_cache])
 
+    def renew_states(self) -> None:
+        """Gives the one row its windows and recurrent states as the prompt cache would. Else
+        their arrays, and what masks padding, would depend on how many pieces came since."""
+        caches = self.extract_cache(0)
+        renewed = PrefillBatch(self.model, self.uids, [caches]).prompt_cache
+        for at, cache in enumerate(caches):
+            if not can_always_be_cut(cache):
+                self.prompt_cache[at] = renewed[at]
+
     def decode(self, last_tokens: list[int]) -> DecodeBatch:
         """Returns the same rows as a decoding batch; all but their last tokens are computed."""
         return DecodeBatch(
@@ -299,7 +309,8 @@ class DecodeGroups:
         rows = len(self)
         for group in list(self._groups):
             alone = len(group) == 1
-            with padded(self._costs.curve.padding(len(group))):
+            padding = 0 if _is_apart(group) else self._costs.curve.padding(len(group))
+            with padded(padding):
                 responses = group.next()
             for response in responses:
                 yield response, alone
@@ -342,7 +353,8 @@ class DecodeGroups:
     def _regroup(self) -> None:
         """Regroups the rows after some have come or left, if a step then costs enough less, or if
         the padding exceeds the memory that is reserved for it."""
-        self._groups = [group for group in self._groups if group]
+        apart = [group for group in self._groups if group and _is_apart(group)]
+        self._groups = [group for group in self._groups if group and not _is_apart(group)]
         token = max((self._costs.token(group.prompt_cache) for group in self._groups), default=0.0)
         numbers = [number for group in self._groups for number in group.uids]
         now = self.lengths
@@ -360,6 +372,7 @@ class DecodeGroups:
         is_padded_too_much = most is not None and sum(map(padding, now)) > most
         if saved > WORTH * self._costs.weights(1) or is_padded_too_much:
             self._change([{numbers[row] for row in rows} for rows in groups])
+        self._groups += apart
 
     def _change(self, wanted: list[set[int]]) -> None:
         parts = list(chain.from_iterable(_split(group, wanted) for group in self._groups))
@@ -371,6 +384,11 @@ class DecodeGroups:
             for other in others:
                 largest.extend(other)
             self._groups.append(largest)
+
+
+def _is_apart(group: DecodeBatch) -> bool:
+    """Whether it is a deterministic row, which shares no pass."""
+    return group.samplers[0].deterministic
 
 
 def _split(group: DecodeBatch, wanted: list[set[int]]) -> Iterator[DecodeBatch]:

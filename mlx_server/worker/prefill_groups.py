@@ -59,6 +59,11 @@ class WaitingPrompt:
     def context(self) -> int:
         return self.known
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether its pieces have no room for other prompts."""
+        return self.decode is not None or self.row.deterministic
+
 
 class PrefillGroup:
     """Rows whose prompts are computed together, piece by piece."""
@@ -92,13 +97,19 @@ class PrefillGroup:
         if len(self.rest) > 1 and longest < min(size * LAST_PIECE, MOST):
             size = longest  # so that the row with the longest rest needs no piece of its own
         sizes = [
-            min(size, len(rest) - 1, _until_snapshot(row, len(known)))
+            min(_wanted(row, len(known), size), len(rest) - 1)
             for row, known, rest in zip(self.rows, self.batch.tokens, self.rest, strict=True)
         ]
         if max(sizes):
             self.batch.prompt([rest[:n] for rest, n in zip(self.rest, sizes, strict=True)])
             self.rest = [rest[n:] for rest, n in zip(self.rest, sizes, strict=True)]
+            self._renew_states()
         return sizes
+
+    def _renew_states(self) -> None:
+        row, computed = self.rows[0], len(self.batch.tokens[0])
+        if row.deterministic and row.reusable(computed) == computed:
+            self.batch.renew_states()
 
     @property
     def is_computed(self) -> bool:
@@ -116,8 +127,10 @@ class PrefillGroup:
         self.batch.filter([i for i in range(len(self.batch)) if i != at])
 
 
-def _until_snapshot(row: Row, known: int) -> int:
-    return next((place - known for place in row.snapshot_places if place > known), MOST)
+def _wanted(row: Row, known: int, size: int) -> int:
+    if row.deterministic:
+        return row.next_piece(known)
+    return min(size, next((p - known for p in row.snapshot_places if p > known), MOST))
 
 
 def share_new_tokens(a: WaitingPrompt, b: WaitingPrompt) -> bool:
@@ -138,7 +151,7 @@ def take_piece(
     prompts = [first]
 
     def fits(following: WaitingPrompt | PrefillGroup) -> bool:
-        if isinstance(following, PrefillGroup) or following.decode:
+        if isinstance(following, PrefillGroup) or following.is_alone:
             return False
         longest = max(following.left, *(waiting.left for waiting in prompts))
         is_small = longest * (len(prompts) + 1) <= tokens * LAST_PIECE
@@ -146,7 +159,7 @@ def take_piece(
         is_small = is_small and padding(lengths) <= PREFILL_PADDING
         return is_small and not any(share_new_tokens(following, waiting) for waiting in prompts)
 
-    while not first.decode and len(prompts) < room and (following := queue.next(fits)):
+    while not first.is_alone and len(prompts) < room and (following := queue.next(fits)):
         assert isinstance(following, WaitingPrompt)
         queue.remove(following)
         prompts.append(following)

@@ -1,8 +1,7 @@
 """The prompt store: cached prompts in memory and in files, and what rows keep there."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from mlx_server.engine.messages import Generate
 from mlx_server.prompt_files import PromptFolder
 from mlx_server.worker.prefill.disk_tier import DiskTier
 from mlx_server.worker.prefill.memory_tier import Cache, Key, MemoryTier, can_always_be_cut
@@ -102,6 +101,10 @@ def _with_place(places: tuple[int, ...], place: int) -> tuple[int, ...]:
     return tuple(sorted((*places, place))) if place >= NEAREST and is_apart else places
 
 
+def _reusable(row: Row, places: Iterable[int]) -> tuple[int, ...]:
+    return tuple(sorted({row.reusable(place) for place in places} - {0}))
+
+
 class RowPrompts:
     """The prompt store as the rows of one model use it."""
 
@@ -110,20 +113,24 @@ class RowPrompts:
         self._store, self._memory = store, store.memory
         self._needs_snapshots = not all(map(can_always_be_cut, layers))
 
-    def places(self, request: Generate) -> tuple[int, ...]:
-        """Returns the lengths of the prompt at which its state is to be kept."""
-        if not self._needs_snapshots:
-            return ()
-        return snapshot_places(request.branches, len(request.prompt))
+    def add_places(self, row: Row) -> None:
+        """Adds the lengths of the row's prompt at which its state is to be kept."""
+        if self._needs_snapshots:
+            length = len(row.request.prompt)
+            row.snapshot_places = _reusable(row, snapshot_places(row.request.branches, length))
 
     def known(self, row: Row, tokens: list[int]) -> int:
         """Returns the length of the prefix that `fetch` would find."""
-        return self._memory.known(row.prompt_key, tokens)
+        return len(self._known(row, tokens))
+
+    def _known(self, row: Row, tokens: list[int]) -> list[int]:
+        tokens = tokens[: row.reusable(len(tokens))]
+        return tokens[: row.reusable(self._memory.known(row.prompt_key, tokens))]
 
     def fetch(self, row: Row, tokens: list[int]) -> tuple[Cache | None, int]:
         """Returns the cache of the longest known prefix of `tokens`, and the prefix's length. The
         row begins with it, and holds no prompt any more."""
-        fetched = self._memory.fetch(row.prompt_key, tokens)
+        fetched = self._memory.fetch(row.prompt_key, self._known(row, tokens))
         self._memory.release(row.number)
         return fetched
 
@@ -137,10 +144,11 @@ class RowPrompts:
         known: the length that `fetch` returned. A cache that can always be cut has all of it."""
         if self._needs_snapshots:
             parting = self._memory.parting(row.prompt_key, tokens)
-            row.snapshot_places = with_parting(row.snapshot_places, parting, known)
+            row.snapshot_places = _reusable(row, with_parting(row.snapshot_places, parting, known))
 
     def wants(self, row: Row, tokens: list[int]) -> bool:
-        return not row.failure and self._memory.wants(tokens)
+        is_reusable = row.reusable(len(tokens)) == len(tokens)
+        return is_reusable and not row.failure and self._memory.wants(tokens)
 
     def store(
         self, row: Row, tokens: list[int], extracted: Callable[[], Cache], **how: bool
@@ -156,15 +164,18 @@ class RowPrompts:
                 row.prompt_key,
                 tokens,
                 extracted(),
-                continued_from=continued_from,
+                continued_from=min(continued_from, len(tokens)),
                 shared=row.request.shared,
                 disk_length=len(tokens) if row.request.on_disk else 0,
                 **how,
             )
 
     def store_snapshot(self, row: Row, tokens: list[int], extracted: Callable[[], Cache]) -> None:
-        """Stores the state of a prompt that is still being computed, if it is wanted here."""
-        if len(tokens) in row.snapshot_places and self.wants(row, tokens):
+        """Stores the state of a prompt that is still being computed, if it is wanted here. It is
+        the last one of a deterministic prompt that may be used again."""
+        if row.deterministic and len(tokens) == row.reusable(len(row.request.prompt)):
+            self.store(row, tokens, extracted, goes_on=True)
+        elif len(tokens) in row.snapshot_places and self.wants(row, tokens):
             self._memory.store_snapshot(row.prompt_key, tokens, extracted(), row.request.shared)
 
     def forget(self, row: Row) -> None:

@@ -21,6 +21,10 @@ from mlx_server.worker.constrained_decoding.mask_threads import SlowMask
 from mlx_server.worker.lora_layers import NO_ADAPTER, RowAdapter
 from mlx_server.worker.prefill.memory_tier import Key
 
+FIXED_PIECE, EXPERTS_PIECE = 128, 512
+"""The tokens of a deterministic prompt that are computed together: more make others wait longer,
+and fewer read all experts too often. A change needs another name in `prompt_key_of`."""
+
 Fault = Callable[[], str | None]
 """Returns what was wrong with a draw, once that is computed; None if nothing was."""
 
@@ -57,6 +61,11 @@ class Row:
         """The fault of the latest draw, which may not be computed yet."""
         self.error: str | None = None
         """The fault of a draw; None while all were valid."""
+        self.deterministic = request.deterministic
+        """Whether all passes of the row have the same shapes whatever else the engine does: one row
+        alone, pieces of the prompt that begin at multiples of `fixed_piece`, and then one token at
+        a time. What such pieces computed may be used again, up to such a multiple."""
+        self.fixed_piece = FIXED_PIECE
         seed = request.sampling.seed
         self._seed = os.urandom(8) if seed is None else (seed & (2**64 - 1)).to_bytes(8, "little")
         if self.penalised:
@@ -90,6 +99,18 @@ class Row:
         s = self.sampling
         return (s.repetition_penalty, s.presence_penalty, s.frequency_penalty) != (1.0, 0.0, 0.0)
 
+    def next_piece(self, computed: int) -> int:
+        """Returns the tokens of a deterministic row's next pass after `computed` ones."""
+        left = len(self.request.prompt) - 1 - computed
+        return min(self.fixed_piece - computed % self.fixed_piece, left) if left > 0 else 1
+
+    def reusable(self, length: int) -> int:
+        """Returns how many of a row's first `length` tokens other prompts may continue."""
+        if not self.deterministic:
+            return length
+        length = min(length, len(self.request.prompt) - 1)
+        return length - length % self.fixed_piece
+
     def key(self) -> tuple[int, int]:
         """Returns the random key of the row's next draw."""
         digest = blake2b(self._seed + self.sampled.to_bytes(8, "little"), digest_size=8).digest()
@@ -108,4 +129,6 @@ def row_adapter_of(request: Generate | ComputeAhead) -> RowAdapter:
 
 def prompt_key_of(request: Generate | ComputeAhead) -> Key:
     """Returns the key under which the prompt store has the prompts of such requests."""
-    return (request.model, *row_adapter_of(request), request.cache_scope)
+    key = (request.model, *row_adapter_of(request), request.cache_scope)
+    is_deterministic = isinstance(request, Generate) and request.deterministic
+    return (*key, "deterministic") if is_deterministic else key

@@ -268,7 +268,8 @@ class RowAdmission:
         except StopIteration as end:
             del self._scored[row]
             if command.max_tokens:
-                self._join(command, scored.constraint, end.value)
+                cache = None if command.deterministic else end.value  # of other pieces
+                self._join(command, scored.constraint, cache)
             return [PromptLogprobs(row, [])] if command.length == 1 else []
 
     def _join(

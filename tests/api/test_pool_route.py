@@ -68,6 +68,7 @@ def test_before_and_after_the_first_request(tiny_path: Path) -> None:
             "batching": None,
             "compute_dtype": "auto",
             "kv_bits": None,
+            "deterministic": False,
             "progress": None,
             "prefilling": [],
             "error": None,

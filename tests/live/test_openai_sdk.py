@@ -4,7 +4,7 @@ from contextlib import ExitStack, closing
 from typing import Any
 
 import pytest
-from openai import OpenAI
+from openai import BadRequestError, OpenAI
 
 from tests.live.chats import (
     COUNT,
@@ -52,6 +52,22 @@ def test_and_the_same_four_while_others_are_answered(client: OpenAI) -> None:
             stream = ask_streaming(client, temperature=1.0, seed=seed, **other)
             next(stack.enter_context(closing(stream)))
         assert four(client, TINY) == alone
+
+
+def test_a_deterministic_answer_has_the_same_bits_in_company(client: OpenAI) -> None:
+    asked = {"model": TINY, "temperature": 1.0, "max_tokens": 20, "logprobs": True}
+
+    def answer(value: str) -> Any:
+        found = ask(client, **asked, extra_headers={"x-mlx-server-deterministic": value})
+        return found.choices[0].model_dump()
+
+    alone = answer("true")
+    other = {"model": TINY, "max_tokens": 500, "logit_bias": ENDLESS["logit_bias"]}
+    with closing(ask_streaming(client, temperature=1.0, **other)) as stream:
+        next(stream)
+        assert answer("true") == alone
+    with pytest.raises(BadRequestError, match="should be `true` or `false`"):
+        answer("yes")
 
 
 # Log probabilities

@@ -1,6 +1,6 @@
-"""What no schedule does better on a simulated Mac, whose passes are what they are.
+"""The least times of schedules that compute one prompt after the other, on a simulated Mac.
 
-The best schedule computes prompts one after the other, each in the pieces that take least with the
+The best of these computes each prompt in the pieces that take least with the
 step that the decoding rows get after each; a piece and a step are no longer than a gap.
 """
 
