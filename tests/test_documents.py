@@ -91,7 +91,7 @@ HOW: dict[str, dict[str, Ways]] = {
         "The model": (split_settings, commands),
     },
     "mlx_server/sources/README.md": {"Replay models": (settings, transcript, agents_loop, fixture)},
-    "mlx_server/testing/README.md": {"Testing an app offline": (app_tests, app_tests)},
+    "mlx_server/sources/TESTING.md": {"Testing an app offline": (app_tests, app_tests)},
     "mlx_server/families/README.md": {
         "Adding a model family": (family,),
         "A new call format": (python_printing(),),
@@ -205,7 +205,7 @@ def ran_app_tests(tmp_path_factory: pytest.TempPathFactory) -> str:
     for block, _, way in (param.values for param in cases()):
         if way is app_tests:
             (folder / f"{app_test_name(block)}.py").write_text(block.code)
-    command = [sys.executable, "-m", "pytest", "-v", "-p", "mlx_server.testing.plugin"]
+    command = [sys.executable, "-m", "pytest", "-v", "-p", "mlx_server.testing"]
     return output(command, folder)
 
 

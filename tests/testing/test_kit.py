@@ -10,11 +10,10 @@ import openai
 import pytest
 
 from mlx_server.api.replay import GIVEN
-from mlx_server.testing import MlxReplay, call, raw, say, think, tokens
-from mlx_server.testing.server import TestRunServer
+from mlx_server.testing import MlxReplay, TestRunServer, call, raw, say, think, tokens
 from tests.live.server import PLAIN
 
-pytest_plugins = ["mlx_server.testing.plugin"]
+pytest_plugins = ["mlx_server.testing"]
 
 
 pytestmark = pytest.mark.slow

@@ -35,7 +35,7 @@ WITHOUT_OTHERS = [option for name in OTHERS for option in ("-p", f"no:{name}")]
 def run(pytester: pytest.Pytester, tests: str, *options: str) -> pytest.RunResult:
     # the output of the tests' own setup is no part of what is looked at
     pytester.makepyfile(test_app=f"{HEAD}\n{tests}")
-    plugin = ("-p", "mlx_server.testing.plugin", "-p", "no:cacheprovider")
+    plugin = ("-p", "mlx_server.testing", "-p", "no:cacheprovider")
     return pytester.runpytest_subprocess("-W", "error", *plugin, *WITHOUT_OTHERS, *options)
 
 
@@ -121,12 +121,11 @@ def test_a_run_without_the_fixture_imports_next_to_nothing(pytester: pytest.Pyte
 
     def test_it():
         ours = {name for name in sys.modules if name.partition(".")[0] == "mlx_server"}
-        known = {f"mlx_server.testing{end}" for end in ("", ".plugin", ".kit", ".scripted")}
-        assert ours == {"mlx_server"} | known
+        assert ours == {"mlx_server", "mlx_server.testing"}
         assert not {"httpx", "httpx2", "pydantic", "fastapi", "openai", "mlx"} & set(sys.modules)
     """
     )
-    result = pytester.runpytest_subprocess("-p", "mlx_server.testing.plugin", *WITHOUT_OTHERS)
+    result = pytester.runpytest_subprocess("-p", "mlx_server.testing", *WITHOUT_OTHERS)
     result.assert_outcomes(passed=1)
 
 
@@ -183,8 +182,8 @@ def test_nothing_of_the_server_is_left(
 def test_no_server_starts_in_vain(pytester: pytest.Pytester, options: tuple[str, ...]) -> None:
     pytester.makeconftest(
         """
-    import mlx_server.testing.server as server
-    server.TestRunServer = None  # to start it would fail
+    import mlx_server.testing
+    mlx_server.testing.TestRunServer = None  # to start it would fail
     """
     )
     result = run(
@@ -213,7 +212,7 @@ def test_the_server_imports_nothing_that_it_does_not_need_to_start() -> None:
 
 def test_it_can_be_turned_off(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("def test_it(mlx_replay): pass")
-    options = ("-p", "no:mlx_server.testing.plugin", *WITHOUT_OTHERS)
+    options = ("-p", "no:mlx_server.testing", *WITHOUT_OTHERS)
     result = pytester.runpytest_subprocess(*options)
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines("*fixture 'mlx_replay' not found*")

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from mlx_server.testing.server import KEY_VARIABLE
+from mlx_server.testing import KEY_VARIABLE
 from tests.live.ranks import free_ports
 from tests.live.server import STOP_SECONDS
 
 pytestmark = pytest.mark.slow
 
-COMMAND = [sys.executable, "-m", "mlx_server.testing.process"]
+COMMAND = [sys.executable, "-m", "mlx_server.replay_server"]
 
 
 def test_an_input_that_has_ended_before_it_started_ends_it(tmp_path: Path) -> None:

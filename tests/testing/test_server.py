@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mlx_server.testing.server import ServerGone, TestRunServer
+from mlx_server.testing import ServerGone, TestRunServer
 from tests.live.server import assert_gone
 
 pytestmark = pytest.mark.slow
@@ -19,7 +19,7 @@ def test_the_server_ends_with_a_test_run_that_is_killed(tmp_path: Path) -> None:
     code = "\n".join(
         [
             "import sys, pathlib",
-            "from mlx_server.testing.server import TestRunServer",
+            "from mlx_server.testing import TestRunServer",
             "print(TestRunServer(pathlib.Path(sys.argv[1])).pid, flush=True)",
             "sys.stdin.read()",
         ]

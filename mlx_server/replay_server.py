@@ -1,4 +1,4 @@
-"""`python -m mlx_server.testing.process PORT`: a server that plays what tests give it.
+"""`python -m mlx_server.replay_server PORT`: a server that plays what tests give it.
 
 It serves every model family as a replay model, on loopback, and ends with its standard input.
 """
@@ -31,9 +31,8 @@ def main() -> None:
     from mlx_server.families import FAMILIES
     from mlx_server.prompts.harmony.vocabulary import encoding
     from mlx_server.sources.given_answers import GivenAnswers
-    from mlx_server.testing.server import KEY_VARIABLE
 
-    key = os.environ.pop(KEY_VARIABLE)
+    key = os.environ.pop("MLX_REPLAY_KEY")
     models = {
         family.name: ModelSettings(source="replay:given", family=family.name) for family in FAMILIES
     }
