@@ -533,7 +533,8 @@ class RankLost(msgspec.Struct, tag=True):
 
 
 class RowRefused(msgspec.Struct, tag=True):
-    """Sent in place of Admitted when the row's grammar can't be used."""
+    """Sent in place of Admitted when the row's grammar can't be used, or later when it turns out to
+    have too many states."""
 
     row: int
     message: str

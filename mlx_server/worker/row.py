@@ -13,10 +13,11 @@ from mlx_server.engine.messages import (
     Generate,
     RowFailed,
     RowLeftGrammar,
+    RowRefused,
     Token,
 )
 from mlx_server.loops import LoopDetector
-from mlx_server.worker.constrained_decoding.logit_constraints import LogitConstraint
+from mlx_server.worker.constrained_decoding.logit_constraints import TOO_LARGE, LogitConstraint
 from mlx_server.worker.constrained_decoding.mask_threads import SlowMask
 from mlx_server.worker.lora_layers import NO_ADAPTER, RowAdapter
 from mlx_server.worker.prefill.memory_tier import Key
@@ -87,12 +88,13 @@ class Row:
         """Whether the row's next mask is still being made."""
         return self.late is not None and not self.late.mask.is_made
 
-    def failed(self, failure: str) -> RowFailed | RowLeftGrammar:
+    def failed(self, failure: str) -> RowFailed | RowRefused | RowLeftGrammar:
         if self.constraint and (left := self.constraint.departure):
             return RowLeftGrammar(
                 self.number, left.at, left.before, left.token, left.allowed, left.others
             )
-        return RowFailed(self.number, failure)
+        kind = RowRefused if failure == TOO_LARGE else RowFailed
+        return kind(self.number, failure)
 
     @property
     def penalised(self) -> bool:

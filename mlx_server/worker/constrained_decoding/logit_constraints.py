@@ -243,6 +243,12 @@ BYTE_MASKS = np.where(_BITS, np.float32(MAX_LOGIT_SHIFT), np.float32(-np.inf))
 """[256, 8]: the mask values of eight tokens, indexed by the byte of the bitmask that holds them."""
 
 
+TOO_LARGE = (
+    "following its patterns takes too many states: use fewer repetitions within repetitions, and "
+    "shorter ones"
+)
+
+
 class LogitConstraint:
     """One row's grammar and thinking budget. An error is kept in `failure` and ends the row."""
 
@@ -302,7 +308,10 @@ class LogitConstraint:
             return False
         except Exception as error:
             log.warning("a row's grammar could not be followed", exc_info=True)
-            self.failure = f"its grammar could not be followed: {error}"
+            is_too_large = "too many expressions" in str(error)
+            self.failure = (
+                TOO_LARGE if is_too_large else f"its grammar could not be followed: {error}"
+            )
             return False
 
     @property
