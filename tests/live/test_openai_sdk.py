@@ -70,6 +70,14 @@ def test_a_deterministic_answer_has_the_same_bits_in_company(client: OpenAI) -> 
         answer("yes")
 
 
+def test_a_pattern_with_too_many_states_is_refused_by_name(client: OpenAI) -> None:
+    """Its states are made as the answer grows, so it compiles."""
+    schema = {"type": "string", "pattern": "^((a)+)*.{900}$"}
+    asked = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    with pytest.raises(BadRequestError, match="too many states: use fewer repetitions"):
+        ask(client, model=TINY, max_tokens=30, response_format=asked)
+
+
 # Log probabilities
 
 
