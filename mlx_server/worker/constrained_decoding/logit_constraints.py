@@ -307,11 +307,11 @@ class LogitConstraint:
         except RowGone:
             return False
         except Exception as error:
-            log.warning("a row's grammar could not be followed", exc_info=True)
-            is_too_large = "too many expressions" in str(error)
-            self.failure = (
-                TOO_LARGE if is_too_large else f"its grammar could not be followed: {error}"
-            )
+            if "too many expressions" in str(error):
+                self.failure = TOO_LARGE
+            else:
+                log.warning("a row's grammar could not be followed", exc_info=True)
+                self.failure = f"its grammar could not be followed: {error}"
             return False
 
     @property
