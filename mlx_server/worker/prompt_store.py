@@ -121,16 +121,20 @@ class RowPrompts:
 
     def known(self, row: Row, tokens: list[int]) -> int:
         """Returns the length of the prefix that `fetch` would find."""
-        return len(self._known(row, tokens))
+        if row.deterministic:
+            return len(self._whole_pieces(row, tokens))
+        return self._memory.known(row.prompt_key, tokens)
 
-    def _known(self, row: Row, tokens: list[int]) -> list[int]:
+    def _whole_pieces(self, row: Row, tokens: list[int]) -> list[int]:
+        """Returns the longest known prefix that a deterministic row may begin with."""
         tokens = tokens[: row.reusable(len(tokens))]
         return tokens[: row.reusable(self._memory.known(row.prompt_key, tokens))]
 
     def fetch(self, row: Row, tokens: list[int]) -> tuple[Cache | None, int]:
         """Returns the cache of the longest known prefix of `tokens`, and the prefix's length. The
         row begins with it, and holds no prompt any more."""
-        fetched = self._memory.fetch(row.prompt_key, self._known(row, tokens))
+        tokens = self._whole_pieces(row, tokens) if row.deterministic else tokens
+        fetched = self._memory.fetch(row.prompt_key, tokens)
         self._memory.release(row.number)
         return fetched
 
