@@ -24,7 +24,7 @@ from mlx_server import __version__, limits
 from mlx_server.api.fields import WireModel
 from mlx_server.api.handlers import documented, json_response, read
 from mlx_server.api.pool import check_runtime_models, shown
-from mlx_server.errors import Forbidden, ModelUnusable, NotFound, Overloaded, ServerError
+from mlx_server.errors import Forbidden, ModelUnusable, NotFound, Overloaded, message_of
 from mlx_server.http.metrics import Metrics
 from mlx_server.http.sse import EventStream, Frames
 from mlx_server.mcp import Connectors
@@ -199,8 +199,8 @@ class ModelFetch:
         try:
             resolve(self.id, self._on_progress, budget=self._budget)
             self.state = "fetched"
-        except ServerError as error:
-            self._problem = error.message
+        except Exception as error:  # whatever it is, the next download is not kept from running
+            self._problem = message_of(error)
             self.state = "cancelled" if self.state == "cancelling" else "failed"
 
     def _on_progress(self, what: str, done: int, total: int) -> None:
