@@ -478,6 +478,10 @@ class PromptFolder:
                     return before
         return []
 
+    def find(self, names: PromptNames) -> None:
+        """Adds the prompt's first blocks that other servers have written since the latest scan."""
+        all(file in self or self._is_there(file) for file in names.blocks)
+
     def states_of(self, names: PromptNames) -> list[PromptFile]:
         """Returns the states of all prefixes of the prompt."""
         with self._lock:

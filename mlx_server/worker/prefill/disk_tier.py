@@ -419,8 +419,12 @@ class PromptRestorer:
         return files[-1].length - self._memory.known(read.key, read.tokens) if files else 0
 
     def _may_gain(self, read: PromptRead) -> bool:
-        """Whether the disk has enough, or may have since another server has written to it."""
-        return self._gain(read) >= LEAST_GAIN or self._folder.is_stale
+        """Whether the disk has enough, or may have since another server has written to it: a block
+        is looked for by its name, but a state of any length may be there, which only a scan
+        finds."""
+        self._folder.find(read.names)
+        may_have_states = bool(read.model.layout.rest_layers) and self._folder.is_stale
+        return may_have_states or self._gain(read) >= LEAST_GAIN
 
     def _load(self, read: PromptRead) -> None:
         if not self._may_gain(read):
@@ -432,7 +436,8 @@ class PromptRestorer:
 
     def _loaded(self, read: PromptRead, least: int) -> StoredPrompt | None:
         with self._folder.reading():
-            self._folder.refresh()
+            if read.model.layout.rest_layers:
+                self._folder.refresh()
             return load(self._folder, read.model.layout, read.names, least)
 
     def _take(self, read: PromptRead, loading: Future[StoredPrompt | None]) -> None:

@@ -93,6 +93,24 @@ def test_a_server_next_to_it_reads_what_one_has_written(
     assert other.known >= 256
 
 
+def test_a_row_waits_for_no_scan_of_a_folder_with_nothing_for_it(
+    llama: Path, tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A scan of 17,000 files takes 70 ms; while another server writes, it may be due at any time."""
+    one, other = start(llama, tmp_path), start(llama, tmp_path)
+    assert other.folder
+    os.utime(other.folder.path, (0, 0))  # longer ago than a tick of the file system's clock
+    one.answer(words(5, 300))
+    one.write()
+    while not other.folder.is_stale:  # a folder is not read again right after it was read
+        other.step()
+    with monkeypatch.context() as patch:
+        patch.delattr(PromptFolder, "scan")
+        assert other.answer(words(6, 300)) == Bench(llama).answer(words(6, 300), tokens=8)
+        other.answer(words(5, 300))
+    assert other.known >= 256, "blocks are found by their names"
+
+
 def test_a_prompt_that_parts_within_a_block_uses_the_blocks_before(
     llama: Path, tmp_path: Path, start: Start
 ) -> None:
