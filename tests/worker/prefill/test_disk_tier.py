@@ -96,7 +96,7 @@ def test_a_server_next_to_it_reads_what_one_has_written(
 def test_a_row_waits_for_no_scan_of_a_folder_with_nothing_for_it(
     llama: Path, tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A scan of 17,000 files takes 70 ms; while another server writes, it may be due at any time."""
+    """A scan of 17,000 files takes 70 ms, and is due again whenever another server writes."""
     one, other = start(llama, tmp_path), start(llama, tmp_path)
     assert other.folder
     os.utime(other.folder.path, (0, 0))  # longer ago than a tick of the file system's clock
