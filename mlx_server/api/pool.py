@@ -250,10 +250,13 @@ async def health(http: Request) -> Response:
     if http.app.state.runs.store.trouble:
         problems.append("The store of responses can't be used: the log says why.")
     if silent := sum(each.state == "unavailable" for each in views):
-        problems.append(f"Models whose server does not answer: {silent}. /v1/models has them.")
-    return json_response(
-        {"status": "degraded", "problems": problems} if problems else {"status": "ok"}
-    )
+        problems.append(f"Models whose server does not answer: {silent}. /v1/pool has them.")
+    body: dict[str, Any] = {"status": "ok"}
+    if problems:
+        body = {"status": "degraded", "problems": problems}
+    if unasked := sum(each.state == "unasked" for each in views):
+        body["notes"] = [f"Models whose server was not asked yet: {unasked}. /v1/pool has them."]
+    return json_response(body)
 
 
 @keyed.get("/version")

@@ -242,6 +242,9 @@ class Pool:
             await model.connection.aclose()
 
     def views(self) -> list[ModelView]:
+        """All models as they are now. An upstream that was silent for long is probed in a task."""
+        for model in self.models.upstreams:
+            model.connection.probe_soon()
         local = {view.spec.id: view for engine in self.engines for view in engine.views()}
         return [
             entry.upstream.view if entry.upstream else local[entry.spec.id] for entry in self.models

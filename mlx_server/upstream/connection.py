@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import replace
-from typing import Any, Protocol, cast, get_args
+from typing import Any, Literal, Protocol, cast, get_args
 
 import httpx2
 import msgspec
@@ -263,7 +263,13 @@ USAGE_SECONDS = 2.0
 """How long the reader waits for the usage after an answer's end."""
 
 MODEL_LIST_ATTEMPTS = 3
-"""How often an upstream is asked for its models if it does not respond."""
+"""How often an upstream is asked for its models by itself if it does not respond."""
+
+NOT_THERE = frozenset({502, 503, 504})
+"""The statuses by which a proxy says that the upstream behind it does not respond."""
+
+PROBE_SECONDS = 60.0
+"""How long an upstream may be silent until one who looks at its state has it asked again."""
 
 
 class Progress(Protocol):
@@ -371,7 +377,12 @@ class UpstreamConnection:
         self.capabilities = spec.capabilities
         """The capabilities that models.yaml sets, `/models` states or answers have shown."""
         self._learning: asyncio.Task[None] | None = None
+        self._has_learnt = False
         self._attempts_to_learn = MODEL_LIST_ATTEMPTS
+        self._responds: bool | None = None
+        """Whether it responded when it was last asked for anything; None if it never was."""
+        self._asked_at = time.monotonic()
+        """When it last was asked for its models, or began an answer."""
         self._seen: Mapping[str, str] = {}
         """The capabilities that the upstream's answers have shown."""
         self._pause = pause
@@ -387,15 +398,31 @@ class UpstreamConnection:
         if client:
             await client.aclose()
 
+    @property
+    def state(self) -> Literal["unasked", "ready", "unavailable"]:
+        if self.breaker.is_open or self._responds is False:
+            return "unavailable"
+        return "ready" if self._responds else "unasked"
+
+    def probe_soon(self) -> None:
+        """Finds out in a task whether the upstream still responds, if nothing came for a while."""
+        if time.monotonic() - self._asked_at >= PROBE_SECONDS:
+            self._ask_for_models()
+
     def learn_soon(self) -> None:
         """Asks the upstream for its models in a task, if it has not responded before. Requests do
         not wait for the task."""
-        running = self._learning and not self._learning.done()
-        if self.spec.kind == "openai" and self._attempts_to_learn and not running:
+        if self._attempts_to_learn and not self._has_learnt:
             self._attempts_to_learn -= 1
-            self._learning = asyncio.create_task(self._learn())
+            self._ask_for_models()
 
-    async def _learn(self) -> None:
+    def _ask_for_models(self) -> None:
+        running = self._learning and not self._learning.done()
+        if self.spec.kind == "openai" and not running:
+            self._asked_at = time.monotonic()
+            self._learning = asyncio.create_task(self._learn(self._asked_at))
+
+    async def _learn(self, began: float) -> None:
         try:
             async with asyncio.timeout(limits.UPSTREAM_CONNECT_SECONDS):
                 headers = await self._credentials.headers()
@@ -404,12 +431,18 @@ class UpstreamConnection:
                 )
                 response = await self._http().send(request, stream=True)
                 try:
-                    body = await limited(response, limits.UPSTREAM_LINE_BYTES)
+                    is_there = response.status_code not in NOT_THERE
+                    is_news = is_there and not self._has_learnt
+                    body = await limited(response, limits.UPSTREAM_LINE_BYTES) if is_news else b""
                 finally:
                     await response.aclose()
         except (httpx2.HTTPError, TimeoutError, ServerError):
-            return  # it is asked again after the next answer
-        self._attempts_to_learn = 0
+            is_there = is_news = False  # it is asked again after the next answer
+        if self._asked_at == began:  # else an answer has begun since
+            self._responds = is_there
+        if not is_news:
+            return
+        self._has_learnt = True
         try:
             values = list(await json_values(body))
         except UpstreamFailed:
@@ -469,6 +502,7 @@ class UpstreamConnection:
         except Retriable as failure:
             self.last_error = f"The last request failed: {failure.error.code}."
             if isinstance(failure, Unreachable):
+                self._responds = False
                 breaker.unreachable(client)
             elif failure.error.status != UpstreamBusy.status or failure.pause is None:
                 breaker.failed(client)
@@ -479,7 +513,7 @@ class UpstreamConnection:
             breaker.abandoned(client)
             raise
         breaker.succeeded(client)
-        self.last_error = None
+        self.last_error, self._responds, self._asked_at = None, True, time.monotonic()
         self.learn_soon()
         return stream
 

@@ -161,7 +161,7 @@ def test_health_says_what_does_not_work_while_the_engine_does(
         "status": "degraded",
         "problems": [
             "The store of responses can't be used: the log says why.",
-            "Models whose server does not answer: 1. /v1/models has them.",
+            "Models whose server does not answer: 1. /v1/pool has them.",
         ],
     }
 

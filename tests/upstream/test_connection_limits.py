@@ -169,9 +169,9 @@ def test_the_breaker_opens_and_others_are_served(
     upstream.plays(says("Yes"))
     assert "several times in a row" in error_of(client, 503)["message"]
     assert not upstream.asked
+    answered(client, model="patient")
     states = {each["id"]: each["state"] for each in client.get("/v1/pool").json()["models"]}
     assert (states["up"], states["patient"]) == ("unavailable", "ready")
-    answered(client, model="patient")
 
 
 def another(client: TestClient) -> TestClient:

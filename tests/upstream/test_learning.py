@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from mlx_server.upstream import connection
 from mlx_server.upstream.dialects import LearntFacts, facts_in
 from tests.upstream.failing import NOWHERE
 from tests.upstream.playing import (
@@ -159,3 +160,35 @@ def test_a_server_that_comes_later_is_asked_then(
         upstream.plays(says("Yes"))
         answered(client)
         until(lambda: shown(client)["context_length"] == 4096)
+
+
+def state(client: TestClient, id: str = "up") -> str:
+    models: Any = client.get("/v1/pool").json()["models"]
+    return next(str(each["state"]) for each in models if each["id"] == id)
+
+
+def test_a_server_looks_ready_only_if_it_responds(
+    models: Callable[[Reply], None], upstream: PlayingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silent = {
+        "gone": {"source": f"openai+{NOWHERE}/v1"},
+        "ibm": {"source": f"watsonx:{NOWHERE}", "upstream_model": "there"},
+    }
+    models(whole({}, 502))
+    with gateway(upstream.url, {"up": {}, **silent}) as client:
+        assert state(client, "ibm") == "unasked"  # it has no list of models
+        until(lambda: (state(client), state(client, "gone")) == ("unavailable", "unavailable"))
+        health = client.get("/health").json()
+        assert health["status"] == "degraded"
+        assert "does not answer: 2" in health["problems"][0]
+        assert "not asked yet: 1" in health["notes"][0]
+        models(listing({**VLLM, "id": "up"}))
+        monkeypatch.setattr(connection, "PROBE_SECONDS", 0.0)
+        until(lambda: state(client) == "ready")  # who looks has it probed
+        until(lambda: shown(client)["context_length"] == 4096)
+        models(whole({}, 503))
+        until(lambda: state(client) == "unavailable")
+        monkeypatch.setattr(connection, "PROBE_SECONDS", 60.0)
+        upstream.plays(says("Yes"))
+        answered(client)
+        assert state(client) == "ready"

@@ -5,7 +5,7 @@ import { bytes, duration, number, percent, seconds, several } from "./words.js";
 
 const STATES = {
   unloaded: "not loaded", preparing: "reading its files", loading: "loading", ready: "ready",
-  unloading: "unloading", unavailable: "not reachable",
+  unloading: "unloading", unavailable: "not reachable", unasked: "not asked yet",
 };
 const BUSY = ["preparing", "loading", "unloading"];
 
