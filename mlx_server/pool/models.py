@@ -149,7 +149,7 @@ class UpstreamModel:
         return ModelView(
             spec=self.spec,
             family=self.capabilities.family,
-            state="unavailable" if self.connection.breaker.is_open else "ready",
+            state=self.connection.state,
             leases=self.connection.running,
             nbytes=0,
             last_used=self.connection.last_used,
@@ -544,6 +544,7 @@ class BarProgress:
             TimeRemainingColumn(),
             console=Console(stderr=True),
             transient=True,
+            redirect_stdout=sys.stdout.isatty(),  # a file or pipe has to get its lines itself
         )
         self._tasks: dict[tuple[str, str], TaskID] = {}
 

@@ -27,7 +27,7 @@ from io import TextIOWrapper
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import Any, TextIO, cast
 
 from mlx_server import limits
 from mlx_server.errors import FOLDERS, SettingsError, public_message
@@ -72,7 +72,7 @@ def configure(level: str, style: str) -> None:
     """Sets up logging in the server or the engine process."""
     os.environ[FORMAT_VARIABLE] = style
     lines: logging.Formatter = ColouredFormatter() if sys.stderr.isatty() else PlainFormatter()
-    output = logging.StreamHandler(sys.stderr)
+    output = logging.StreamHandler(cast(TextIO, _StandardError()))
     output.setFormatter(JsonFormatter() if style == "json" else lines)
     # below this level libraries log what they send and receive
     logging.basicConfig(level=logging.WARNING, handlers=[output, RecentLines()], force=True)
@@ -83,6 +83,17 @@ def configure(level: str, style: str) -> None:
     sys.excepthook = lambda _, error, __: _ended_by(error)
     threading.excepthook = lambda unhandled: _ended_by(unhandled.exc_value)
     sys.unraisablehook = lambda unhandled: _unraisable(unhandled.exc_value)
+
+
+class _StandardError:
+    """What `sys.stderr` is at the moment: a progress bar puts itself there, to stay below the
+    lines of the log."""
+
+    def write(self, text: str) -> None:
+        sys.stderr.write(text)
+
+    def flush(self) -> None:
+        sys.stderr.flush()
 
 
 @contextmanager
