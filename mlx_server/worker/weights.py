@@ -10,6 +10,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
+from mlx_server import limits
 from mlx_server.errors import ModelUnusable, public_message
 from mlx_server.models.architectures import SAME, is_encoder, texts
 from mlx_server.models.files import why_not_read
@@ -119,14 +120,11 @@ def load(
     return model
 
 
-MOST_LAYERS = 10_000
-"""mlx-lm makes as many layers as config.json says, before it looks at the weights."""
-
-
 def model_classes(config: dict[str, Any]) -> tuple[type[nn.Module], type[Any]]:
     for text in texts(config):
         layers = text.get("num_hidden_layers")
-        if isinstance(layers, int) and layers > MOST_LAYERS:
+        # mlx-lm makes as many layers as config.json says, before it looks at the weights.
+        if isinstance(layers, int) and layers > limits.CHECKPOINT_LAYERS:
             raise ValueError(f"`num_hidden_layers` in config.json is {layers}: correct it.")
     model, arguments = get_classes({**config, "model_type": SAME.get(t := config["model_type"], t)})
     return model, arguments

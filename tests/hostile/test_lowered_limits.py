@@ -128,6 +128,16 @@ def test_what_a_grammar_may_cost(name: str) -> None:
     assert not goes_on(source, lowered)
 
 
+@pytest.mark.parametrize(
+    "repeated", ["(ab|aab|aaab|abb|b)+", "a*", "(a|aa)+", ".*", "a{900}", r"(\w+\s?)*"]
+)
+def test_an_expression_that_repeats_what_repeats_takes_few_steps(repeated: str) -> None:
+    """A twentieth of what ends its row, so that it holds a request for milliseconds. With the 200,000
+    tokens of gpt-oss each of them takes at most 3,800 steps for a token."""
+    few = {"step_lexer_fuel": limits.GRAMMAR_STEPS // 20, "max_lexer_states": 2000}
+    assert goes_on(f"start: /({repeated})*c{{900}}/\n", LLParserLimits(**few))
+
+
 def goes_on(source: str, parser_limits: LLParserLimits) -> bool:
     matcher = LLMatcher(BYTES, source, log_level=0, limits=parser_limits)
     for byte in b"aaabaabb":

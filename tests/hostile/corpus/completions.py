@@ -11,7 +11,7 @@ def groups(target: Target) -> list[Group]:
             case(to="/v1/completions", body={"model": target.model, "prompt": "a", "max_tokens": 2}),
             values={"a text": '"5"', "a list": "[5]", "an object": "{}", "true": "true", "zero": "0", "minus one": "-1", "half": "0.5", "NaN": "NaN", "1e308": "1e308", "10^18": "1000000000000000000"},
             parameters={
-                "max_tokens": [400, 400, 400, 400, 400, 200, 400, 400, 400, None],
+                "max_tokens": [400, 400, 400, 400, 400, None, 400, 400, 400, None],
                 "logprobs":   [400, 400, 400, 400, 200, 400, 400, 400, 400, 400],
                 "best_of":    [400, 400, 400, 400, 400, 400, 400, 400, 400, 400],
                 "echo":       [400, 400, 400, 200, 400, 400, 400, 400, 400, 400],
@@ -21,6 +21,7 @@ def groups(target: Target) -> list[Group]:
             },
             attacks={
                 "max_tokens is 10^18": case(200, set={"prompt": "a", "max_tokens": 10**18}, everywhere=False),
+                "max_tokens is minus one": case(200, set={"prompt": "a", "max_tokens": -1}, everywhere=False),
                 "no prompt": case("400 param=prompt", raw={"prompt": "null"}),
                 "no tokens": case("400 param=prompt", set={"prompt": ""}),
                 "no tokens among some": case("400 param=prompt", set={"prompt": ["a", ""]}),
