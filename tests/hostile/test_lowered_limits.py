@@ -134,8 +134,8 @@ def test_what_a_grammar_may_cost(name: str) -> None:
 def test_an_expression_that_repeats_what_repeats_takes_few_steps(repeated: str) -> None:
     """A twentieth of what ends its row, so that it holds a request for milliseconds. With the 200,000
     tokens of gpt-oss each of them takes at most 3,800 steps for a token."""
-    few = {"step_lexer_fuel": limits.GRAMMAR_STEPS // 20, "max_lexer_states": 2000}
-    assert goes_on(f"start: /({repeated})*c{{900}}/\n", LLParserLimits(**few))
+    few = LLParserLimits(step_lexer_fuel=limits.GRAMMAR_STEPS // 20, max_lexer_states=2000)
+    assert goes_on(f"start: /({repeated})*c{{900}}/\n", few)
 
 
 def goes_on(source: str, parser_limits: LLParserLimits) -> bool:

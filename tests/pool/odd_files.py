@@ -1,5 +1,6 @@
 """Folders whose weights, configs or tokenizer are odd."""
 
+import math
 import os
 import shutil
 import struct
@@ -44,6 +45,13 @@ JSON_SLIPS: Mapping[str, bytes] = {
     "a comment": b'{\n// the end\n"eos_token_id": 2}',
     "half of it": b'{"eos_token_id": [2',
     "true as in Python": b'{"do_sample": True}',
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "high_freq_factor": 4.0,
+    "low_freq_factor": 1.0,
+    "original_max_position_embeddings": 1024,
 }
 OPTIONAL = "a damaged file that is optional gives a warning"
 
@@ -159,6 +167,29 @@ SLIPS: Mapping[str, Odd] = {
         )
         for key in ("num_hidden_layers", "hidden_size")
     },
+    **{
+        f"{CONFIG}: {key} is {value!r:.20}": Odd(
+            setting(CONFIG, **{key: value}), rf"{key}` in config\.json is .*a number above zero"
+        )
+        for key in ("rms_norm_eps", "rope_theta")
+        for value in ("1e-5", None, [1], 10**400)
+    },
+    **{
+        f"{CONFIG}: {key} is {value!r} ({kind})": Odd(
+            setting(CONFIG, rope_scaling=scaling, **{key: value}),
+            rf"{key}` in config\.json is '{value}'.*a number above zero",
+            differs="mlx_lm loads it, and computes NaN" * (key == "rope_theta"),
+        )
+        for key in ("rms_norm_eps", "rope_theta")
+        for value in (0, -1.0)
+        for kind, scaling in (
+            ("plain", None),
+            ("llama3", LLAMA3),
+        )
+    },
+    f"{CONFIG}: rope_theta is infinite": Odd(
+        setting(CONFIG, rope_theta=math.inf), "rope_theta` in config", differs="as above"
+    ),
     f"{CONFIG}: an end as text": Odd(setting(CONFIG, eos_token_id="2"), differs=UNREAD),
     f"{CONFIG}: tagged floats": Odd(setting(CONFIG, limit={"__float__": "Infinity"})),
     f"{TOKENIZER}: a mark": Odd(marked(TOKENIZER), differs=MARK),
