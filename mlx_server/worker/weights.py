@@ -125,7 +125,7 @@ def _check_numbers(model: nn.Module) -> None:
     """mlx-lm makes layers with any of these numbers, which then fail or compute NaN."""
     for layer in model.modules():
         number = getattr(layer, "base" if isinstance(layer, nn.RoPE) else "eps", 1)
-        if not is_positive_number(number):
+        if not (isinstance(number, mx.array) or is_positive_number(number)):
             kind = type(number).__name__
             raise ValueError(f"a layer can't compute with {str(number)[:20]} ({kind})")
         if (frequencies := layer.get("_freqs")) is not None and not mx.all(frequencies > 0):

@@ -132,8 +132,8 @@ def test_what_a_grammar_may_cost(name: str) -> None:
     "repeated", ["(ab|aab|aaab|abb|b)+", "a*", "(a|aa)+", ".*", "a{900}", r"(\w+\s?)*"]
 )
 def test_an_expression_that_repeats_what_repeats_takes_few_steps(repeated: str) -> None:
-    """A twentieth of what ends its row, so that it holds a request for milliseconds. With the 200,000
-    tokens of gpt-oss each of them takes at most 3,800 steps for a token."""
+    """They are a twentieth of those that end a row, so such an expression holds its request for
+    milliseconds. With the 200,000 tokens of gpt-oss each takes at most 3,800 steps for a token."""
     few = LLParserLimits(step_lexer_fuel=limits.GRAMMAR_STEPS // 20, max_lexer_states=2000)
     assert goes_on(f"start: /({repeated})*c{{900}}/\n", few)
 
