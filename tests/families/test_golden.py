@@ -75,7 +75,7 @@ SHOWN_IN_CODE = "a call that the answer shows in a block of code"
 """An answer that ends with such a call makes it, since some models put their calls into code."""
 
 
-ENDS = 8
+ENDS = 5
 """The most places at which one case ends; a family has some fourteen cases."""
 
 

@@ -50,7 +50,8 @@ def config(folder: Path, tiny: Path, drain_seconds: float) -> Json:
     models: Json = {id: {"source": source} for id, source in sources.items()}
     models["slow"]["family"] = "plain"
     return {
-        "server": {"drain_seconds": drain_seconds},
+        # an engine that has a disk is given seconds for what it still writes
+        "server": {"drain_seconds": drain_seconds, "prompt_cache": {"disk": 0}},
         "models": models,
         "connectors": {"stubborn": {"command": sys.executable, "args": ["-c", STUBBORN]}},
     }

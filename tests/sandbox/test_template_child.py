@@ -1,14 +1,15 @@
 """What a hostile chat template can try: it holds up neither the server nor another template."""
 
-import resource
+import os
 import threading
-import time
 
 import pytest
 
 from mlx_server import limits
-from mlx_server.errors import BadRequest, ModelUnusable
-from mlx_server.sandbox.chat_template import PROCESSES, ChatTemplate
+from mlx_server.errors import BadRequest
+from mlx_server.sandbox.chat_template import ChatTemplate
+from tests.live.fork_server import call_in_child
+from tests.sandbox.attacked import attacked, refusal, says_hello
 from tests.slowness import slowness
 
 SECONDS = 0.25
@@ -62,42 +63,25 @@ ATTACKS = {
     "a text of brackets": "{{ " + "(" * 50_000 + "1" + ")" * 50_000 + " }}",
 }
 
-OTHER = ChatTemplate("{{ messages[0].content }}")
-
-
-def says_hello() -> None:
-    assert OTHER.render({"messages": [{"content": "hello"}]}) == "hello"
-
-
-def refusal(source: str) -> str:
-    try:
-        return ChatTemplate(source).render({})[-100:]
-    except (BadRequest, ModelUnusable) as error:
-        return error.message
-
-
-@pytest.fixture(scope="module")
-def _said_hello() -> None:
-    """What a child begins with counts too, and that is as large as this process. Each attack is
-    followed by a child that begins, and so is the next one preceded by it."""
-    says_hello()
-
 
 @pytest.mark.slow
 @pytest.mark.alone
-@pytest.mark.usefixtures("_said_hello")
 @pytest.mark.parametrize("name", ATTACKS)
-def test_an_attack_takes_no_more_than_its_limits(
-    monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    """And none of it is the server's own time."""
-    monkeypatch.setattr(limits, "TEMPLATE_SECONDS", SECONDS)
-    PROCESSES.close()
-    largest = max(largest_child(), limits.TEMPLATE_MEMORY + (128 << 20))
-    assert any(takes_little_time(ATTACKS[name]) for _ in range(TRIES))
-    # the system tells the largest of all children, of earlier tests too
-    assert largest_child() <= largest
-    says_hello()
+def test_an_attack_takes_no_more_than_its_limits(name: str) -> None:
+    """And none of it is the server's own time. No other template is held up."""
+    assert any(takes_little(ATTACKS[name]) for _ in range(TRIES))
+
+
+def takes_little(source: str) -> bool:
+    taken = call_in_child(attacked, source, SECONDS, environment=os.environ)
+    assert taken.largest_child <= limits.TEMPLATE_MEMORY + (128 << 20)
+
+    def is_little(factor: float) -> bool:
+        return (
+            taken.children_seconds < 2 * SECONDS + 0.5 * factor and taken.own_seconds < 0.2 * factor
+        )
+
+    return is_little(1.0) or is_little(slowness())
 
 
 FORBIDDEN = {
@@ -152,25 +136,3 @@ def test_an_endless_template_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) 
     for thread in threads:
         thread.join()
     assert len(reported) == 3
-
-
-def takes_little_time(source: str) -> bool:
-    PROCESSES.close()  # the time of a child counts when it has ended, that of earlier tests too
-    own, began = time.thread_time(), children_seconds()
-    refusal(source)
-    PROCESSES.close()
-    of_children, own = children_seconds() - began, time.thread_time() - own
-
-    def is_little(factor: float) -> bool:
-        return of_children < 2 * SECONDS + 0.5 * factor and own < 0.2 * factor
-
-    return is_little(1.0) or is_little(slowness())
-
-
-def children_seconds() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
-
-
-def largest_child() -> int:
-    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
