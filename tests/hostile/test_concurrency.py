@@ -21,7 +21,7 @@ pytestmark = pytest.mark.alone
 
 CHAT = "/v1/chat/completions"
 IDS = ("a", "b")
-RECEIVE_SECONDS = 10.0
+RECEIVE_SECONDS = 5.0
 PATIENCE_SECONDS = 120.0
 WAITING = 300
 """Several times as many as are answered and wait, and fewer than one address may have open: the

@@ -3,6 +3,7 @@
 import resource
 import time
 from typing import NamedTuple
+from unittest.mock import patch
 
 from mlx_server import limits
 from mlx_server.errors import BadRequest, ModelUnusable
@@ -18,11 +19,11 @@ class Taken(NamedTuple):
 def attacked(source: str, seconds: float) -> Taken:
     """To be called in a process of its own, since the system counts the children of earlier tests
     too. Afterwards it renders another template."""
-    limits.TEMPLATE_SECONDS = seconds
-    began = time.thread_time()
-    refusal(source)
-    PROCESSES.close()  # the time of a child counts when it has ended
-    own = time.thread_time() - began
+    with patch.object(limits, "TEMPLATE_SECONDS", seconds):
+        began = time.thread_time()
+        refusal(source)
+        PROCESSES.close()  # the time of a child counts when it has ended
+        own = time.thread_time() - began
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
     says_hello()
     return Taken(children.ru_utime + children.ru_stime, own, children.ru_maxrss * 1024)

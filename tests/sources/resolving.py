@@ -14,8 +14,10 @@ def resolved(
 ) -> dict[str, Any]:
     """The answer of a function of `sources`, or its error, and what was imported for it.
 
-    lowered: limits and their values in this process.
+    lowered: limits and their values in this process. "each": resolves several sources.
     """
+    if function == "each":
+        return {"answers": [resolved(one, "resolve", options, lowered) for one in source.split()]}
     for name, value in lowered.items():
         setattr(limits, name, value)
     reports: list[list[object]] = []

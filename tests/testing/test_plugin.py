@@ -129,9 +129,11 @@ def test_a_run_without_the_fixture_imports_next_to_nothing(pytester: pytest.Pyte
     result.assert_outcomes(passed=1)
 
 
-def test_the_server_starts_before_the_first_test_that_needs_it(
-    pytester: pytest.Pytester,
+def test_the_server_starts_before_the_first_test_that_needs_it_and_leaves_nothing(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    temporary = pytester.mkdir("temporary")
+    monkeypatch.setenv("TMPDIR", str(temporary))
     result = run(
         pytester,
         """
@@ -145,6 +147,7 @@ def test_the_server_starts_before_the_first_test_that_needs_it(
         assert len(servers()) == 1
 
     def test_it_needs_it(mlx_replay):
+        assert any(name.startswith("mlx_replay-") for name in os.listdir(os.environ["TMPDIR"]))
         mlx_replay.answers("qwen3", [say("One.")])
         assert text_of(ask(mlx_replay)) == "One."
         (server,) = servers()
@@ -157,24 +160,9 @@ def test_the_server_starts_before_the_first_test_that_needs_it(
     def test_it_is_skipped(mlx_replay):
         pass
     """,
-    )
-    result.assert_outcomes(passed=2, skipped=1)
-
-
-def test_nothing_of_the_server_is_left(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    temporary = pytester.mkdir("temporary")
-    monkeypatch.setenv("TMPDIR", str(temporary))
-    result = run(
-        pytester,
-        """
-    def test_it(mlx_replay):
-        assert any(name.startswith("mlx_replay-") for name in os.listdir(os.environ["TMPDIR"]))
-    """,
         "--basetemp=own",
     )
-    result.assert_outcomes(passed=1)
+    result.assert_outcomes(passed=2, skipped=1)
     assert not list(temporary.glob("mlx_replay-*"))
 
 

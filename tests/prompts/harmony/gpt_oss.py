@@ -1,5 +1,6 @@
 """Prompts of gpt-oss, as tokens and as text."""
 
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,14 +9,21 @@ from mlx_server.families.harmony import GPT_OSS
 from mlx_server.messages import Conversation, Message, Tool, ToolCall
 from mlx_server.models.checkpoint import Checkpoint, read_checkpoint
 from mlx_server.prompts.harmony.vocabulary import TOKENS, encoding, real_tokenizer
+from mlx_server.sources.cache import cache_dir
 from tests.families import write_checkpoint
 
 DATE = {"conversation_start_date": "2025-06-28"}
 
 
 def gpt_oss_checkpoint(folder: Path) -> Checkpoint:
-    write_checkpoint(folder, real_tokenizer(), config={"model_type": "gpt_oss"})
-    return read_checkpoint(folder)
+    """One for all processes of a run, since its tokenizer takes seconds to make."""
+    common = cache_dir() / "gpt-oss-for-tests"
+    if not common.exists():
+        write_checkpoint(folder, real_tokenizer(), config={"model_type": "gpt_oss"})
+        common.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(OSError):  # another process was first
+            folder.rename(common)
+    return read_checkpoint(common)
 
 
 def tokens_of(gpt_oss: Checkpoint, conversation: Conversation) -> list[int]:

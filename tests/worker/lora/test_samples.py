@@ -7,6 +7,7 @@ from typing import Any
 import mlx.core as mx
 import mlx_lm
 import pytest
+from mlx_lm.tuner.utils import load_adapters, remove_lora_layers
 
 from tests.worker.batch_runs import CLOSE
 from tests.worker.lora.desk import Desk, RowRequest
@@ -32,8 +33,9 @@ def test_each_row_of_a_mixed_batch_answers_as_mlx_lm_with_its_adapter(demo_path:
     answers = desk.all_of(rows, TOKENS)
     assert len({tuple(answer) for answer in answers[:2]}) == 2, "to the same question"
     assert [len(answer) for answer in answers] == [TOKENS] * len(ROWS)
+    network: Any = mlx_lm.utils.load_model(demo_path)[0]
     for adapter in (None, PIRATE, JSON):
-        network = _theirs(demo_path, adapter)
+        _adapt(network, adapter)
         for row, answer in zip(rows, answers, strict=True):
             if row.adapter == adapter:
                 assert_greedy(network, row.prompt, answer)
@@ -46,13 +48,14 @@ def _prompts(base: Path, questions: Sequence[str]) -> list[list[int]]:
     return [tokenizer.apply_chat_template(chat, add_generation_prompt=True) for chat in chats]
 
 
-def _theirs(base: Path, adapter: str | None) -> Any:
-    """In the precision of our engine: see worker/weights.py."""
-    model: Any
-    model, *_ = mlx_lm.load(str(base), adapter_path=str(SAMPLES / adapter) if adapter else None)
+def _adapt(network: Any, adapter: str | None) -> None:
+    """As mlx-lm does, in the precision of our engine: see worker/weights.py."""
+    remove_lora_layers(network)
+    if adapter:
+        load_adapters(network, str(SAMPLES / adapter))
+    network.eval()
     if not mx.metal.is_available():
-        model.set_dtype(mx.float32)
-    return model
+        network.set_dtype(mx.float32)
 
 
 def assert_greedy(network: Any, prompt: list[int], answer: list[int]) -> None:
