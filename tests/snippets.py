@@ -168,6 +168,14 @@ def generates(snippet: Snippet) -> None:
     assert answer == shown
 
 
+def chats(snippet: Snippet) -> None:
+    """It prints the next block."""
+    assert snippet.block.code.count("mlx-server chat ") == 1
+    chat = f"{shlex.quote(sys.executable)} -m mlx_server chat --url {snippet.server.url} "
+    code = snippet.block.code.replace("mlx-server chat ", chat)
+    assert output(["sh", "-c", code], snippet.folder) == snippet.shown
+
+
 def shows_metrics(snippet: Snippet) -> None:
     names = {line.partition(" ")[0].partition("{")[0] for line in curl(snippet).splitlines()}
     assert names == {f"mlx_server_{kind}_bytes" for kind in ("active", "buffer", "peak")}
@@ -207,8 +215,9 @@ def settings(snippet: Snippet) -> None:
     (snippet.folder / "answers.yaml").write_text("- output: Yes.")
     for folder in ("lora/support", "lora/mine"):
         (snippet.folder / folder).mkdir(parents=True)
-    written = yaml.safe_load(snippet.block.code)["models"]
-    assert list(load_settings(file).models) == list(written)
+    loaded = load_settings(file)
+    for section, entries in yaml.safe_load(snippet.block.code).items():
+        assert list(getattr(loaded, section)) == list(entries)
 
 
 def hostfile(snippet: Snippet) -> None:
@@ -284,7 +293,7 @@ def app_test_name(block: Block) -> str:
 
 def runs_app_tests(snippet: Snippet) -> None:
     """What is in the block before it."""
-    assert snippet.block.code.endswith("\n.venv/bin/pytest test_app.py\n")
+    assert snippet.block.code.endswith("\npython -m pytest test_app.py\n")
 
 
 def family(snippet: Snippet) -> None:

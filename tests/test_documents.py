@@ -5,6 +5,7 @@
 
 import re
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from tests.snippets import (
     app_tests,
     attack,
     blocks,
+    chats,
     checksum,
     commands,
     configured_providers,
@@ -65,7 +67,7 @@ Ways = tuple[Run | NotHere, ...]
 HOW: dict[str, dict[str, Ways]] = {
     "README.md": {
         "mlx-server": (commands, names_paris, python, is_shown),
-        "Install": (INSTALL,),
+        "Install": (INSTALL, commands),
         "Your own models": (settings,),
         "Models on other servers": (elsewhere,),
         "Tools and reasoning": (
@@ -74,6 +76,7 @@ HOW: dict[str, dict[str, Ways]] = {
                 """Function(arguments='{"city": "Paris"}', name='get_weather')\n""",
             ),
         ),
+        "Web search": (chats, is_shown, python_printing("It starts faster."), settings),
         "Structured output": (structured,),
         "In your app's tests": (app_tests, runs_app_tests),
     },
@@ -82,7 +85,6 @@ HOW: dict[str, dict[str, Ways]] = {
         "Responses": (python_printing("Paris", "Rome"),),
         "Messages": (python, is_shown),
         "Ollama": (python_printing("Paris"),),
-        "MCP": (python_printing("It starts faster."),),
     },
     "mlx_server/api/NATIVE.md": {"POST /generate": (generates, is_shown)},
     "mlx_server/engine/README.md": {
@@ -168,6 +170,20 @@ def test_code_stands_in_fences_that_name_a_language(path: Path) -> None:
     assert "```" not in spans
     outside_lists = re.sub(r"^(\d+\.|-) .*\n(?:(?: .*)?\n)*", "", prose, flags=re.MULTILINE)
     assert re.findall(r"\n\n {4,}[^\s].*", outside_lists) == []
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_what_a_python_block_imports_is_installed_or_said(path: Path) -> None:
+    """The document names it after `pip install`, or its extra, before the block or in it."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    comes = [re.split(r"\W", need.replace("-", "_"))[0] for need in project["dependencies"]]
+    text = path.read_text("utf-8")
+    for block in (block for block in blocks(path) if block.language == "python"):
+        above = text.partition(block.code.splitlines()[-1])[0]
+        said = re.findall(r"(?<=pip install ).*|`[a-z]+`(?=.* as in)", above)
+        names = [*sys.stdlib_module_names, *comes, *re.findall(r"\w+", " ".join(said))]
+        needs = re.findall(r"^ *(?:from|import) (\w+)", block.code, re.MULTILINE)
+        assert [n for n in needs if not n.startswith(("mlx_server", *names))] == [], block.line
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())

@@ -35,6 +35,10 @@ def chat(
         float | None, typer.Option(help="Sampling temperature; 0 is greedy.")
     ] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Maximum tokens of an answer.")] = None,
+    connector: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A connector whose tools may be used; repeat for more."),
+    ] = None,
     api_key: Annotated[
         str | None, typer.Option(metavar="KEY", help="Key [the first of MLX_SERVER_API_KEYS].")
     ] = None,
@@ -45,6 +49,7 @@ def chat(
     mlx-server chat
     mlx-server chat qwen3 --system "Be brief." --temperature 0
     mlx-server chat --url http://studio.local:8000 --api-key KEY
+    mlx-server chat --connector release-notes
     echo "Name three fish." | mlx-server chat
 
     If nothing listens at the default URL, a server is started for the length of the chat; MODEL may
@@ -57,7 +62,7 @@ def chat(
     in_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     question = "" if in_terminal else _piped()
     with connected(url, api_key, model) as (client, model_id):
-        chat = Chat(client, model_id, system, options)
+        chat = Chat(client, model_id, system, options, connector or ())
         if in_terminal:
             _converse(chat)
         else:

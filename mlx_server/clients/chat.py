@@ -52,6 +52,8 @@ class Chat:
     system: str | None = None
     options: Mapping[str, object] = field(default_factory=dict)
     """Fields added to each request, for example `temperature` and `max_tokens`."""
+    connectors: Sequence[str] = ()
+    """MCP servers of the server's models.yaml, whose tools it runs without asking."""
     turns: list[dict[str, str]] = field(default_factory=list)
 
     def say(self, text: str) -> Generator[Delta]:
@@ -84,29 +86,64 @@ class Chat:
     def _stream(self, text: str) -> Generator[Delta]:
         system = [{"role": "system", "content": self.system}] if self.system else []
         messages = [*system, *self.turns, {"role": "user", "content": text}]
-        body = {"model": self.model, "messages": messages, "stream": True, **self.options}
+        asked = {"model": self.model, "stream": True, **self.options}
+        path, body, read = "/v1/chat/completions", {**asked, "messages": messages}, _deltas
+        if self.connectors:  # tools that the server runs belong to the API of Responses
+            tools = [*map(_connector, self.connectors)]
+            path, read = "/v1/responses", _responses_deltas
+            body = {**asked, "input": messages, "tools": tools, "store": False}
+            if "max_tokens" in body:
+                body["max_output_tokens"] = body.pop("max_tokens")
         with (
             _connection_errors(),
-            self.client.stream(
-                "POST", "/v1/chat/completions", content=json.dumps(body), headers=JSON
-            ) as response,
+            self.client.stream("POST", path, content=json.dumps(body), headers=JSON) as response,
         ):
             if not response.is_success:
                 response.read()
                 raise _refused(response)
-            yield from _deltas(response.iter_lines())
+            yield from read(_data(response.iter_lines()))
 
 
-def _deltas(lines: Iterator[str]) -> Iterator[Delta]:
-    """Parses the lines of an event stream. Raises GenerationFailed if it ends before `[DONE]`."""
+def _connector(name: str) -> dict[str, str]:
+    label = re.sub(r"[^\w-]", "_", name, flags=re.ASCII)
+    tool = {"type": "mcp", "connector_id": name, "server_label": label}
+    return {**tool, "require_approval": "never"}
+
+
+def _data(lines: Iterator[str]) -> Iterator[str]:
+    """The data of an event stream. Raises GenerationFailed if it ends before what reads it does."""
     for line in lines:
         name, _, data = line.partition(":")
-        if name != "data":
-            continue
+        if name == "data":
+            yield data
+    raise cut_off()
+
+
+def _deltas(events: Iterator[str]) -> Iterator[Delta]:
+    for data in events:
         if data.strip() == "[DONE]":
             return
         yield from _delta(parsed_chunk(data))
-    raise cut_off()
+
+
+def _responses_deltas(events: Iterator[str]) -> Iterator[Delta]:
+    """What the server does with tools is shown as reasoning is."""
+    for data in events:
+        match parsed_chunk(data):
+            case {"type": "response.output_text.delta", "delta": str(text)}:
+                yield TextDelta(0, text)
+            case {"type": "response.reasoning_text.delta", "delta": str(text)}:
+                yield ReasoningDelta(0, text)
+            case {"type": "response.output_item.done", "item": {"type": "mcp_call", **call}}:
+                yield ReasoningDelta(0, f"\n[{call.get('name')} {call.get('arguments')}]\n")
+            case {"item": {"type": "mcp_list_tools", "error": error, **listed}} if error:
+                yield ReasoningDelta(0, f"\n[{listed.get('server_label')} has no tools: {error}]\n")
+            case {"type": "response.completed" | "response.incomplete"}:
+                return
+            case {"type": "response.failed", "response": {"error": {"message": message}}}:
+                raise GenerationFailed(str(message))
+            case {"type": "error", "message": message}:
+                raise GenerationFailed(str(message))
 
 
 def parsed_chunk(data: str) -> dict[str, Any]:

@@ -71,8 +71,8 @@ class Wire(BaseHTTPRequestHandler):
             self._send(Reply(json.dumps(body), 404))
 
     def do_POST(self) -> None:
-        assert self.path == "/v1/chat/completions"
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        assert self.path == ("/v1/responses" if "input" in body else "/v1/chat/completions")
         self.server.requests.append({**body, "key": self.headers["Authorization"]})
         if self.server.replies:
             self._send(self.server.replies.pop(0))
@@ -145,6 +145,51 @@ def test_text_and_reasoning_are_told_apart(serve: Serve) -> None:
     with client_of(server.url, None) as client:
         assert list(Chat(client, "m").say("?")) == [ReasoningDelta(0, "hm"), TextDelta(0, "yes")]
     assert run("chat", "--url", server.url, stdin="?").stdout == "yes\n"
+
+
+def event(kind: str, **fields: object) -> str:
+    return f"data: {json.dumps({'type': kind, **fields})}\n\n"
+
+
+def test_with_a_connector_the_server_runs_its_tools(serve: Serve) -> None:
+    listed = {"type": "mcp_list_tools", "server_label": "my_web", "error": "It is not there."}
+    call = {"type": "mcp_call", "name": "search", "arguments": "{}", "output": "It snows."}
+    answered = (
+        event("response.output_item.done", item=listed)
+        + event("response.reasoning_text.delta", delta="hm")
+        + event("response.output_item.done", item=call)
+        + event("response.output_text.delta", delta="Snow.")
+        + event("response.completed", response={})
+    )
+    broken = event("response.failed", response={"error": {"message": "Too late."}})
+    server = serve(Reply(answered), Reply(broken), Reply(event("response.output_text.delta")))
+    with client_of(server.url, None) as client:
+        chat = Chat(client, "m", "Brief.", {"max_tokens": 9}, ["my web"])
+        assert list(chat.say("Weather?")) == [
+            ReasoningDelta(0, "\n[my_web has no tools: It is not there.]\n"),
+            ReasoningDelta(0, "hm"),
+            ReasoningDelta(0, "\n[search {}]\n"),
+            TextDelta(0, "Snow."),
+        ]
+        for message in ("Too late", "ended before the answer did"):
+            with pytest.raises(GenerationFailed, match=message):
+                list(chat.say("And then?"))
+    first, second, _ = server.requests
+    assert first["tools"] == [
+        {
+            "type": "mcp",
+            "connector_id": "my web",
+            "server_label": "my_web",
+            "require_approval": "never",
+        }
+    ]
+    assert (first["store"], first["max_output_tokens"]) == (False, 9)
+    assert [each["content"] for each in second["input"]] == [
+        "Brief.",
+        "Weather?",
+        "Snow.",
+        "And then?",
+    ]
 
 
 OPENAI_ERROR = json.dumps({"error": {"message": "The queue is full.", "code": "overloaded"}})
