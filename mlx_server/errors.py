@@ -168,6 +168,10 @@ class PdfUnavailable(Unavailable):
     code = "pdf_unavailable"
 
 
+class PicturesUnavailable(Unavailable):
+    code = "pictures_unavailable"
+
+
 class CompilerUnavailable(Unavailable):
     """No process compiles the schema: none starts, or it is starved."""
 

@@ -55,17 +55,38 @@ class Media:
         return f"[{named}, not shown: {self.why}]"
 
 
-ContentPart = str | Media
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A picture that the model sees."""
+
+    placeholder: str
+    """What the model's chat templates write for a picture."""
+
+
+ContentPart = str | Media | Picture
 
 REPEATED = {"repeated": True}
 """Marks a field whose text is in another field too."""
 
 
 def content_of(parts: Sequence[ContentPart]) -> str:
-    """The content for a model that reads only text."""
+    """The content as text: a medium that the model is not shown is a line."""
     if len(parts) == 1 and isinstance(parts[0], str):
         return parts[0]
-    return "\n".join(part if isinstance(part, str) else part.line for part in parts)
+    pieces = (each if isinstance(each, str) else each.placeholder for each in pieces_of(parts))
+    return "".join(pieces)
+
+
+def pieces_of(parts: Iterable[ContentPart]) -> Iterator[str | Picture]:
+    """The texts, each on a line of its own, and the pictures between them."""
+    before: ContentPart = Picture("")
+    for part in parts:
+        if isinstance(part, Picture):
+            yield part
+        else:
+            text = part if isinstance(part, str) else part.line
+            yield text if isinstance(before, Picture) else f"\n{text}"
+        before = part
 
 
 def media_parts(parts: Sequence[ContentPart]) -> tuple[ContentPart, ...]:

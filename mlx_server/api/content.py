@@ -18,6 +18,7 @@ from mlx_server import limits
 from mlx_server.api.fields import REPORTED_ELSEWHERE, Items, Text, WireModel, as_text, type_of
 from mlx_server.messages import ContentPart, Media, MediaKind
 from mlx_server.sandbox import pdf
+from mlx_server.sandbox.parent import FileRefused
 
 HEAD_BYTES = 256 << 10
 """How much of a picture is decoded to find its size, which JPEG has after its other segments."""
@@ -231,7 +232,7 @@ def text_of_data(given: str) -> str:
 def pdf_text(data: bytes) -> str:
     try:
         return pdf.text_of(data)
-    except pdf.PdfRefused as refused:
+    except FileRefused as refused:
         raise UnreadableFile(f"the PDF file {refused}") from None
 
 

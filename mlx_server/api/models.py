@@ -63,9 +63,10 @@ def described(capabilities: Capabilities | None) -> dict[str, Any]:
 
 def _modalities(capabilities: Capabilities | None) -> dict[str, Any]:
     output = OUTPUTS[capabilities.task] if capabilities else "text"
+    inputs = ["text", "image"] if capabilities and capabilities.sees else ["text"]
     return {
-        "modality": f"text->{output}",
-        "input_modalities": ["text"],
+        "modality": f"{'+'.join(inputs)}->{output}",
+        "input_modalities": inputs,
         "output_modalities": [output],
     }
 

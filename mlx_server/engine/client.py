@@ -48,7 +48,11 @@ def encoded(command: Command) -> msgspec.Raw:
     tried = payload
     if len(payload) > LARGE_BYTES:
         match command:
-            case Generate() | messages.ComputeAhead():
+            case Generate():
+                tried = messages.encode_command(
+                    msgspec.structs.replace(command, prompt=[], pictures=[])
+                )
+            case messages.ComputeAhead():
                 tried = messages.encode_command(msgspec.structs.replace(command, prompt=[]))
             case Embed():
                 tried = messages.encode_command(msgspec.structs.replace(command, inputs=[]))
@@ -275,10 +279,11 @@ class EngineClient:
         kv_bits: int | None = None,
         most_padding: int | None = None,
         compute_dtype: messages.ComputeDtype = "auto",
+        sees: bool = False,
     ) -> messages.ModelLoaded:
         self._on_loading[model] = progress
         command = messages.LoadModel(
-            model, path, list(stop_tokens), tokenizer, kv_bits, most_padding, compute_dtype
+            model, path, list(stop_tokens), tokenizer, kv_bits, most_padding, compute_dtype, sees
         )
         try:
             loaded: messages.ModelLoaded = await self._ask(command, model)

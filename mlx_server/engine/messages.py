@@ -4,7 +4,9 @@ The server sends commands, and the engine one frame of reports after each step. 
 sequence being generated; the server chooses its number, which is unique.
 """
 
+import hashlib
 import struct
+from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,6 +34,8 @@ class LoadModel(msgspec.Struct, tag=True):
     most_padding: int | None = None
     """The tokens by which groups of decoding rows may be padded together; None: any number."""
     compute_dtype: ComputeDtype = "auto"
+    sees: bool = False
+    """Whether its vision tower is loaded too."""
 
 
 STEP = 256
@@ -124,6 +128,29 @@ class Thinking(msgspec.Struct):
     """Most tokens that the server takes after the reasoning; a grammar has to end within them."""
 
 
+FIRST_MEDIA_ID = 1 << 30
+"""Ids from here on are those of image tokens: no vocabulary has as many tokens."""
+
+
+def media_ids(digest: bytes, count: int) -> list[int]:
+    """The ids of a picture's tokens, which no other picture has: the prompt cache tells pictures
+    apart as it tells words apart. Each has 30 bits of a stream that the digest decides."""
+    stream = array("I", hashlib.shake_256(digest).digest(4 * count))
+    return [FIRST_MEDIA_ID | (value & (FIRST_MEDIA_ID - 1)) for value in stream]
+
+
+class Picture(msgspec.Struct, frozen=True, array_like=True):
+    """A picture in a prompt, in its size for the model."""
+
+    at: int
+    """The place of its first token in the prompt."""
+    digest: bytes
+    width: int
+    height: int
+    pixels: bytes
+    """Three bytes each, row by row."""
+
+
 class Generate(msgspec.Struct, tag=True):
     row: int
     model: str
@@ -170,6 +197,8 @@ class Generate(msgspec.Struct, tag=True):
     """How often the same tokens may come in a row until it ends; None for no limit."""
     deterministic: bool = False
     """Whether its tokens are the same bit for bit, whatever else the engine does or has cached."""
+    pictures: list[Picture] = []
+    """The pictures of the prompt, in order; the prompt has their `media_ids`."""
 
     @property
     def length(self) -> int:

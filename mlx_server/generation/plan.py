@@ -29,7 +29,6 @@ from mlx_server.messages import (
     Conversation,
     characters_of,
     has_extra_content,
-    media_places,
 )
 from mlx_server.models.tokenizer import Tokenizer
 from mlx_server.pool.adapters import LeasedAdapter
@@ -89,7 +88,7 @@ def plan(
     prompts = [render(prepared, prompt) for prompt in request.prompts]
     check_wanted()
     pairs = list(zip(request.prompts, prompts, strict=True))
-    planned = [_rows(prepared, request, prompt, r.tokens) for prompt, r in pairs]
+    planned = [_rows(prepared, request, prompt, rendered) for prompt, rendered in pairs]
     for (those, _), rendered in zip(planned, prompts, strict=True):
         _set_branches(prepared, those, rendered)
     rows = [row for those, _ in planned for row in those]
@@ -188,8 +187,8 @@ def retry_row(
 ) -> Generate | None:
     """The row that generates a rejected answer again. None if the context or the reserved memory
     has no room for it, or if a replay model has no recording of a second answer."""
-    prompt = tokenized(prepared, conversation).tokens
-    room = min(_longest(prepared, request, first), prepared.context_length) - len(prompt)
+    prompt = tokenized(prepared, conversation)
+    room = min(_longest(prepared, request, first), prepared.context_length) - len(prompt.tokens)
     if room <= 0:
         return None
     try:
@@ -231,7 +230,7 @@ def _ignored(
         return
     if has_extra_content(prompt):
         yield EXTRA_CONTENT
-    yield from media_places([prompt])
+    yield from rendered.unseen
     own = prompt.template_kwargs
     budget = budget_of(prepared, request, prompt)
     # the engine enforces these even if the template does not read them
@@ -245,7 +244,7 @@ def _ignored(
 
 
 def _rows(
-    prepared: PreparedModel, request: GenerateRequest, source: Prompt, prompt: list[int]
+    prepared: PreparedModel, request: GenerateRequest, source: Prompt, prompt: RenderedPrompt
 ) -> tuple[list[Generate], tuple[str, ...]]:
     """The rows of one prompt, and the paths of the tools' schema keywords that their grammar does
     not enforce."""
@@ -257,10 +256,10 @@ def _row(
     prepared: PreparedModel,
     request: GenerateRequest,
     source: Prompt,
-    prompt: list[int],
+    prompt: RenderedPrompt,
     choice: int,
 ) -> Generate:
-    room = prepared.context_length - len(prompt)
+    room = prepared.context_length - len(prompt.tokens)
     limit = min(_limit(prepared, request), room)
     overflow = min(_overflow_tokens(prepared, request), room - limit)
     stops = prepared.family.stops(prepared.checkpoint)
@@ -269,7 +268,7 @@ def _row(
     row = Generate(
         row=0,
         model=prepared.id,
-        prompt=prompt,
+        prompt=prompt.tokens,
         max_tokens=limit + overflow,
         overflow_tokens=overflow,
         stop_tokens=sorted(stops),
@@ -280,6 +279,7 @@ def _row(
         on_disk=request.on_disk,
         loops=prepared.spec.repair.loops,
         deterministic=request.deterministic or prepared.spec.deterministic,
+        pictures=list(prompt.pictures),
     )
     if prepared.transcript:
         recording = prepared.transcript.pick(source, (request.model, prepared.id))

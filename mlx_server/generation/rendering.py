@@ -7,7 +7,8 @@ from itertools import takewhile
 
 from mlx_server import limits
 from mlx_server.errors import BadRequest, ContextTooLong
-from mlx_server.messages import Conversation, Media, memory_of
+from mlx_server.generation.pictures import expanded, with_pictures
+from mlx_server.messages import Conversation, Media, media_places, memory_of
 from mlx_server.pool.prepare import ModelSpec, PreparedModel, completed
 from mlx_server.prompts import message_normalization
 from mlx_server.prompts.infill import InfillTokens, infill_prompt, infill_tokens_of
@@ -111,7 +112,14 @@ def infill_tokens(prepared: PreparedModel) -> InfillTokens:
 
 def chat_prompt(prepared: PreparedModel, conversation: Conversation) -> RenderedPrompt:
     conversation = completed(prepared.spec, conversation)
-    return prepared.family.render(prepared.checkpoint, conversation, prepared.context_length)
+    family, checkpoint, most = prepared.family, prepared.checkpoint, prepared.context_length
+    unseen = tuple(media_places([conversation]))
+    if unseen and prepared.vision:
+        shown, pictures = with_pictures(conversation, prepared.vision)
+        rendered = family.render(checkpoint, shown, most)
+        if prompt := expanded(rendered, pictures, prepared.vision):
+            return replace(prompt, unseen=tuple(media_places([shown])))
+    return replace(family.render(checkpoint, conversation, most), unseen=unseen)
 
 
 def without_volatile_lines(request: GenerateRequest) -> tuple[GenerateRequest, tuple[str, ...]]:

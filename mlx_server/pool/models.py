@@ -485,6 +485,7 @@ class ModelPreparation:
                 prepared.spec.kv_bits,
                 prepared.most_padding,
                 prepared.spec.compute_dtype,
+                prepared.vision is not None,
             )
         try:
             await self._disk.run(partial(check_files, prepared))

@@ -37,6 +37,7 @@ from mlx_server.models.files import (
     weights_bytes,
     weights_on_disk,
 )
+from mlx_server.models.vision import Vision, can_see, vision_of
 from mlx_server.parsers.parse_context import pairs_of
 from mlx_server.prompts.infill import infill_tokens_of
 from mlx_server.requests import (
@@ -151,6 +152,8 @@ class PreparedModel:
     """The stamp of the files, taken before they were read."""
     size_bytes: int = 0
     """The bytes of the weight files."""
+    vision: Vision | None = None
+    """How it is shown pictures; None for a model that sees none."""
 
     @property
     def id(self) -> str:
@@ -226,11 +229,15 @@ class Capabilities:
     fill_in_the_middle: bool = False
     task: Task = "generate"
     is_encoder: bool = False
+    sees: bool = False
+    """Whether it is shown pictures."""
 
 
 def capabilities_of(prepared: PreparedModel) -> Capabilities:
     size = prepared.size_bytes
-    return _capabilities(prepared.spec, prepared.checkpoint, prepared.family, size)
+    return _capabilities(
+        prepared.spec, prepared.checkpoint, prepared.family, size, sees=prepared.vision is not None
+    )
 
 
 def capabilities_on_disk(spec: ModelSpec) -> Capabilities | None:
@@ -244,7 +251,8 @@ def capabilities_on_disk(spec: ModelSpec) -> Capabilities | None:
         check_model(path)
         checkpoint = read_checkpoint(path, spec.chat_template, tokenizer_json(path))
         family = family_of(checkpoint, spec.family)
-        return _capabilities(spec, checkpoint, family, weights_on_disk(path))
+        sees = _vision(spec, path, checkpoint) is not None
+        return _capabilities(spec, checkpoint, family, weights_on_disk(path), sees=sees)
     except (ServerError, OSError, MemoryError):  # `prepare` raises it for a request
         return None
 
@@ -261,12 +269,18 @@ def stamp_on_disk(spec: ModelSpec) -> Stamp | None:
 
 
 def _capabilities(
-    spec: ModelSpec, checkpoint: Checkpoint, family: ModelFamily, size_bytes: int
+    spec: ModelSpec,
+    checkpoint: Checkpoint,
+    family: ModelFamily,
+    size_bytes: int,
+    *,
+    sees: bool = False,
 ) -> Capabilities:
     task = task_of(spec, checkpoint)
     answers = task == "generate"
     return Capabilities(
         task=task,
+        sees=sees,
         is_encoder=is_encoder(checkpoint.config),
         family=family.name,
         architecture=checkpoint.model_type,
@@ -327,9 +341,19 @@ def _read(
         adapters=_catalog(spec, path, progress),
         stamp=stamp,
         size_bytes=weights_on_disk(path),
+        vision=_vision(spec, path, checkpoint),
     )
     check_files(prepared)
     return prepared
+
+
+def _vision(spec: ModelSpec, path: Path, checkpoint: Checkpoint) -> Vision | None:
+    """How the model is shown pictures. Of a model over several machines, no rank has the tower."""
+    vision = vision_of(path, checkpoint.config)
+    if vision is None or spec.group or task_of(spec, checkpoint) != "generate":
+        return None
+    token = checkpoint.tokenizer.control_tokens.get(vision.token)
+    return vision if token and token in vision.family.placeholder and can_see() else None
 
 
 def _configured(family: ModelFamily, checkpoint: Checkpoint, spec: ModelSpec) -> ModelFamily:

@@ -24,7 +24,15 @@ from typing import Any, Literal
 
 from mlx_server import limits
 from mlx_server.grammars.view import named
-from mlx_server.messages import Conversation, Message, Tool, ToolCall
+from mlx_server.messages import (
+    Conversation,
+    Message,
+    Picture,
+    Tool,
+    ToolCall,
+    content_of,
+    pieces_of,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,12 +192,21 @@ def fit_to_template(turns: Sequence[Turn], capabilities: TemplateCapabilities) -
 def _turn(message: Message, roles: Mapping[str, str]) -> Turn:
     return Turn(
         role=roles.get(message.role, message.role),
-        parts=(message.content,) if message.content else (),
+        parts=_parts(message),
         reasoning=message.reasoning or "",
         calls=message.tool_calls,
         call_id=message.tool_call_id or "",
         name=message.name or "",
     )
+
+
+def _parts(message: Message) -> tuple[Part, ...]:
+    parts = message.parts
+    # a rule may have replaced the content since
+    if any(isinstance(part, Picture) for part in parts) and content_of(parts) == message.content:
+        pieces = pieces_of(parts)
+        return tuple(e if isinstance(e, str) else OwnText(e.placeholder) for e in pieces)
+    return (message.content,) if message.content else ()
 
 
 def extract_reasoning(turn: Turn, delimiters: Iterable[tuple[str, str]]) -> Turn:

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from mlx_server import limits
+from mlx_server.engine.messages import Picture
 from mlx_server.errors import BadRequest, ModelUnusable
 from mlx_server.messages import Conversation, Message, Tool, ToolCall
 from mlx_server.models.checkpoint import Checkpoint
@@ -156,6 +157,9 @@ class RenderedPrompt:
     """Names of the parameters that the request set and the template does not read."""
     branches: Callable[[], Branches] = field(default=Branches, compare=False)
     """Finds the lengths at which the next requests are expected to differ from the prompt."""
+    pictures: tuple[Picture, ...] = ()
+    unseen: tuple[str, ...] = ()
+    """The places of media that the model is not shown."""
 
 
 def as_given(id: str, name: str, number: int) -> str:

@@ -3,6 +3,7 @@ is closed, and the operating system enforces its limits.
 """
 
 import fcntl
+import gc
 import os
 import resource
 import signal
@@ -21,6 +22,17 @@ class Served(NamedTuple):
     payload: bytes | bytearray = b""
     is_last: bool = False
     """The process ends after this reply, so that the next one has a clean heap."""
+
+
+def run(warm: Callable[[], None], answer: Callable[[bytearray], Served]) -> None:
+    """The program of a child. warm: imports what `answer` needs, since no file can be opened
+    later."""
+    end_with_server(int(sys.argv[2]))
+    warm()
+    gc.collect()
+    gc.freeze()
+    enter_sandbox(int(sys.argv[1]))
+    serve(socket.socket(fileno=0), answer)
 
 
 def serve(channel: socket.socket, answer: Callable[[bytearray], Served]) -> None:

@@ -6,7 +6,7 @@ import msgspec
 
 from mlx_server import limits
 from mlx_server.errors import PdfUnavailable
-from mlx_server.sandbox.parent import Program, Stopped, WarmProcesses
+from mlx_server.sandbox.parent import FileRefused, Program, WarmProcesses
 
 
 class ReadPdf(msgspec.Struct, frozen=True):
@@ -47,21 +47,12 @@ PROCESSES = WarmProcesses(
 _replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
 
 
-class PdfRefused(Exception):
-    """The file's text can't be read. The message is a sentence's end."""
-
-
 def text_of(data: bytes) -> str:
-    """The text of all pages. Raises PdfRefused, and PdfUnavailable."""
+    """The text of all pages. Raises FileRefused, and PdfUnavailable."""
     seconds = limits.PDF_SECONDS
     request = ReadPdf(data, limits.PDF_PAGES, limits.PDF_CHARACTERS, seconds)
-    packed = bytearray(msgspec.msgpack.encode(request))
-    try:
-        with PROCESSES.one() as own:
-            answer, text = own.ask(packed, seconds)
-    except Stopped as stopped:
-        raise PdfRefused(f"can't be read: its reader {stopped}") from None
+    answer, text = PROCESSES.read(request, seconds)
     reply = _replies.decode(answer)
     if isinstance(reply, Refused):
-        raise PdfRefused(reply.why)
+        raise FileRefused(reply.why)
     return text.decode()

@@ -1,11 +1,8 @@
 """Reads the text of PDF files: the program of a warm process, `child.py MEMORY_BYTES LIFELINE`."""
 
 import encodings
-import gc
 import logging
 import pkgutil
-import socket
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -19,7 +16,7 @@ from pypdf import PdfReader, PdfWriter
 from pypdf.errors import PyPdfError
 from pypdf.generic import DecodedStreamObject, NameObject
 
-from mlx_server.sandbox.child import Served, end_with_server, enter_sandbox, serve, time_limit
+from mlx_server.sandbox.child import Served, run, time_limit
 from mlx_server.sandbox.pdf import PdfText, ReadPdf, Refused, Reply
 
 
@@ -99,7 +96,6 @@ def _ended(data: bytes) -> bytes:
 
 
 def main() -> None:
-    end_with_server(int(sys.argv[2]))
     logging.disable()
     decoder = msgspec.msgpack.Decoder(ReadPdf)
 
@@ -107,11 +103,7 @@ def main() -> None:
         reply, text = reply_to(decoder.decode(frame))
         return Served(msgspec.msgpack.encode(reply), text.encode("utf-8", "replace"))
 
-    _warm()
-    gc.collect()
-    gc.freeze()
-    enter_sandbox(int(sys.argv[1]))
-    serve(socket.socket(fileno=0), answer)
+    run(_warm, answer)
 
 
 def _warm() -> None:

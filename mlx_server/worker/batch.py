@@ -48,6 +48,7 @@ from mlx_server.worker.prefill_groups import (
 from mlx_server.worker.prompt_store import PromptStore, RowPrompts
 from mlx_server.worker.replay_model import ReplayModel
 from mlx_server.worker.row import EXPERTS_PIECE, FIXED_PIECE, Row
+from mlx_server.worker.sight import row_pictures
 
 COMPARED = 1024
 """The tokens of the longest row of a step that is compared with the cost curve."""
@@ -278,6 +279,7 @@ class Batch:
     ) -> None:
         """cache: the cache of the whole prompt but its last token, if it has been computed."""
         row = Row(request, self.vocabulary)
+        row.pictures = row_pictures(self.model, request)
         row.fixed_piece = EXPERTS_PIECE if self._costs.has_experts else FIXED_PIECE
         self._cache.add_places(row)
         row.constraint = constraint

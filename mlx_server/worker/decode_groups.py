@@ -10,7 +10,7 @@ caches.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from itertools import chain
 from typing import Any, cast
 
@@ -26,6 +26,7 @@ from mlx_server.worker.padded_rows import padded
 from mlx_server.worker.prefill.memory_tier import can_always_be_cut
 from mlx_server.worker.row import LateDraw, Row
 from mlx_server.worker.sampling import RowLogprobs, Sampled, Sampler, sample_rows_alone
+from mlx_server.worker.sight import seeing
 
 PER_ROW = (
     *("uids", "tokens", "samplers", "logits_processors", "max_tokens", "stop_sequences"),
@@ -50,7 +51,7 @@ class DecodeBatch(GenerationBatch):
         self._current_tokens, self._current_logprobs = inputs, logprobs
 
         sampler, rows = self._for_rows()
-        with using(rows, self.model):
+        with using(rows, self.model), _seeing(self):
             logits = self.model(inputs[:, None], cache=self.prompt_cache)[:, -1, :]
         faults = [row.fault for row in self.samplers]
         sampled = self._sampled(sampler, logits, inputs)
@@ -179,18 +180,18 @@ class PrefillBatch(PromptProcessingBatch):
         if max(lengths) == 1 and min(lengths) == 0:
             self._prompt_token(tokens, lengths)
         else:
-            with using(_rows(self.samplers), self.model):
+            with using(_rows(self.samplers), self.model), _seeing(self):
                 super().prompt(tokens)
 
     def _prompt_token(self, tokens: list[list[int]], lengths: list[int]) -> None:
         """Computes one token for some rows and none for others. They are padded to two tokens: a
         rotating cache treats an input of one token as a decoding step, where no row is padded."""
-        for known, row in zip(self.tokens, tokens, strict=True):
-            known += row
         for cache in self.prompt_cache:
             cache.prepare(lengths=lengths, right_padding=[2 - length for length in lengths])
-        with using(_rows(self.samplers), self.model):
+        with using(_rows(self.samplers), self.model), _seeing(self):
             self.model(mx.array([[*row, 0, 0][:2] for row in tokens]), cache=self.prompt_cache)
+        for known, row in zip(self.tokens, tokens, strict=True):
+            known += row
         for cache in self.prompt_cache:
             cache.finalize()
         mx.eval([cache.state for cache in self.prompt_cache])
@@ -222,6 +223,10 @@ class PrefillBatch(PromptProcessingBatch):
 
 def _rows(rows: list[Row]) -> RowAdapters:
     return RowAdapters([row.row_adapter for row in rows])
+
+
+def _seeing(batch: DecodeBatch | PrefillBatch) -> AbstractContextManager[None]:
+    return seeing(batch.model, [row.pictures for row in batch.samplers], batch.tokens)
 
 
 def cheapest_groups(

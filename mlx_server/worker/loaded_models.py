@@ -116,7 +116,7 @@ def load(
     """wire: called with the total bytes of the weights before they are read."""
     model, path = command.model, Path(command.path)
     dtype = HALF_PRECISIONS.get(command.compute_dtype)
-    reading = _wired(weights.load(path, pace, share.cut, dtype), wire)
+    reading = _wired(weights.load(path, pace, share.cut, dtype, sees=command.sees), wire)
     network = yield from share.together(reading)
     # ranks of a group could come to different ends
     if dtype is None and not share.is_one_of_several and tries_float16(network, path):
@@ -125,7 +125,7 @@ def load(
         if why_not:
             log.warning("%s stays in bfloat16: in float16 %s", model, why_not)
             del network, reading  # there may be no room for two copies
-            network = yield from weights.load(path, pace, share.cut)
+            network = yield from weights.load(path, pace, share.cut, sees=command.sees)
         else:
             log.info("%s computes in float16, since this chip emulates bfloat16", model)
     set_kv_bits(network, command.kv_bits)

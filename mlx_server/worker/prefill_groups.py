@@ -130,7 +130,9 @@ class PrefillGroup:
 def _wanted(row: Row, known: int, size: int) -> int:
     if row.deterministic:
         return row.next_piece(known)
-    return min(size, next((p - known for p in row.snapshot_places if p > known), MOST))
+    ends = (*row.snapshot_places, *(row.pictures.ends if row.pictures else ()))
+    # a piece has one new picture, so that other rows wait for one at a time
+    return min(size, MOST, *(end - known for end in ends if end > known))
 
 
 def share_new_tokens(a: WaitingPrompt, b: WaitingPrompt) -> bool:

@@ -21,6 +21,7 @@ from mlx_server.worker.constrained_decoding.logit_constraints import TOO_LARGE, 
 from mlx_server.worker.constrained_decoding.mask_threads import SlowMask
 from mlx_server.worker.lora_layers import NO_ADAPTER, RowAdapter
 from mlx_server.worker.prefill.memory_tier import Key
+from mlx_server.worker.sight import RowPictures
 
 FIXED_PIECE, EXPERTS_PIECE = 128, 512
 """The tokens of a deterministic prompt that are computed together: more make others wait longer,
@@ -51,6 +52,7 @@ class Row:
         self.prompt_key = prompt_key_of(request)
         self.snapshot_places: tuple[int, ...] = ()
         """The lengths of the prompt at which the prompt cache keeps its state."""
+        self.pictures: RowPictures | None = None
         self.constraint: LogitConstraint | None = None
         self.loops = None if request.loops is None else LoopDetector(request.loops)
         self.late: LateDraw | None = None
@@ -71,7 +73,7 @@ class Row:
         self._seed = os.urandom(8) if seed is None else (seed & (2**64 - 1)).to_bytes(8, "little")
         if self.penalised:
             seen = np.zeros((1, vocabulary), np.bool_)
-            seen[0, request.prompt] = True
+            seen[0, [id for id in request.prompt if id < vocabulary]] = True
             self.seen = mx.array(seen), 0
             """Which tokens are in the prompt or the answer: the place of a row among those of a
             batch."""

@@ -32,6 +32,7 @@ from mlx_server.worker.lora_layers import NO_ADAPTER, RowAdapter, RowAdapters, u
 from mlx_server.worker.prompt_store import PromptStore
 from mlx_server.worker.row import prompt_key_of, row_adapter_of
 from mlx_server.worker.sampling import RowLogprobs, step_logprobs
+from mlx_server.worker.sight import row_pictures
 
 LARGEST_SCALE = 4.0
 
@@ -51,7 +52,7 @@ def check_row(command: Generate, batch: Batch) -> None:
     if not 0 <= command.delay < math.inf:
         raise ValueError("the delay is out of range")
     # MLX does not check indices: an id past the end reads or overwrites other memory.
-    ids = [*command.prompt, *command.grammar_prefix, *command.sampling.logit_bias]
+    ids = [*text_ids(command, batch.model), *command.grammar_prefix, *command.sampling.logit_bias]
     if command.thinking:
         _check_thinking(command.thinking)
         ids += command.thinking.end
@@ -61,11 +62,22 @@ def check_row(command: Generate, batch: Batch) -> None:
         > limits.WHOLE_GRAMMAR_CHARACTERS
     ):
         raise ValueError("the grammar is too long")
-    for id in (min(ids), max(ids)):
+    for id in (min(ids, default=0), max(ids, default=0)):
         if not 0 <= id < batch.vocabulary:
             raise ValueError(f"token id {id} is outside the vocabulary of {batch.vocabulary}")
     if not _in_range(command.sampling):
         raise ValueError("a sampling parameter is out of range")
+
+
+def text_ids(command: Generate, model: nn.Module) -> list[int]:
+    """The prompt's ids without those of its pictures, which are checked."""
+    if (pictures := row_pictures(model, command)) is None:
+        return command.prompt
+    if command.prompt_logprobs:
+        raise ValueError("a prompt with pictures has no log probabilities")
+    begins, ends = [each.at for each in command.pictures], pictures.ends
+    spans = zip([0, *ends], [*begins, len(command.prompt)], strict=True)
+    return [id for begin, end in spans for id in command.prompt[begin:end]]
 
 
 def check_texts(command: Embed, batch: Batch) -> None:

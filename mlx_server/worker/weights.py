@@ -18,6 +18,7 @@ from mlx_server.worker.device import has_gpu
 from mlx_server.worker.encoders import encoder_classes
 from mlx_server.worker.mlx_lm_internals import get_classes, load_model, read_config
 from mlx_server.worker.replay_model import ReplayModel
+from mlx_server.worker.sight import give_sight, sight_of
 
 MODULES = "modules.json"
 """The file that shows a checkpoint of sentence-transformers."""
@@ -78,9 +79,12 @@ def load(
     pace: WeightReadPace | None = None,
     cut: Callable[[nn.Module], None] = lambda model: None,
     dtype: mx.Dtype | None = None,
+    *,
+    sees: bool = False,
 ) -> Reading:
     """pace: decides how many bytes each piece has. cut: see `WholeModel`. dtype: of what has 16
-    bits; None: that of the file, or float32 without a GPU."""
+    bits; None: that of the file, or float32 without a GPU. sees: whether the vision tower is loaded
+    too."""
     config = read_config(path)
     if config.get("model_type") == REPLAY:
         return ReplayModel(config["vocab_size"])
@@ -95,14 +99,17 @@ def load(
         if why := why_not_read(config, public_message(error)):
             raise ModelUnusable(why) from error
         raise
+    if sees:
+        give_sight(model, path, config)
     # The model's random initial weights were never evaluated. Seeding drops their unevaluated
     # random keys, which would form a longer chain with each load.
     mx.random.seed(0)
-    if dtype:
-        model.set_dtype(dtype, lambda stored: stored in (mx.bfloat16, mx.float16))
-    elif not has_gpu():
-        # MLX's CPU kernels are several times faster in float32 than in either half precision.
-        model.set_dtype(mx.float32)
+    for module in _modules(model):
+        if dtype:
+            module.set_dtype(dtype, lambda stored: stored in (mx.bfloat16, mx.float16))
+        elif not has_gpu():
+            # MLX's CPU kernels are several times faster in float32 than in either half precision.
+            module.set_dtype(mx.float32)
     cut(model)
     total = sum(array.nbytes for array in arrays(model))
     done = 0
@@ -160,7 +167,13 @@ def embedder_classes(config: dict[str, Any]) -> tuple[type[nn.Module], type[Any]
 
 
 def arrays(model: nn.Module) -> list[mx.array]:
-    return [array for _, array in tree_flatten(model.parameters())]
+    return [a for each in _modules(model) for _, a in tree_flatten(each.parameters())]
+
+
+def _modules(model: nn.Module) -> list[nn.Module]:
+    """The text model and its tower."""
+    sight = sight_of(model)
+    return [model, sight.tower] if sight else [model]
 
 
 def _piece(unread: deque[mx.array], nbytes: int) -> list[mx.array]:

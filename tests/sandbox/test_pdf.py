@@ -3,12 +3,13 @@
 import pytest
 
 from mlx_server import limits
-from mlx_server.sandbox.pdf import PROCESSES, PdfRefused, text_of
+from mlx_server.sandbox.parent import FileRefused
+from mlx_server.sandbox.pdf import PROCESSES, text_of
 from tests.sandbox.pdf_files import assembled, bomb, composite, pdf, with_forms
 
 
 def refusal(data: bytes) -> str:
-    with pytest.raises(PdfRefused) as refused:
+    with pytest.raises(FileRefused) as refused:
         text_of(data)
     return str(refused.value)
 

@@ -214,8 +214,7 @@ class Turns:
             self._drafts.append(AssistantDraft())
         if isinstance(part, Media):
             self.ignored[part.place] = None
-            part = part.line
-        self._drafts[-1].texts.append(part)
+        self._drafts[-1].texts.append(content_of([part]))
 
     def _think(self, block: ThinkingBlock) -> None:
         signature = block.signature or ""

@@ -1,0 +1,184 @@
+"""Shows a model the pictures of a conversation.
+
+Each is decoded in a process with limits, once for all turns of its conversation, and gets the
+placeholder that the model's chat templates write for a picture. In the rendered prompt, the one
+image token of each placeholder becomes as many as the picture has, with the picture's own ids.
+
+A picture of the newest question that can't be shown is refused. One of the history is a line of
+text instead: its client sends it again with each turn.
+"""
+
+import base64
+import threading
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+
+from mlx_server import limits
+from mlx_server.engine.messages import Picture, media_ids
+from mlx_server.errors import BadRequest
+from mlx_server.messages import ContentPart, Conversation, Media, Message, content_of
+from mlx_server.messages import Picture as PicturePart
+from mlx_server.models.vision import Vision
+from mlx_server.prompts.branches import Branches
+from mlx_server.prompts.template_prompt import RenderedPrompt
+from mlx_server.request_threads import check_wanted
+from mlx_server.sandbox.parent import FileRefused
+from mlx_server.sandbox.pictures import Fit, decoded
+
+SHOWN_ROLES = ("user", "tool")
+"""The roles of messages whose pictures are shown: templates have no place for others."""
+
+
+@dataclass(frozen=True)
+class ShownPicture:
+    digest: bytes
+    width: int
+    height: int
+    pixels: bytes
+
+
+class DecodedPictures:
+    """The pictures that were decoded last."""
+
+    def __init__(self) -> None:
+        self._pictures: OrderedDict[tuple[bytes, Fit, int], ShownPicture] = OrderedDict()
+        self._lock = threading.Lock()
+        self._nbytes = 0
+
+    def picture(self, data: str, fit: Fit, filter: int) -> ShownPicture:
+        """data: base64. Raises FileRefused, and PicturesUnavailable."""
+        key = sha256(data.encode(errors="surrogatepass")).digest(), fit, filter
+        with self._lock:
+            if key in self._pictures:
+                self._pictures.move_to_end(key)
+                return self._pictures[key]
+        picture = _decoded(data, fit, filter)
+        with self._lock:
+            if key not in self._pictures:
+                self._pictures[key] = picture
+                self._nbytes += len(picture.pixels)
+            while self._nbytes > limits.DECODED_PICTURE_BYTES:
+                _, dropped = self._pictures.popitem(last=False)
+                self._nbytes -= len(dropped.pixels)
+        return picture
+
+
+def _decoded(data: str, fit: Fit, filter: int) -> ShownPicture:
+    try:
+        file = base64.b64decode(data, validate=True)
+    except ValueError:
+        raise FileRefused("is not base64") from None
+    width, height, pixels = decoded(file, fit, filter)
+    digest = sha256(b"%d %d " % (width, height) + pixels).digest()
+    return ShownPicture(digest, width, height, pixels)
+
+
+DECODED = DecodedPictures()
+
+
+def with_pictures(
+    conversation: Conversation, vision: Vision
+) -> tuple[Conversation, list[ShownPicture]]:
+    """The conversation with placeholders for the pictures that can be shown, and these."""
+    messages = list(conversation.messages)
+    given = [
+        (at, place, part)
+        for at, message in enumerate(messages)
+        if message.role in SHOWN_ROLES
+        for place, part in enumerate(message.parts)
+        if isinstance(part, Media) and part.kind == "image"
+    ]
+    newest = _newest(messages)
+    if (count := sum(at >= newest for at, *_ in given)) > limits.PICTURES:
+        raise BadRequest(
+            f"The question has {count} pictures; the limit is {limits.PICTURES}. Leave some out.",
+            param="messages",
+        )
+    pictures: list[ShownPicture] = []
+    for number, (at, place, medium) in enumerate(given):
+        check_wanted()
+        if len(given) - number > limits.PICTURES:
+            part: ContentPart = replace(medium, why="later messages have too many pictures")
+        else:
+            part = _part(medium, vision, pictures, is_new=at >= newest)
+        messages[at] = _with_part(messages[at], place, part)
+    return replace(conversation, messages=tuple(messages)), pictures
+
+
+def _part(
+    medium: Media, vision: Vision, pictures: list[ShownPicture], *, is_new: bool
+) -> ContentPart:
+    """The placeholder of a picture, which is added to the others, or the line in its place."""
+    try:
+        data, detail = _data(medium)
+        pictures.append(DECODED.picture(data, vision.fit(detail), vision.filter))
+    except FileRefused as refused:
+        if is_new:
+            raise BadRequest(f"The picture {refused}.", param=medium.place) from None
+        return replace(medium, why=f"it {refused}")
+    return PicturePart(vision.family.placeholder)
+
+
+def _data(medium: Media) -> tuple[str, str | None]:
+    """The base64 of a picture, and the detail that is asked for."""
+    source = (medium.part or {}).get("image_url")
+    url = source.get("url") if isinstance(source, dict) else None
+    head, _, data = url.partition(",") if isinstance(url, str) else ("", "", "")
+    if not head[:5].lower() == "data:":
+        raise FileRefused("is not sent with the request: send it as a data: URL")
+    if not head.lower().endswith(";base64"):
+        raise FileRefused("is not base64")
+    return data, source.get("detail") if isinstance(source, dict) else None
+
+
+def _newest(messages: Sequence[Message]) -> int:
+    """The place of the first of the messages since the last answer."""
+    answers = (at for at, each in enumerate(messages, 1) if each.role not in SHOWN_ROLES)
+    return max(answers, default=0)
+
+
+def _with_part(message: Message, place: int, part: ContentPart) -> Message:
+    parts = (*message.parts[:place], part, *message.parts[place + 1 :])
+    return replace(message, parts=parts, content=content_of(parts))
+
+
+def expanded(
+    rendered: RenderedPrompt, pictures: Sequence[ShownPicture], vision: Vision
+) -> RenderedPrompt | None:
+    """The prompt with all tokens of its pictures. None if the template has not written each
+    placeholder once."""
+    places = [at for at, token in enumerate(rendered.tokens) if token == vision.token]
+    if len(places) != len(pictures):
+        return None
+    tokens: list[int] = []
+    placed: list[Picture] = []
+    begin = 0
+    for at, each in zip(places, pictures, strict=True):
+        tokens += rendered.tokens[begin:at]
+        placed.append(Picture(len(tokens), each.digest, each.width, each.height, each.pixels))
+        tokens += media_ids(each.digest, vision.count(each.width, each.height))
+        begin = at + 1
+    tokens += rendered.tokens[begin:]
+    added = list(_added(pictures, vision))
+
+    def moved(length: int) -> int:
+        return length + added[bisect_left(places, length)]
+
+    def branches() -> Branches:
+        found = rendered.branches()
+        lengths = tuple(map(moved, found.places))
+        return Branches(lengths, moved(found.continued_from), moved(found.shared))
+
+    return replace(rendered, tokens=tokens, pictures=tuple(placed), branches=branches)
+
+
+def _added(pictures: Sequence[ShownPicture], vision: Vision) -> Iterator[int]:
+    """The tokens by which a prompt is longer after each number of pictures."""
+    total = 0
+    yield total
+    for each in pictures:
+        total += vision.count(each.width, each.height) - 1
+        yield total

@@ -1,0 +1,92 @@
+"""Decodes pictures: the program of a warm process, `picture_child.py MEMORY_BYTES LIFELINE`.
+
+Only pixels leave the process: no metadata, colour profile or further frame.
+"""
+
+from io import BytesIO
+
+import msgspec
+from PIL import Image, ImageFile, ImageOps, PngImagePlugin, UnidentifiedImageError
+
+from mlx_server.sandbox.child import Served, run, time_limit
+from mlx_server.sandbox.pictures import MOST_ASPECT, Decoded, ReadPicture, Refused, Reply, Square
+
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
+
+HEIC = (b"heic", b"heix", b"hevc", b"mif1", b"msf1", b"avif")
+"""The names of formats of phones' cameras, in the first bytes of a file."""
+
+Image.MAX_IMAGE_PIXELS = None  # the request's limit is checked before anything is decoded
+ImageFile.LOAD_TRUNCATED_IMAGES = False
+PngImagePlugin.MAX_TEXT_CHUNK = PngImagePlugin.MAX_TEXT_MEMORY = 1 << 20
+
+
+def reply_to(request: ReadPicture) -> tuple[Reply, bytes]:
+    try:
+        with time_limit(request.seconds):
+            return _decoded(request)
+    except MemoryError:
+        raise  # the process ends, and the server says so
+    except Exception as error:  # a damaged file can cause any
+        return Refused(f"is damaged ({type(error).__name__})"), b""
+
+
+def _decoded(request: ReadPicture) -> tuple[Reply, bytes]:
+    try:
+        image: Image.Image = Image.open(BytesIO(request.data), formats=FORMATS)
+    except UnidentifiedImageError:
+        return Refused(_why_unknown(request.data)), b""
+    width, height = image.size
+    if width * height > request.pixels:
+        limit = f"the limit is {request.pixels:,} pixels"
+        return Refused(f"is {width} x {height}; {limit}. Send it smaller"), b""
+    if max(width, height) > MOST_ASPECT * min(width, height):
+        return Refused(f"is {width} x {height}: a side is over {MOST_ASPECT} times the other"), b""
+    image = _plain(ImageOps.exif_transpose(image))
+    wanted = request.fit.size(*image.size)
+    if image.size != wanted:
+        image = image.resize(wanted, Image.Resampling(request.filter))
+    return Decoded(*image.size), image.tobytes()
+
+
+def _why_unknown(data: bytes) -> str:
+    if data[4:8] == b"ftyp" and data[8:12] in HEIC:
+        how = "on a Mac: sips -s format jpeg PICTURE.heic --out PICTURE.jpg"
+        return f"is HEIC or AVIF, which is not read. Convert it to JPEG first ({how})"
+    return f"is no {', '.join(FORMATS[:-1])} or {FORMATS[-1]} file"
+
+
+def _plain(image: Image.Image) -> Image.Image:
+    """The picture in RGB, on white where it is transparent."""
+    if image.mode.startswith("I") or image.mode == "F":  # 16 bits
+        gray = image.convert("I").point(lambda value: value / 256).convert("L")
+        return gray.convert("RGB")
+    if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
+        above = image.convert("RGBA")
+        image = Image.new("RGBA", above.size, "white")
+        image.alpha_composite(above)
+    return image.convert("RGB")
+
+
+def _warm() -> None:
+    """Decodes a picture of each format: nothing can be opened or imported afterwards."""
+    Image.init()
+    for kind in FORMATS:
+        file = BytesIO()
+        Image.new("RGB", (8, 8)).save(file, kind)
+        reply, _ = reply_to(ReadPicture(file.getvalue(), Square(4), 3, 64, 60))
+        assert reply == Decoded(4, 4)
+
+
+def main() -> None:
+    decoder = msgspec.msgpack.Decoder(ReadPicture)
+
+    def answer(frame: bytearray) -> Served:
+        reply, pixels = reply_to(decoder.decode(frame))
+        return Served(msgspec.msgpack.encode(reply), pixels)
+
+    run(_warm, answer)
+
+
+if __name__ == "__main__":
+    main()

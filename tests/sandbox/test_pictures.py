@@ -1,0 +1,153 @@
+"""Pictures as models are shown them, and files that are made to harm their reader."""
+
+import struct
+import zlib
+from collections.abc import Callable
+from io import BytesIO
+from typing import Any
+
+import pytest
+
+from mlx_server import limits
+from mlx_server.sandbox.parent import FileRefused
+from mlx_server.sandbox.pictures import PROCESSES, Grid, Square, decoded
+
+Image = pytest.importorskip("PIL.Image", reason="the extra `vision` is not installed")
+
+WHITE, RED, BLUE = (255, 255, 255), (200, 10, 20), (0, 0, 255)
+SAME = Grid(1, 1, 1 << 30)
+"""Pictures keep their size."""
+
+
+def saved(image: Any, kind: str, **options: Any) -> bytes:
+    file = BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+def image(colour: Any = RED, size: tuple[int, int] = (80, 40), mode: str = "RGB") -> Any:
+    return Image.new(mode, size, colour)
+
+
+def halves() -> Any:
+    both = image()
+    both.paste(BLUE, (0, 0, 40, 40))
+    return both
+
+
+def turned() -> bytes:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    return saved(halves(), "JPEG", exif=exif, quality=95)
+
+
+def chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def png(width: int, height: int, body: bytes, *more: bytes) -> bytes:
+    head = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + head + b"".join(more) + chunk(b"IDAT", body) + chunk(b"IEND", b"")
+
+
+def pixel(data: bytes, at: int = 0) -> tuple[int, ...]:
+    _, _, pixels = decoded(data, SAME, 3)
+    return tuple(pixels[3 * at : 3 * at + 3])
+
+
+def refusal(data: bytes) -> str:
+    with pytest.raises(FileRefused) as refused:
+        decoded(data, SAME, 3)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("data", "first"),
+    [
+        (lambda: saved(image(), "PNG"), RED),
+        (lambda: saved(image(WHITE), "JPEG"), WHITE),
+        (lambda: saved(image(WHITE).convert("CMYK"), "JPEG"), WHITE),
+        (lambda: saved(image(), "WEBP", lossless=True), RED),
+        (lambda: saved(image((255, 0, 0, 0), mode="RGBA"), "PNG"), WHITE),
+        (lambda: saved(image((9, 0), mode="LA"), "PNG"), WHITE),
+        (lambda: saved(image(0, mode="P"), "PNG", transparency=0), WHITE),
+        (lambda: saved(image(51400, mode="I;16"), "PNG"), (200, 200, 200)),
+        (lambda: saved(image(1, mode="1"), "PNG"), WHITE),
+        (lambda: saved(image(), "GIF", save_all=True, append_images=[halves()] * 200), RED),
+        (
+            lambda: saved(image(), "WEBP", save_all=True, lossless=True, append_images=[halves()]),
+            RED,
+        ),
+        (lambda: saved(image(size=(1, 1)), "PNG"), RED),
+    ],
+    ids=[
+        *("PNG", "JPEG", "CMYK", "WebP", "transparent", "gray and alpha", "palette", "16 bits"),
+        *("1 bit", "GIF", "animated WebP", "one pixel"),
+    ],
+)
+def test_a_picture_is_on_white_in_rgb(data: Callable[[], bytes], first: tuple[int, ...]) -> None:
+    assert all(abs(a - b) <= 2 for a, b in zip(pixel(data()), first, strict=True))
+
+
+def test_a_picture_is_turned_as_its_camera_was() -> None:
+    width, height, pixels = decoded(turned(), SAME, 3)
+    assert (width, height) == (40, 80)
+    assert pixels[2] > 200, "the left half is at the top"
+    assert pixels[-3] > 150
+
+
+def test_a_picture_has_the_size_for_the_model() -> None:
+    data = saved(halves(), "PNG")
+    assert decoded(data, Square(7), 2)[:2] == (7, 7)
+    width, height, pixels = decoded(data, Grid(32, 64 * 64, 1 << 20), 3)
+    assert (width, height) == (96, 64)
+    assert len(pixels) == 3 * 96 * 64
+
+
+ZEROS = zlib.compress(bytes(64 << 20), 9)
+SMALL = zlib.compress(bytes(8 * 25))
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"", "no PNG, JPEG, WEBP or GIF"),
+        (b"GIF89a", "no PNG"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "no PNG"),
+        (
+            b"<svg xmlns='http://www.w3.org/2000/svg'><image href='file:///etc/passwd'/></svg>",
+            "no PNG",
+        ),
+        (b"\0\0\0\x18ftypheic" + bytes(100), "sips -s format jpeg"),
+        (b"\0\0\0\x18ftypavif" + bytes(100), "Convert it to JPEG"),
+        (lambda: saved(image(), "BMP"), "no PNG"),
+        (lambda: saved(image(), "TIFF"), "no PNG"),
+        (lambda: saved(image(), "JPEG")[:400], "damaged"),
+        (lambda: saved(image(), "PNG")[:60], "damaged"),
+        (png(60000, 60000, SMALL), "60000 x 60000; the limit is 20,000,000 pixels"),
+        (png(1, 20000, ZEROS), "over 200 times"),
+        (png(8, 8, SMALL, chunk(b"zTXt", b"a\0\0" + ZEROS)), "damaged"),
+        (png(8, 8, SMALL, chunk(b"iCCP", b"a\0\0" + ZEROS)), "damaged"),
+        (png(8, 8, b"\xff" * 100), "damaged"),
+        (png(0, 0, SMALL), ""),
+    ],
+)
+def test_a_file_that_is_no_picture_is_refused_and_the_next_one_is_read(
+    data: bytes | Callable[[], bytes], why: str
+) -> None:
+    assert why in refusal(data if isinstance(data, bytes) else data())
+    assert pixel(saved(image(), "PNG")) == RED
+
+
+def test_time_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "PICTURE_SECONDS", 0.02)
+    side = 4000
+    assert "can't be read" in refusal(
+        png(side, side, zlib.compress(bytes(side * (3 * side + 1)), 9))
+    )
+
+
+def test_processes_and_their_memory_have_limits() -> None:
+    assert PROCESSES._program.memory == limits.PICTURE_MEMORY
+    assert PROCESSES._most_each == limits.CLIENT_PICTURE_PROCESSES
+    assert PROCESSES._most_idle == limits.IDLE_PICTURE_PROCESSES
