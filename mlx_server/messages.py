@@ -2,7 +2,7 @@
 has."""
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Literal
 
@@ -160,11 +160,14 @@ class Conversation:
         return replace(self, messages=messages, continue_final_message=False)
 
 
-def media_places(prompts: Iterable[object]) -> Iterator[str]:
-    """The paths of all media in those prompts that are conversations."""
+def media_places(
+    prompts: Iterable[object], takes: Callable[[Media], bool] = lambda _: False
+) -> Iterator[str]:
+    """The paths of the media that a model does not take, in those prompts that are
+    conversations."""
     conversations = (prompt for prompt in prompts if isinstance(prompt, Conversation))
     messages = (message for conversation in conversations for message in conversation.messages)
-    return (each.place for message in messages for each in message.media)
+    return (each.place for message in messages for each in message.media if not takes(each))
 
 
 def has_extra_content(conversation: Conversation) -> bool:

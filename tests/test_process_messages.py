@@ -11,7 +11,7 @@ from mlx_server.engine import messages, worker_arguments
 from mlx_server.engine.messages import Admitted, Command, Report, RowFailed, Token
 from mlx_server.engine.worker_arguments import RankArguments, WorkerArguments, encode_arguments
 from mlx_server.grammars import compiled as schemas
-from mlx_server.sandbox import pdf
+from mlx_server.sandbox import pdf, pictures
 from mlx_server.sandbox import template_messages as templates
 from mlx_server.worker.ranks import link
 from tests.structs import broken, filled, tagged
@@ -23,6 +23,9 @@ UNIONS: Mapping[str, tuple[ModuleType, Any]] = {
     "rendered": (templates, templates.Reply),
     "PDF": (pdf, pdf.ReadPdf),
     "text": (pdf, pdf.Reply),
+    "picture": (pictures, pictures.ReadPicture),
+    "fit": (pictures, pictures.Fit),
+    "pixels": (pictures, pictures.Reply),
     "schema": (schemas, schemas.Request),
     "compiled": (schemas, schemas.Reply),
     "worker's arguments": (worker_arguments, WorkerArguments),
@@ -64,7 +67,7 @@ def test_every_message_that_has_a_tag_is_read_by_its_receiver() -> None:
 
 @pytest.mark.parametrize(
     ("request_", "reply"),
-    [(templates.Request, "rendered"), (pdf.ReadPdf, "text"), (schemas.Request, "compiled")],
+    [(templates.Request, "rendered"), (pdf.ReadPdf, "text"), (pictures.ReadPicture, "pixels"), (schemas.Request, "compiled")],
 )
 def test_a_request_is_no_reply(request_: Any, reply: str) -> None:
     for message in get_args(request_) or [request_]:

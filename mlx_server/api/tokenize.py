@@ -130,7 +130,7 @@ async def tokenize(http: Request) -> Response:
     prepared = await _prepared(http, body.model)
     request = await in_thread(chat_request, body, prepared.id) if body.messages else None
     answer = await in_thread(tokenized, prepared, body, request, model=prepared.id)
-    unseen = dict.fromkeys(media_places(request.prompts if request else ()))
+    unseen = dict.fromkeys(media_places(request.prompts if request else (), prepared.takes))
     return json_response(answer, ignored_header([*await in_thread(body.ignored), *unseen]))
 
 

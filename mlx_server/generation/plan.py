@@ -81,7 +81,7 @@ def plan(
     ServerError for what the model can't do."""
     check_task(prepared, "generate")
     check_text(prepared, request)
-    check_media(prepared.spec, request)
+    check_media(prepared.spec, request, prepared.takes)
     if request.format:
         check(request.format, request.format_param)
     check_wanted()

@@ -18,7 +18,7 @@ from mlx_server.errors import (
 )
 from mlx_server.families import family_named, family_of, fitted
 from mlx_server.families.base import ModelFamily
-from mlx_server.messages import Conversation
+from mlx_server.messages import Conversation, Media
 from mlx_server.models.adapter_catalog import AdapterCatalog, AdapterLocation, read_base_shapes
 from mlx_server.models.architectures import is_encoder, is_reranker
 from mlx_server.models.checkpoint import (
@@ -162,6 +162,9 @@ class PreparedModel:
     @property
     def context_length(self) -> int:
         return _context_length(self.spec, self.checkpoint)
+
+    def takes(self, medium: Media) -> bool:
+        return self.vision is not None and medium.kind == "image"
 
     @property
     def task(self) -> Task:

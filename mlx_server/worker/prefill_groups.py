@@ -132,7 +132,7 @@ def _wanted(row: Row, known: int, size: int) -> int:
         return row.next_piece(known)
     ends = (*row.snapshot_places, *(row.pictures.ends if row.pictures else ()))
     # a piece has one new picture, so that other rows wait for one at a time
-    return min(size, MOST, *(end - known for end in ends if end > known))
+    return min([size, MOST, *(end - known for end in ends if end > known)])
 
 
 def share_new_tokens(a: WaitingPrompt, b: WaitingPrompt) -> bool:

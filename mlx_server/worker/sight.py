@@ -192,7 +192,7 @@ def give_sight(model: nn.Module, folder: Path, config: Mapping[str, Any]) -> Non
 
 
 def _tower(folder: Path, config: Mapping[str, Any], name: str) -> nn.Module:
-    module = _without_package(f"mlx_vlm.models.{name}", "vision")
+    module = tower_module(name)
     settings = module.VisionConfig.from_dict(config["vision_config"])
     tower: nn.Module = module.VisionModel(settings)
     tensors: dict[str, mx.array] = {}
@@ -214,22 +214,24 @@ def _tower(folder: Path, config: Mapping[str, Any], name: str) -> nn.Module:
     return tower
 
 
-def _without_package(package: str, name: str) -> ModuleType:
-    """A module of mlx-vlm without what its packages import: transformers and processors, of which
-    a tower needs none."""
+def tower_module(name: str) -> ModuleType:
+    """mlx-vlm's module of a tower, without what its packages import: transformers and processors,
+    of which a tower needs none."""
     spec = find_spec("mlx_vlm")
-    assert spec
-    assert spec.submodule_search_locations
-    empty = [package[: at.start()] for at in re.finditer(r"\.|$", package)]
-    for each in empty:
-        stand_in = sys.modules[each] = ModuleType(each)
+    if spec is None or not spec.submodule_search_locations:
+        raise ValueError("mlx-vlm is not installed")
+    before = {each: sys.modules.get(each) for each in ("mlx_vlm", f"mlx_vlm.models.{name}")}
+    for each in before:
+        empty = sys.modules[each] = ModuleType(each)
         inner = each.split(".")[1:]
-        stand_in.__path__ = [str(Path(spec.submodule_search_locations[0], *inner))]
+        empty.__path__ = [str(Path(spec.submodule_search_locations[0], *inner))]
     try:
-        return import_module(f"{package}.{name}")
+        return import_module(f"mlx_vlm.models.{name}.vision")
     finally:
-        for each in empty:
+        for each, package in before.items():
             del sys.modules[each]
+            if package is not None:
+                sys.modules[each] = package
 
 
 # Hooks

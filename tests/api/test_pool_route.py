@@ -110,6 +110,7 @@ class Slow(ScriptedEngine):
         kv_bits: int | None = None,
         most_padding: int | None = None,
         compute_dtype: ComputeDtype = "auto",
+        sees: bool = False,
     ) -> ModelLoaded:
         if self.failure_of_load:
             raise self.failure_of_load

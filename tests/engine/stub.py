@@ -36,6 +36,7 @@ class StubEngine(EngineClient):
         kv_bits: int | None = None,
         most_padding: int | None = None,
         compute_dtype: ComputeDtype = "auto",
+        sees: bool = False,
     ) -> ModelLoaded:
         self.read(path)
         return ModelLoaded(model, self._vocabulary, 0)

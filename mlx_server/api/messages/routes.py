@@ -81,7 +81,8 @@ async def count_tokens(http: Request) -> Response:
     name, _ = pool.models.split(body.model)
     prepared = await pool.prepared(name)
     tokens = await in_thread(count_prompt, prepared, parsed.request, model=prepared.id)
-    ignored = dict.fromkeys((*parsed.ignored, *media_places(parsed.request.prompts)))
+    unseen = media_places(parsed.request.prompts, prepared.takes)
+    ignored = dict.fromkeys((*parsed.ignored, *unseen))
     return json_response({"input_tokens": tokens}, ignored_header(ignored))
 
 

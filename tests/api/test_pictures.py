@@ -1,0 +1,237 @@
+"""A model that sees is shown the pictures of each API's messages."""
+
+import base64
+from collections.abc import Iterator
+from hashlib import sha256
+from io import BytesIO
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from mlx_server import limits
+from mlx_server.engine.messages import FIRST_MEDIA_ID, Generate, media_ids
+from mlx_server.models.vision import can_see
+from tests.api import wire
+from tests.api.wire import MODEL, ScriptedEngine
+from tests.tiny import tiny_vision
+
+Image = pytest.importorskip("PIL.Image", reason="the extra `vision` is not installed")
+pytestmark = pytest.mark.skipif(not can_see(), reason="the extra `vision` is not installed")
+
+Json = dict[str, Any]
+BEGIN, END = 259, 261
+IGNORED = "x-mlx-server-ignored"
+
+
+def png(colour: tuple[int, int, int] = (200, 10, 20), size: tuple[int, int] = (90, 60)) -> str:
+    file = BytesIO()
+    Image.new("RGB", size, colour).save(file, "PNG")
+    return base64.b64encode(file.getvalue()).decode()
+
+
+PNG, OTHER = png(), png((0, 0, 255))
+URL, URL_OF_OTHER = f"data:image/png;base64,{PNG}", f"data:image/png;base64,{OTHER}"
+TOKENS = 6
+"""Of such a picture: two rows of three."""
+DIGEST = sha256(b"96 64 " + bytes((200, 10, 20)) * 96 * 64).digest()
+
+
+@pytest.fixture(scope="module")
+def engine() -> ScriptedEngine:
+    return ScriptedEngine()
+
+
+@pytest.fixture(scope="module")
+def client(
+    engine: ScriptedEngine, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[TestClient]:
+    with wire.client(tiny_vision(tmp_path_factory.mktemp("vision")), engine) as client:
+        yield client
+
+
+def chat(*parts: Any, before: tuple[Json, ...] = (), **options: Any) -> Json:
+    messages = [*before, {"role": "user", "content": list(parts)}]
+    return {"model": MODEL, "max_tokens": 4, "messages": messages, **options}
+
+
+def seen(url: Any = URL) -> Json:
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def words(text: str) -> Json:
+    return {"type": "text", "text": text}
+
+
+def ask(client: TestClient, engine: ScriptedEngine, path: str, body: Json) -> tuple[Generate, Any]:
+    answer = client.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    return engine.taken[-1], answer
+
+
+BLOCK = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PNG}}
+CALLED = [
+    {"role": "user", "content": "look"},
+    {
+        "role": "assistant",
+        "content": [{"type": "tool_use", "id": "call_1", "name": "look", "input": {}}],
+    },
+    {
+        "role": "user",
+        "content": [{"type": "tool_result", "tool_use_id": "call_1", "content": [BLOCK]}],
+    },
+]
+VIEWED = [
+    {"type": "message", "role": "user", "content": "look"},
+    {"type": "function_call", "call_id": "c", "name": "view_image", "arguments": "{}"},
+    {
+        "type": "function_call_output",
+        "call_id": "c",
+        "output": [{"type": "input_image", "image_url": URL}],
+    },
+]
+
+REQUESTS: dict[str, tuple[str, Json]] = {
+    "chat": ("/v1/chat/completions", chat(words("look "), seen(), words(" there"))),
+    "chat, bare": ("/v1/chat/completions", chat({"type": "image_url", "image_url": URL})),
+    "responses": (
+        "/v1/responses",
+        {
+            "model": MODEL,
+            "input": [{"role": "user", "content": [{"type": "input_image", "image_url": URL}]}],
+        },
+    ),
+    "responses, a result": ("/v1/responses", {"model": MODEL, "input": VIEWED}),
+    "messages": (
+        "/v1/messages",
+        {"model": MODEL, "max_tokens": 4, "messages": [{"role": "user", "content": [BLOCK]}]},
+    ),
+    "messages, a result": ("/v1/messages", {"model": MODEL, "max_tokens": 4, "messages": CALLED}),
+    "ollama": (
+        "/api/chat",
+        {
+            "model": MODEL,
+            "stream": False,
+            "messages": [{"role": "user", "content": "look", "images": [PNG]}],
+        },
+    ),
+    "ollama, generate": (
+        "/api/generate",
+        {"model": MODEL, "stream": False, "prompt": "look", "images": [PNG]},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_a_picture_of_each_api_is_shown(
+    client: TestClient, engine: ScriptedEngine, name: str
+) -> None:
+    row, answer = ask(client, engine, *REQUESTS[name])
+    (picture,) = row.pictures
+    assert (picture.width, picture.height, picture.digest) == (96, 64, DIGEST)
+    assert set(zip(*[iter(picture.pixels)] * 3, strict=True)) == {(200, 10, 20)}
+    assert row.prompt[picture.at - 1] == BEGIN
+    assert row.prompt[picture.at : picture.at + TOKENS] == media_ids(DIGEST, TOKENS)
+    assert row.prompt[picture.at + TOKENS] == END
+    assert IGNORED not in answer.headers or "image" not in answer.headers[IGNORED]
+
+
+def test_texts_and_pictures_are_in_their_order(client: TestClient, engine: ScriptedEngine) -> None:
+    body = chat(words("a"), seen(), seen(URL_OF_OTHER), words("b"), words("c"), seen())
+    row, answer = ask(client, engine, "/v1/chat/completions", body)
+    text = [id for id in row.prompt if id < FIRST_MEDIA_ID]
+    alone, _ = ask(client, engine, "/v1/chat/completions", chat(words("a"), words("b\nc")))
+    between = [id for id in text if id not in (BEGIN, END)]
+    assert len(between) == len(alone.prompt) - 1, "only texts are on lines of their own"
+    first, second, third = row.pictures
+    assert first.digest == third.digest != second.digest
+    assert [p.at for p in row.pictures] == sorted(p.at for p in row.pictures)
+    assert answer.json()["usage"]["prompt_tokens"] == len(row.prompt) == len(text) + 3 * TOKENS
+
+
+def test_pictures_count_where_tokens_are_counted(
+    client: TestClient, engine: ScriptedEngine
+) -> None:
+    messages = chat(words("look"), seen())["messages"]
+    row, _ = ask(client, engine, "/v1/chat/completions", chat(words("look"), seen()))
+    counted = client.post("/tokenize", json={"model": MODEL, "messages": messages}).json()
+    assert counted["count"] == len(row.prompt)
+    assert counted["tokens"].count(BEGIN + 1) == TOKENS, "an image token is shown as its own id"
+    body = {"model": MODEL, "messages": [{"role": "user", "content": [BLOCK]}]}
+    row, _ = ask(client, engine, "/v1/messages", {**body, "max_tokens": 4})
+    counted = client.post("/v1/messages/count_tokens", json=body)
+    assert counted.json() == {"input_tokens": len(row.prompt)}
+    assert IGNORED not in counted.headers
+
+
+def test_text_can_not_spell_a_picture(client: TestClient, engine: ScriptedEngine) -> None:
+    spelled = "<|vision_start|><|image_pad|><|vision_end|>"
+    row, _ = ask(
+        client, engine, "/v1/chat/completions", chat(words(spelled), seen(), words(spelled))
+    )
+    assert len(row.pictures) == 1
+    assert sum(id >= FIRST_MEDIA_ID for id in row.prompt) == TOKENS
+    row, _ = ask(client, engine, "/v1/chat/completions", chat(words(spelled)))
+    assert not {BEGIN, BEGIN + 1, END}.intersection(row.prompt)
+
+
+def test_a_low_detail_is_a_smaller_picture(client: TestClient, engine: ScriptedEngine) -> None:
+    large = f"data:image/png;base64,{png(size=(400, 400))}"
+    row, _ = ask(client, engine, "/v1/chat/completions", chat(seen(large)))
+    (picture,) = row.pictures
+    assert picture.width * picture.height <= 65536, "as the checkpoint says"
+    part = {"type": "image_url", "image_url": {"url": large, "detail": "low"}}
+    row, _ = ask(client, engine, "/v1/chat/completions", chat(part))
+    assert row.pictures[0].width // 32 * row.pictures[0].height // 32 <= limits.LOW_DETAIL_TOKENS
+
+
+def test_models_that_see_are_named(client: TestClient) -> None:
+    (model,) = client.get("/v1/models").json()["data"]
+    assert model["architecture"]["input_modalities"] == ["text", "image"]
+
+
+DAMAGED = f"data:image/png;base64,{PNG[: len(PNG) // 2 // 4 * 4]}"
+HEIC = base64.b64encode(b"\0\0\0\x18ftypheic" + bytes(100)).decode()
+REFUSED = {
+    "damaged": (DAMAGED, "is damaged"),
+    "no picture": ("data:image/png;base64,aGVsbG8=", "is no PNG"),
+    "HEIC": (f"data:image/heic;base64,{HEIC}", "sips"),
+    "no base64": ("data:image/png;base64,###", "is not base64"),
+    "not encoded": ("data:image/svg+xml,<svg/>", "is not base64"),
+    "elsewhere": ("https://example.com/a.png", "data: URL"),
+    "a file": ("file:///etc/passwd", "data: URL"),
+    "nothing": ("", "data: URL"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_picture_that_can_not_be_shown_is_refused_in_a_question_only(
+    client: TestClient, engine: ScriptedEngine, name: str
+) -> None:
+    url, why = REFUSED[name]
+    refused = client.post("/v1/chat/completions", json=chat(words("look"), seen(url)))
+    assert refused.status_code == 400
+    assert why in refused.json()["error"]["message"]
+    assert refused.json()["error"]["param"] == "messages.content.image_url"
+    history = (
+        {"role": "user", "content": [words("look"), seen(url)]},
+        {"role": "assistant", "content": "I see."},
+    )
+    row, answer = ask(client, engine, "/v1/chat/completions", chat(seen(), before=history))
+    assert len(row.pictures) == 1
+    assert answer.headers[IGNORED] == "messages.content.image_url"
+
+
+def test_pictures_of_a_request_have_a_limit(client: TestClient, engine: ScriptedEngine) -> None:
+    most = limits.PICTURES
+    too_many = client.post("/v1/chat/completions", json=chat(*[seen()] * (most + 1)))
+    assert too_many.status_code == 400
+    assert f"the limit is {most}" in too_many.json()["error"]["message"]
+    turn = (
+        {"role": "user", "content": [seen(URL_OF_OTHER)]},
+        {"role": "assistant", "content": "?"},
+    )
+    row, _ = ask(client, engine, "/v1/chat/completions", chat(*[seen()] * most, before=turn))
+    assert [each.digest for each in row.pictures] == [DIGEST] * most
+    row, _ = ask(client, engine, "/v1/chat/completions", chat(*[seen()] * (most - 1), before=turn))
+    assert row.pictures[0].digest != DIGEST

@@ -1,0 +1,76 @@
+"""A model that sees, in a server: pictures in the prompt cache, and beside text."""
+
+import base64
+from collections.abc import Mapping
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import OpenAI
+
+from mlx_server.models.vision import can_see
+from tests.live.common import Models, common_models
+from tests.tiny import tiny_vision
+
+Image = pytest.importorskip("PIL.Image", reason="the extra `vision` is not installed")
+pytestmark = pytest.mark.skipif(not can_see(), reason="the extra `vision` is not installed")
+
+SEES = "sees"
+
+
+@common_models
+def models(folder: Path, _: Mapping[str, Path]) -> Models:
+    return {SEES: {"source": str(tiny_vision(folder / SEES))}} if can_see() else {}
+
+
+def picture(seed: int) -> dict[str, Any]:
+    file = BytesIO()
+    Image.effect_noise((90 + seed, 60), 100).convert("RGB").save(file, "PNG")
+    url = f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def question(*parts: dict[str, Any]) -> dict[str, Any]:
+    return {"role": "user", "content": [*parts, {"type": "text", "text": "What is this? " * 20}]}
+
+
+def asked(client: OpenAI, messages: list[Any], **more: Any) -> tuple[str, int, int]:
+    """The answer, and the tokens of the prompt and those of them that were cached."""
+    answer = client.chat.completions.create(
+        model=SEES, messages=messages, temperature=0, max_tokens=8, **more
+    )
+    assert answer.usage
+    assert answer.usage.prompt_tokens_details
+    cached = answer.usage.prompt_tokens_details.cached_tokens or 0
+    return str(answer.choices[0].message.content), answer.usage.prompt_tokens, cached
+
+
+def test_a_picture_is_seen_and_cached_and_no_other_one_is_taken_for_it(client: OpenAI) -> None:
+    turn = [question(picture(0))]
+    answer, tokens, cached = asked(client, turn)
+    assert cached == 0
+    again, _, cached = asked(client, turn)
+    assert (again, cached) == (answer, tokens - 1)
+    turn += [{"role": "assistant", "content": answer}, question()]
+    _, _, cached = asked(client, turn)
+    assert cached > 0.9 * tokens
+    _, _, cached = asked(client, [question(picture(1))])
+    assert cached < 30, "only what is before the picture"
+
+
+def test_an_answer_about_a_picture_has_all_options(client: OpenAI) -> None:
+    schema = {"name": "x", "schema": {"type": "object", "properties": {"a": {"type": "integer"}}}}
+    answer = client.chat.completions.create(
+        model=SEES,
+        messages=[question(picture(2)), question(picture(0))],  # type: ignore[list-item]
+        n=2,
+        seed=3,
+        logprobs=True,
+        top_logprobs=2,
+        presence_penalty=0.5,
+        max_tokens=40,
+        response_format={"type": "json_schema", "json_schema": schema},  # type: ignore[arg-type]
+    )
+    assert len(answer.choices) == 2
+    assert all(str(choice.message.content).startswith("{") for choice in answer.choices)
