@@ -67,7 +67,12 @@ def test_every_message_that_has_a_tag_is_read_by_its_receiver() -> None:
 
 @pytest.mark.parametrize(
     ("request_", "reply"),
-    [(templates.Request, "rendered"), (pdf.ReadPdf, "text"), (pictures.ReadPicture, "pixels"), (schemas.Request, "compiled")],
+    [
+        (templates.Request, "rendered"),
+        (pdf.ReadPdf, "text"),
+        (pictures.ReadPicture, "pixels"),
+        (schemas.Request, "compiled"),
+    ],
 )
 def test_a_request_is_no_reply(request_: Any, reply: str) -> None:
     for message in get_args(request_) or [request_]:

@@ -2,6 +2,7 @@
 prompt cache has of it.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -130,9 +131,13 @@ class PrefillGroup:
 def _wanted(row: Row, known: int, size: int) -> int:
     if row.deterministic:
         return row.next_piece(known)
-    ends = (*row.snapshot_places, *(row.pictures.ends if row.pictures else ()))
     # a piece has one new picture, so that other rows wait for one at a time
-    return min([size, MOST, *(end - known for end in ends if end > known)])
+    pictures = row.pictures.ends if row.pictures else []
+    return min(size, _next_end(row.snapshot_places, known), _next_end(pictures, known))
+
+
+def _next_end(ends: Sequence[int], known: int) -> int:
+    return next((end - known for end in ends if end > known), MOST)
 
 
 def share_new_tokens(a: WaitingPrompt, b: WaitingPrompt) -> bool:

@@ -60,17 +60,19 @@ def test_a_picture_is_seen_and_cached_and_no_other_one_is_taken_for_it(client: O
 
 
 def test_an_answer_about_a_picture_has_all_options(client: OpenAI) -> None:
-    schema = {"name": "x", "schema": {"type": "object", "properties": {"a": {"type": "integer"}}}}
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    messages: Any = [question(picture(2)), question(picture(0))]
+    answer_format: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
     answer = client.chat.completions.create(
         model=SEES,
-        messages=[question(picture(2)), question(picture(0))],  # type: ignore[list-item]
+        messages=messages,
         n=2,
         seed=3,
         logprobs=True,
         top_logprobs=2,
         presence_penalty=0.5,
         max_tokens=40,
-        response_format={"type": "json_schema", "json_schema": schema},  # type: ignore[arg-type]
+        response_format=answer_format,
     )
     assert len(answer.choices) == 2
     assert all(str(choice.message.content).startswith("{") for choice in answer.choices)
