@@ -52,7 +52,7 @@ def check_row(command: Generate, batch: Batch) -> None:
     if not 0 <= command.delay < math.inf:
         raise ValueError("the delay is out of range")
     # MLX does not check indices: an id past the end reads or overwrites other memory.
-    ids = [*text_ids(command, batch.model), *command.grammar_prefix, *command.sampling.logit_bias]
+    ids = [*text_ids(command, batch), *command.grammar_prefix, *command.sampling.logit_bias]
     if command.thinking:
         _check_thinking(command.thinking)
         ids += command.thinking.end
@@ -69,9 +69,9 @@ def check_row(command: Generate, batch: Batch) -> None:
         raise ValueError("a sampling parameter is out of range")
 
 
-def text_ids(command: Generate, model: nn.Module) -> list[int]:
+def text_ids(command: Generate, batch: Batch) -> list[int]:
     """The prompt's ids without those of its pictures, which are checked."""
-    if (pictures := row_pictures(model, command)) is None:
+    if not command.pictures or not (pictures := row_pictures(batch.model, command)):
         return command.prompt
     if command.prompt_logprobs:
         raise ValueError("a prompt with pictures has no log probabilities")
