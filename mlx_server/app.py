@@ -124,6 +124,7 @@ def create_app(
     app.state.connectors = connectors
     app.state.metrics = _metrics(server, pool)
     app.state.page_streams = PageStreams()
+    app.state.keeps_conversations = server.page_has("conversations")
     app.state.model_fetches = ModelFetches()
     app.state.started = int(time.time())
     app.state.max_body_bytes = server.max_body_bytes
@@ -163,7 +164,7 @@ def _middleware(server: ServerSettings) -> list[Middleware]:
 
 def _metrics(server: ServerSettings, pool: Pool) -> metrics.Metrics:
     measured = metrics.Metrics(pool)
-    measured.answers.log.keeps_texts = server.page == "texts"
+    measured.answers.log.keeps_texts = server.page_has("texts")
     pool.events.step = measured.on_step
     pool.events.memory = measured.samples.memory
     pool.events.ahead = measured.engine.on_ahead

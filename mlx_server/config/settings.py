@@ -269,6 +269,9 @@ class PromptCacheSettings(Strict):
     """The bytes that all servers of the data directory may write there in a day."""
 
 
+PagePart = Literal["texts", "conversations"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class ServerSettings(Strict):
     host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
@@ -299,9 +302,9 @@ class ServerSettings(Strict):
     adapter_dirs: tuple[Folder, ...] = ()
     """Folders from which clients may load adapters, and from `adapters_dir`; by default they may
     load none."""
-    page: bool | Literal["texts"] = True
-    """Whether browsers get a page at `/`; `texts`: it also lists what was asked and answered, which
-    is kept in memory only."""
+    page: bool | PagePart | Annotated[tuple[PagePart, ...], Field(min_length=1)] = True
+    """Whether browsers get a page at `/`. With `texts` it also lists what was asked and answered,
+    which is kept in memory only; with `conversations` the server stores those of the page."""
     runtime_models: bool = True
     """Whether clients may load and unload models, and say how long they stay; if not, models are
     loaded by the requests that need them."""
@@ -310,6 +313,9 @@ class ServerSettings(Strict):
     and a few refuse a message with both."""
     allow_private_urls: bool = False
     """Whether requests may use URLs of MCP servers on this machine and its network."""
+
+    def page_has(self, part: PagePart) -> bool:
+        return part == self.page or (isinstance(self.page, tuple) and part in self.page)
 
     @property
     def folders_of_adapters(self) -> tuple[Path, ...]:

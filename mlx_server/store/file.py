@@ -19,7 +19,7 @@ from mlx_server.system.servers import Servers
 
 log = logging.getLogger("mlx_server.store")
 
-VERSION = 4
+VERSION = 5
 
 BUSY_SECONDS = 5.0
 """How long a call waits for another server to finish writing."""
@@ -38,7 +38,8 @@ SCHEMA = (
     # of a running response: the id of its server, and whether a client of another one cancels it
     """CREATE TABLE records (
         seq INTEGER PRIMARY KEY,
-        kind TEXT NOT NULL CHECK (kind IN ('response', 'conversation', 'completion')),
+        kind TEXT NOT NULL
+            CHECK (kind IN ('response', 'conversation', 'completion', 'page conversation')),
         owner TEXT NOT NULL,
         id TEXT NOT NULL,
         created_at REAL NOT NULL,

@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 
 from mlx_server import limits
 
-Kind = Literal["response", "conversation", "completion"]
+Kind = Literal["response", "conversation", "completion", "page conversation"]
 Order = Literal["asc", "desc"]
 
 RUNNING = frozenset({"queued", "in_progress"})
@@ -23,8 +23,8 @@ class ItemRecord:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A response, a conversation or a chat completion, without its input items. The fields after
-    `body` are a response's, but for the `labels`."""
+    """A response, a conversation (of the API or of the page) or a chat completion, without its
+    input items. The fields after `body` are a response's, but for the `labels`."""
 
     kind: Kind
     id: str
@@ -35,7 +35,8 @@ class Record:
     previous: str | None = None
     conversation: str | None = None
     labels: str | None = None
-    """A JSON object of the fields by which chat completions are listed: `model` and `metadata`."""
+    """A JSON object: of a chat completion the fields by which it is listed, `model` and `metadata`;
+    of a conversation of the page what is listed of it."""
     output: Sequence[ItemRecord] = ()
 
 

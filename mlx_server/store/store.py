@@ -55,6 +55,10 @@ ADD_RECORD = (
     " VALUES (:kind, :owner, :id, :created_at, :used_at, :status, :previous, :conversation,"
     " :labels, :body, :server)"
 )
+PUT_RECORD = (
+    f"{ADD_RECORD} ON CONFLICT (id, owner, kind) DO UPDATE SET"
+    " used_at = excluded.used_at, labels = excluded.labels, body = excluded.body"
+)
 
 SET_STATUS = (
     "UPDATE records SET status = :status,"
@@ -255,6 +259,24 @@ class Store(Database):
         """Deletes a record and its items. The responses of a conversation have copies of theirs."""
         db.execute("DELETE FROM records WHERE seq = ?", (_seq(db, kind, id, owner),))
 
+    @writes
+    def put_page_conversation(self, db: Connection, conversation: Record, owner: str) -> None:
+        """Stores a conversation of the page, in place of the one with its id if there is one."""
+        fields = {name: getattr(conversation, name) for name in COLUMNS}
+        used = {"owner": owner, "used_at": conversation.created_at, "server": None}
+        db.execute(PUT_RECORD, {**fields, **used, "body": checked_size(conversation.body)})
+        check_usage(db, owner, self.retention)
+
+    @reads
+    def page_conversations(self, db: Connection, owner: str) -> list[str]:
+        """The labels of the conversations of the page, the last used first."""
+        rows = db.execute(
+            "SELECT labels FROM records WHERE kind = 'page conversation' AND owner = ?"
+            " ORDER BY used_at DESC, seq DESC LIMIT ?",
+            (owner, limits.LISTED_CONVERSATIONS),
+        )
+        return [labels for (labels,) in rows]
+
     @reads
     def items(
         self,
@@ -404,7 +426,7 @@ class Store(Database):
         surplus = total - limits.STORED_RESPONSES
         expired = self._ageing.now(db) - self.retention.days * DAY
         # a clock that was set back makes new records look older than those made before
-        by_creation = surplus > 0 and kind != "conversation"
+        by_creation = surplus > 0 and kind in ("response", "completion")
         oldest = db.execute(
             "SELECT seq, used_at FROM records WHERE kind = ?"
             " AND status NOT IN ('queued', 'in_progress')"
@@ -434,7 +456,7 @@ class Store(Database):
         size = sum(file.stat().st_size for file in files if file.exists())
         return Stats(
             counts["response"],
-            counts["conversation"],
+            counts["conversation"] + counts["page conversation"],
             counts["completion"],
             items,
             size,

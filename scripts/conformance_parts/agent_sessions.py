@@ -20,7 +20,8 @@ from typing import Any, Self
 from conformance_parts.connected import AGENTS, Agent
 from conformance_parts.namespaces import raise_loopback
 from conformance_parts.recorder import recorded
-from mlx_server.clients.connect import CLIENTS
+from mlx_server.clients.client_files import Connection, filled
+from mlx_server.clients.connect import CLIENTS, NO_KEY
 from tests.live.server import LiveServer, eventually, serving
 
 MODEL, SHORT = "talker", "short"
@@ -60,7 +61,7 @@ class Session:
     def ask(
         self, prompt: str, model: str = MODEL, more: tuple[str, ...] = ()
     ) -> subprocess.CompletedProcess[str]:
-        return self._run(self._command((*self.agent.arguments, *more), prompt, model))
+        return self._run(self._command((*self.agent.arguments, *more), prompt, model), model)
 
     def go_on(self, prompt: str) -> subprocess.CompletedProcess[str]:
         return self._run(self._command(self.agent.continues or (), prompt, MODEL))
@@ -82,16 +83,19 @@ class Session:
     def _command(self, arguments: tuple[str, ...], prompt: str, model: str) -> list[str]:
         values = {"{prompt}": prompt, "{model}": model}
         program = CLIENTS[self.client].command[0]
-        return [str(self.folder / program), *(values.get(each, each) for each in arguments)]
+        return [str(self.folder / program), *(_filled(each, values) for each in arguments)]
 
-    def _run(self, command: list[str]) -> subprocess.CompletedProcess[str]:
+    def _run(self, command: list[str], model: str = MODEL) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            command, **self._place(), capture_output=True, text=True, timeout=SECONDS
+            command, **self._place(model), capture_output=True, text=True, timeout=SECONDS
         )
 
-    def _place(self) -> dict[str, Any]:
+    def _place(self, model: str = MODEL) -> dict[str, Any]:
+        context = CONTEXT if model == MODEL else TOO_SHORT
+        connection = Connection(self.server.url, NO_KEY, model, context)
         environment = {
             **os.environ,
+            **filled(CLIENTS[self.client].environment, connection),
             "HOME": str(self.home),
             "PWD": str(self.work),
             "XDG_CONFIG_HOME": str(self.home / ".config"),

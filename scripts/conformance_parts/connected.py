@@ -108,6 +108,43 @@ AGENTS: Mapping[str, Agent] = {
         unrepeated=1_100,  # its rules for edits follow the last question only
         overflow="has hit a token limit",
     ),
+    "kilo-code": Agent(
+        "@kilocode/cli@7.7.7",
+        ("run", "--auto", "{prompt}"),
+        ("run", "--auto", "--continue", "{prompt}"),
+        ("write", {"filePath": "{file}", "content": "{content}"}),
+        unrepeated=256,  # what it says of the surroundings follows the last question only
+    ),
+    "copilot-cli": Agent(
+        "@github/copilot@1.0.102",
+        ("--allow-all-tools", "-p", "{prompt}"),
+        ("--allow-all-tools", "--continue", "-p", "{prompt}"),
+        ("create", {"path": "{file}", "file_text": "{content}"}),
+    ),
+    "droid": Agent(
+        "droid@0.215.0",
+        ("exec", "--auto", "low", "-m", "custom:{model}-(mlx-server)-0", "{prompt}"),
+        None,
+        ("Create", {"file_path": "{file}", "content": "{content}"}),
+    ),
+    "hermes": Agent(
+        "hermes-agent==0.19.0",
+        ("-z", "{prompt}"),
+        ("--continue", "-z", "{prompt}"),
+        ("write_file", {"path": "{file}", "content": "{content}"}),
+    ),
+    "openclaw": Agent(
+        "openclaw@2026.9.6",
+        ("agent", "--local", "--session-id", "one", "--message", "{prompt}"),
+        ("agent", "--local", "--session-id", "one", "--message", "{prompt}"),
+        ("write", {"path": "{file}", "content": "{content}"}),
+    ),
+    "openhands": Agent(
+        "openhands==1.16.0",
+        ("--headless", "--override-with-envs", "-t", "{prompt}"),
+        None,
+        ("file_editor", {"command": "create", "path": "{file}", "file_text": "{content}"}),
+    ),
 }
 
 

@@ -28,6 +28,7 @@ KEYED = {
     ("GET", "/v1/pool"),
     ("GET", "/page/history"),
     ("GET", "/page/suggested"),
+    ("GET", "/page/conversations"),
     ("GET", "/v1/chat/completions"),
     ("POST", "/v1/chat/completions"),
     ("POST", "/v1/completions"),
@@ -58,6 +59,7 @@ PAGE = {(method, route.path) for route in page_routes() for method in route.meth
 HEADS = {("HEAD", "/"), ("HEAD", "/api/tags"), ("HEAD", "/api/version")}
 REFUSED = {
     ("GET", "/page/log"),
+    *((method, "/page/conversations/none-such") for method in ("GET", "POST", "DELETE")),
     ("POST", "/v1/embeddings"),
     ("POST", "/v1/rerank"),
     ("POST", "/infill"),

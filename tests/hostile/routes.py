@@ -14,7 +14,7 @@ from mlx_server.api.infill import FimBody, InfillBody
 from mlx_server.api.messages.protocol import MessagesBody, PromptBody
 from mlx_server.api.native import NativeBody
 from mlx_server.api.ollama import input as ollama
-from mlx_server.api.page.routes import FetchBody
+from mlx_server.api.page.routes import FetchBody, PageConversation
 from mlx_server.api.pool import Load, LoadBody, Unload, UnloadBody
 from mlx_server.api.replay import Reset
 from mlx_server.api.rerank import RerankBody
@@ -213,6 +213,12 @@ ROUTES = (
         ({"model": SAID, "instance_id": None, "echo_load_config": True},),
     ),
     Route("/v1/models/unload", UnloadBody, ({"instance_id": SAID, "model": None},)),
+    Route(
+        "/page/conversations/{id}",
+        PageConversation,
+        ({"title": "a", "changed": 5, "text": "{}"},),
+        answers=403,  # unless the owner wants them
+    ),
     Route("/page/fetches", FetchBody, ({"model": SAID},), answers=404),
     Route("/page/fetches/cancel", FetchBody, ({"model": SAID},), answers=404),
     Route("/api/chat", ollama.OllamaChatBody, with_all_fields("/api/chat")),

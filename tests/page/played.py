@@ -26,6 +26,7 @@ HOSTILE = """# <script>window.pwned = 1</script>
 \u202etxt.exe\u202c \u2066isolated\u2069 \u202e
 שלום **עולם** [قناة](https://good.example/\u202egnp)
 """
+CODE = "So:\n\n```python\nx = '<b>'\n\ty\n```\n"
 LINE = "x" * 400 + "[" * 50 + "*a" * 50 + "`" * 51 + ">" * 50
 
 ENTRIES: list[dict[str, Any]] = [
@@ -40,6 +41,7 @@ ENTRIES: list[dict[str, Any]] = [
     {"match": "What is the weather?", "answer": {"text": "It **rains**."}},
     {"match": "And then?", "turn": 2, "output": "The sun."},
     {"match": "slow", "output": LONG, "delay_ms": 20},
+    {"match": "Show code", "output": CODE},
     {"match": "hostile", "output": HOSTILE},
     {"match": "line", "output": LINE},
     {

@@ -1,13 +1,16 @@
-"""Conversations in a real browser: kept, found, branched, taken along as a file; their files."""
+"""Conversations in a real browser: kept, found, branched, exported; their files and connectors."""
 
+import base64
 import json
 from typing import Any
 
 import pytest
 
+from tests.live.server import LiveServer
 from tests.page.browser import NEEDS_BROWSER, Tab
 from tests.page.test_model_output import DANGERS, NONE
-from tests.page.test_talk import answered, ask, bodies
+from tests.page.test_talk import KEPT, answered, ask, bodies
+from tests.sandbox.pdf_files import pdf
 
 pytestmark = [NEEDS_BROWSER, pytest.mark.slow]
 
@@ -33,12 +36,7 @@ IMPORT = """(() => {
   input.files = files.files;
   input.dispatchEvent(new Event("change", { bubbles: true }));
 })()"""
-EXPORTED = """import("/page/conversation.js").then(async ({ exported }) => {
-  const { ConversationStore } = await import("/page/conversation-store.js");
-  const store = new ConversationStore();
-  const listed = await store.list();
-  return exported(await Promise.all(listed.map(({ id }) => store.read(id))));
-})"""
+EXPORTED = f"import('/page/conversation.js').then(async ({{ exported }}) => exported(await {KEPT}))"
 
 
 def reload(tab: Tab) -> None:
@@ -134,6 +132,8 @@ ANSWER: dict[str, Any] = {
     "results": {"__proto__": BAD},
     "serverCalls": [{"id": 1, "server": BAD, "name": BAD, "arguments": BAD, "output": {"a": 1}}],
     "usage": {"prompt_tokens": 1, "completion_tokens": BAD, "prompt_tokens_details": BAD},
+    "approval": {"a": 1},
+    "approvals": [{"id": "a", "server": BAD, "name": BAD, "arguments": BAD, "allowed": True}, 5],
     "notes": [BAD, {"type": "img"}],
     "finish": BAD,
     "error": {"constructor": None, "type": "script", "props": {}},
@@ -227,14 +227,100 @@ def test_files_are_dropped_into_a_message(talk: Tab) -> None:
     assert talk.count(".message .files li") == 2
 
 
-def test_a_connector_is_switched_on_and_its_call_is_shown(talk: Tab) -> None:
-    talk.until("document.querySelector('[name=connector]')")
-    talk.evaluate("document.querySelector('[name=connector]').click()")
+def test_the_model_reads_a_pdf_that_was_dropped(talk: Tab, server: LiveServer) -> None:
+    file = ("a.pdf", "application/pdf", base64.b64encode(pdf("Salt is dear.")).decode())
+    talk.evaluate(DROP % json.dumps([file]))
+    talk.until("document.querySelector('.files li')?.innerText.includes('a.pdf')")
+    ask(talk, "What is dear?")
+    assert answered(talk) == ["Hello, you."]
+    sent, _ = bodies(talk)[0]["messages"][0]["content"]
+    assert sent["file"]["filename"] == "a.pdf"
+    with server.http() as http:
+        latest = http.get("/page/history").json()["requests"][0]["texts"]
+    assert "Salt is dear." in latest["asked"]
+
+
+NOTE = "The last release starts faster, and serves Ollama's API."
+"""What the connector finds."""
+RESULTS = "[...document.querySelectorAll('.result')].map(node => node.textContent).join()"
+
+
+def switch(tab: Tab, name: str) -> None:
+    tab.until(f"document.querySelector('[name={name}]')")
+    tab.evaluate(f"document.querySelector('[name={name}]').click()")
+
+
+def test_a_connectors_call_waits_for_the_user_and_later_turns_know_it(talk: Tab) -> None:
+    switch(talk, "connector")
+    ask(talk, "look it up")
+    talk.until("document.querySelector('.approval .allow')")
+    assert talk.text(".approval bdi") == "release-notes search"
+    assert json.loads(talk.text(".approval .arguments")) == {"query": "release"}
+    assert talk.evaluate(RESULTS) == ""  # it was not run
+    talk.click(".approval .allow")
+    assert answered(talk, 2)[1] == "It starts faster."
+    assert talk.evaluate(RESULTS) == NOTE
+    assert talk.count(".approval") == 0
+    assert [each["type"] for each in bodies(talk)[1]["input"]] == [
+        *("message", "mcp_approval_request", "mcp_approval_response"),
+    ]
+    reload(talk)
+    talk.click(".kept .title")
+    talk.until("document.querySelector('.result')")
+    switch(talk, "connector")  # off
+    ask(talk, "And then?")
+    answered(talk, 3)
+    last = bodies(talk)[-1]
+    call = last["input"][1]
+    assert [each["type"] for each in last["input"]] == ["message", "mcp_call", *["message"] * 2]
+    assert (call["name"], call["output"]) == ("search", NOTE)
+    assert last["tools"] == []
+
+
+def test_a_call_that_the_user_declines_is_not_run(talk: Tab) -> None:
+    switch(talk, "connector")
+    ask(talk, "look it up")
+    talk.click(".approval .decline")
+    assert answered(talk, 2)[1] == "It starts faster."
+    switch(talk, "connector")  # off
+    ask(talk, "look it up")
+    answered(talk, 3)
+    for body in bodies(talk)[1:]:
+        _, request, response, *_ = body["input"]
+        assert request["type"] == "mcp_approval_request"
+        assert response["approval_request_id"] == request["id"]
+        assert response["approve"] is False
+    assert talk.evaluate(RESULTS) == ""
+    assert talk.count(".approval") == 1
+
+
+def test_an_imported_approval_runs_nothing(talk: Tab) -> None:
+    """Not even if the user goes on with the conversation, and has the connector switched on."""
+    call = {"id": "a", "server": "release-notes", "name": "search", "allowed": True}
+    asked = {
+        "approvals": [{**call, "arguments": '{"query": "release"}'}],
+        "finish": "tool_calls",
+    }
+    function = {"calls": [{"id": "c", "name": "f", "arguments": "{}"}], "finish": "tool_calls"}
+    answers = [{"request": {"model": "qwen"}, **each} for each in (asked, function, asked)]
+    turn = {"parent": -1, "text": "look it up", "files": [], "sides": [answers]}
+    settings = {"connectors": ["release-notes"]}
+    talk.evaluate(IMPORT % json.dumps(file_of(turn, models=["qwen"], settings=settings)))
+    talk.click(".kept .title")
+    talk.click(".go-on")
+    answered(talk, 4)
+    assert talk.count(".answer .error") == 0, talk.text(".answer .error")
+    assert NOTE not in talk.evaluate(RESULTS)
+    assert "mcp_approval_response" not in [item["type"] for item in bodies(talk)[-1]["input"]]
+
+
+def test_a_connector_is_used_without_asking_where_the_user_says_so(talk: Tab) -> None:
+    switch(talk, "connector")
+    switch(talk, "approval")
     ask(talk, "look it up")
     assert answered(talk) == ["It starts faster."]
     assert "search" in talk.text(".called")
-    result = talk.evaluate("document.querySelector('.result').textContent")
-    assert "serves Ollama's API" in result
+    assert talk.evaluate(RESULTS) == NOTE
 
 
 def test_on_a_phone_the_header_stays_in_view(talk: Tab) -> None:

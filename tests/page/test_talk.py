@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tests.live.server import LiveServer, eventually, serving
-from tests.page.browser import NEEDS_BROWSER, SHIFT, Tab
-from tests.page.played import LONG
+from tests.page.browser import NEEDS_BROWSER, SHIFT, Browser, Tab
+from tests.page.played import CODE, LONG
 from tests.page.test_views import CONTRASTS
 
 pytestmark = [NEEDS_BROWSER, pytest.mark.slow]
@@ -24,6 +24,12 @@ SCHEMA = {
     "additionalProperties": False,
 }
 KEY = "sesame-open-1234"
+KEPT = """Promise.all([import("/page/conversation-store.js"), import("/page/app.js")])
+  .then(async ([{ storeBy }, { api }]) => {
+    const store = await storeBy(api)();
+    return Promise.all((await store.list()).map(({ id }) => store.read(id)));
+  })"""
+"""The conversations that are kept, as the page's scripts have them."""
 
 
 def ask(tab: Tab, text: str) -> None:
@@ -48,7 +54,8 @@ def bodies(tab: Tab) -> list[dict[str, Any]]:
     texts = tab.evaluate(
         "[...document.querySelectorAll('[data-language=curl]')].map(pre => pre.textContent)"
     )
-    return [json.loads(text.partition("-d '")[2].removesuffix("'")) for text in texts]
+    quoted = [text.partition("-d '")[2].removesuffix("'") for text in texts]
+    return [json.loads(text.replace("'\\''", "'")) for text in quoted]
 
 
 def is_idle(server: LiveServer) -> bool:
@@ -157,6 +164,28 @@ def test_with_and_without_an_adapter(talk: Tab) -> None:
     assert without != with_it
 
 
+CLIPBOARD = ["clipboardReadWrite", "clipboardSanitizedWrite"]
+
+
+def test_an_answer_and_its_code_are_copied(talk: Tab, server: LiveServer) -> None:
+    grant = {"permissions": CLIPBOARD, "origin": server.url, "browserContextId": talk.context}
+    talk.browser.call("Browser.grantPermissions", grant)
+    ask(talk, "Show code")
+    answered(talk)
+    for button, text in ((".copy-answer", CODE), (".said .copy", "x = '<b>'\n\ty")):
+        talk.click(button)
+        talk.until(f"document.querySelector({json.dumps(button)}).textContent === 'Copied'")
+        assert talk.evaluate("navigator.clipboard.readText()") == text
+    ask(talk, "Show code")  # a server that is reached by its name and without TLS
+    answered(talk, 2)
+    talk.evaluate("Object.defineProperty(navigator, 'clipboard', { value: undefined })")
+    talk.click(".turn:last-child .said .copy")
+    talk.until("document.querySelector('.turn:last-child .said .copy').textContent === 'Selected'")
+    assert talk.evaluate("String(getSelection())").strip() == "x = '<b>'\n\ty"
+    talk.click(".turn:last-child .copy-answer")
+    assert "no clipboard without TLS" in talk.text(".turn:last-child .copy-answer")
+
+
 def test_an_earlier_message_is_edited_and_the_talk_goes_on(talk: Tab) -> None:
     ask(talk, "Hi")
     answered(talk)
@@ -234,8 +263,49 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     folder = tmp_path_factory.mktemp("locked")
     (folder / "said.yaml").write_text("- {match: Hi, output: You may.}", "utf-8")
     models = {"fake": {"source": "replay:said.yaml", "family": "plain"}}
-    with serving(folder, {"models": models, "server": {"api_keys": [KEY]}}) as server:
+    settings = {"api_keys": [KEY], "page": "conversations"}
+    with serving(folder, {"models": models, "server": settings}) as server:
         yield server
+
+
+def test_conversations_are_kept_by_the_server_if_its_owner_says_so(
+    browser: Browser, locked: LiveServer
+) -> None:
+    titles = "[...document.querySelectorAll('.kept .title')].map(node => node.innerText).join()"
+    for profile in ("first", "second"):
+        tab = browser.open()
+        tab.goto(f"{locked.url}/#talk")
+        tab.until("document.querySelector('#ask-key').open")
+        tab.fill("#key", KEY)
+        tab.click("#ask-key [type=submit]")
+        tab.until("document.querySelector('#model')?.value")
+        if profile == "first":
+            assert "by the server" in tab.text(".talk-empty")
+            ask(tab, "Hi")
+            assert answered(tab) == ["You may."]
+            tab.evaluate("window.prompt = () => 'new 🙂'.slice(0, 5)")  # with half of a pair
+            tab.click("[aria-label='Rename Hi']")
+            tab.until(f"{titles}.startsWith('new ')")
+        else:
+            tab.until(f"{titles}.startsWith('new ')")
+            tab.click(".kept .title")
+            assert answered(tab) == ["You may."]
+            tab.fill("#search", "may NEW")
+            tab.until(f"{titles}.startsWith('new ')")
+            tab.fill("#search", "nothing like it")
+            tab.until(f"{titles} === ''")
+            tab.fill("#search", "")
+            tab.evaluate("window.confirm = () => true")
+            tab.click("[aria-label^='Delete new']")
+            tab.until(f"{titles} === '' && document.querySelector('.talk-empty')")
+        assert tab.evaluate("indexedDB.databases()") == []
+        assert {each.partition(" http")[0] for each in tab.problems} == {UNAUTHORIZED}
+        tab.close()
+
+
+UNAUTHORIZED = (
+    "network: Failed to load resource: the server responded with a status of 401 (Unauthorized)"
+)
 
 
 def test_a_key_is_asked_for_and_kept_in_memory_only(new_tab: Tab, locked: LiveServer) -> None:
@@ -253,21 +323,16 @@ def test_a_key_is_asked_for_and_kept_in_memory_only(new_tab: Tab, locked: LiveSe
     tab.evaluate("document.querySelector('.code').open = true")
     assert "Bearer $MLX_SERVER_KEY" in tab.text("[data-language=curl]")
     kept = tab.evaluate(
-        "import('/page/conversation-store.js').then(async ({ ConversationStore }) => {"
-        " const store = new ConversationStore(); const listed = await store.list();"
-        " const texts = await Promise.all(listed.map(({ id }) => store.read(id)));"
-        " return JSON.stringify([{...localStorage}, {...sessionStorage}, document.cookie,"
-        " location.href, history.state, texts.map((each) => each.stored()),"
-        " document.documentElement.outerHTML]) })"
+        f"{KEPT}.then((kept) => JSON.stringify([{{...localStorage}}, {{...sessionStorage}},"
+        " document.cookie, location.href, history.state, kept.map((each) => each.stored()),"
+        " document.documentElement.outerHTML]))"
     )
     assert "You may." in kept
     assert KEY not in kept + json.dumps(tab.requests)
     assert KEY not in locked.log
     tab.goto(f"{locked.url}/?again#talk")
     tab.until("document.querySelector('#ask-key').open")
-    assert {problem.partition(" http")[0] for problem in tab.problems} == {
-        "network: Failed to load resource: the server responded with a status of 401 (Unauthorized)"
-    }
+    assert {problem.partition(" http")[0] for problem in tab.problems} == {UNAUTHORIZED}
     tab.problems.clear()
 
 

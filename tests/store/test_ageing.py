@@ -43,6 +43,19 @@ async def kept(store: Store) -> int:
     return stats.responses + stats.conversations
 
 
+@runs
+async def test_a_conversation_of_the_page_ages_from_its_last_use(path: Path) -> None:
+    clocks = Clocks()
+    store = await opened(path, clocks)
+    for day in (40, 20):
+        used = clocks.wall - day * DAY
+        await store.put_page_conversation(Record("page conversation", "c", used, b"{}"), "me")
+    assert (await store.prune(), await kept(store)) == (0, 1)
+    clocks.pass_(11 * DAY)
+    assert (await store.prune(), await kept(store)) == (1, 0)
+    await store.close()
+
+
 @pytest.mark.parametrize("leap", [12 * YEAR, 68 * YEAR, 1e12])
 @runs
 async def test_a_clock_that_leaps_ahead_and_comes_back_deletes_nothing(

@@ -7,6 +7,7 @@ With several keys, a client sees only its own requests; times, memory and models
 import asyncio
 import gzip
 import hashlib
+import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -14,9 +15,12 @@ from dataclasses import dataclass
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from threading import Thread
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 from fastapi import APIRouter, Request, Response
+from fastapi import Path as PathParameter
+from pydantic import Field
 from starlette.routing import Match, Route
 from starlette.types import Scope
 
@@ -31,6 +35,7 @@ from mlx_server.mcp import Connectors
 from mlx_server.pool.pool import Pool
 from mlx_server.sources.source import resolve
 from mlx_server.sources.suggested import suggested_models
+from mlx_server.store import Record, Store
 from mlx_server.system.logs import recent_lines
 
 PREFIX = "/page"
@@ -271,6 +276,66 @@ async def cancel_fetch(http: Request) -> Response:
     check_runtime_models(http)
     fetches: ModelFetches = http.app.state.model_fetches
     return json_response(fetches.cancel(body.model).shown())
+
+
+class PageConversation(WireModel):
+    title: str
+    changed: Annotated[float, Field(ge=0, le=1e15)]
+    """When, in milliseconds, as the browser's clock had it."""
+    text: str
+    """The conversation as JSON, which only the page reads."""
+
+
+CONVERSATIONS = "/page/conversations"
+CONVERSATION = CONVERSATIONS + "/{id}"
+PageId = Annotated[str, PathParameter(max_length=40)]
+
+
+@router.get(CONVERSATIONS)
+async def list_conversations(http: Request) -> Response:
+    """What is listed of the client's conversations, if the server stores those of the page."""
+    stored = http.app.state.keeps_conversations
+    labels = await _store(http).page_conversations(http.state.owner) if stored else []
+    data = [msgspec.Raw(each.encode()) for each in labels]
+    return json_response({"object": "page.conversations", "stored": stored, "data": data})
+
+
+@router.get(CONVERSATION)
+async def retrieve_conversation(http: Request, id: PageId) -> Response:
+    record = await _store(http).get("page conversation", id, http.state.owner)
+    return json_response({**_labels(record), "text": record.body.decode()})
+
+
+@router.post(CONVERSATION, openapi_extra=documented(CONVERSATION, PageConversation))
+async def put_conversation(http: Request, id: PageId) -> Response:
+    body = await read(http, PageConversation)
+    store, text = _store(http), body.text.encode("utf-8", "replace")
+    labels = {"id": id, "title": body.title, "changed": body.changed, "bytes": len(text)}
+    shown = msgspec.json.encode(labels).decode()
+    record = Record("page conversation", id, time.time(), text, labels=shown)
+    await store.put_page_conversation(record, http.state.owner)
+    return json_response(labels)
+
+
+@router.delete(CONVERSATION)
+async def delete_conversation(http: Request, id: PageId) -> Response:
+    await _store(http).delete("page conversation", id, http.state.owner)
+    return json_response({"id": id, "object": "page.conversation.deleted", "deleted": True})
+
+
+def _labels(conversation: Record) -> dict[str, Any]:
+    return msgspec.json.decode(conversation.labels or "{}", type=dict[str, Any])
+
+
+def _store(http: Request) -> Store:
+    """Raises Forbidden unless the owner wants the page's conversations stored."""
+    if not http.app.state.keeps_conversations:
+        raise Forbidden(
+            "This server stores no conversations of the page: with `page: conversations` under "
+            "`server` in models.yaml it does."
+        )
+    store: Store = http.app.state.runs.store
+    return store
 
 
 @router.get("/page/log")

@@ -1,7 +1,9 @@
-// The conversations that this browser keeps, in an IndexedDB of the page's origin.
+// The conversations that are kept: by this browser, in an IndexedDB of the page's origin, or by the
+// server, where its owner says so. Both stores have the same methods.
 
 import { Conversation } from "./conversation.js";
 
+const ROUTE = "/page/conversations";
 const NAME = "mlx-server";
 const MAX_BYTES = 200e6, MAX_COUNT = 2_000;
 const FULL = "This browser's store of conversations is full: what is new is not kept. Export and delete some.";
@@ -13,7 +15,71 @@ const done = (request) => new Promise((resolve, reject) => {
   request.onerror = request.onabort = () => reject(request.error ?? new Error("it was aborted"));
 });
 
-export class ConversationStore {
+/** Returns a function that returns the store, once the server has said which one it is. */
+export function storeBy(api) {
+  let store = null;
+  const choose = async () => {
+    const { stored } = await (await api(ROUTE)).json();
+    return stored ? new ServerStore(api) : new BrowserStore();
+  };
+  return () => (store ??= choose().catch((error) => {
+    store = null; // to be asked again
+    throw error;
+  }));
+}
+
+class ServerStore {
+  place = "by the server, for everybody with the same key";
+  #written = Promise.resolve();
+
+  constructor(api) {
+    this.api = api;
+  }
+
+  async list() {
+    return (await (await this.api(ROUTE)).json()).data;
+  }
+
+  async #stored(id) {
+    return JSON.parse((await (await this.api(`${ROUTE}/${id}`)).json()).text);
+  }
+
+  async read(id) {
+    return Conversation.read(await this.#stored(id));
+  }
+
+  /** One after the other, so that the last one stays. */
+  write(conversation) {
+    const put = () => {
+      const { id, title, changed } = conversation;
+      const body = { title: title.toWellFormed(), changed, text: JSON.stringify(conversation.stored()) };
+      return this.api(`${ROUTE}/${id}`, { body });
+    };
+    return this.#written = this.#written.then(put, put);
+  }
+
+  async remove(id) {
+    await this.api(`${ROUTE}/${id}`, { method: "DELETE" });
+  }
+
+  async search(words) {
+    const found = new Set();
+    for (const { id } of await this.list()) {
+      if (hasWords(await this.#stored(id), words)) found.add(id);
+    }
+    return found;
+  }
+}
+
+/** Whether a stored conversation has all of these words, whatever their case. */
+function hasWords({ title, turns }, words) {
+  const texts = turns.flatMap(({ text, sides }) => [text, ...sides.flat().map((answer) => answer.text)]);
+  const all = [title, ...texts].join("\n").toLowerCase();
+  return words.toLowerCase().split(/\s+/).every((word) => all.includes(word));
+}
+
+export class BrowserStore {
+  place = "in this browser only";
   #database = null;
 
   async #open() {
@@ -75,9 +141,8 @@ export class ConversationStore {
     await done(transaction);
   }
 
-  /** The ids of those that have all of these words, whatever their case. */
+  /** The ids of those that have all of these words. */
   async search(words) {
-    const wanted = words.toLowerCase().split(/\s+/).filter(Boolean);
     const found = new Set();
     const cursor = (await this.#store("texts")).openCursor();
     await new Promise((resolve, reject) => {
@@ -85,10 +150,7 @@ export class ConversationStore {
       cursor.onsuccess = () => {
         const { result } = cursor;
         if (!result) return resolve();
-        const { title, turns } = JSON.parse(result.value.text);
-        const texts = turns.flatMap(({ text, sides }) => [text, ...sides.flat().map((answer) => answer.text)]);
-        const all = [title, ...texts].join("\n").toLowerCase();
-        if (wanted.every((word) => all.includes(word))) found.add(result.value.id);
+        if (hasWords(JSON.parse(result.value.text), words)) found.add(result.value.id);
         result.continue();
       };
     });

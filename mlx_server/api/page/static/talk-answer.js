@@ -1,20 +1,21 @@
 // An answer while it is streamed and afterwards: text, thoughts, calls, usage and times. No DOM.
 
-import { addResponsesEvent, responsesBody } from "./connectors.js";
-
-const CHAT = "/v1/chat/completions", RESPONSES = "/v1/responses";
+import { addResponsesEvent } from "./connectors.js";
+import { CHAT, wireRequest } from "./talk-request.js";
 
 export class Answer {
-  /** `request` is what it is asked with, but for the conversation; `connectors` those switched on. */
-  constructor(request, system = "", connectors = []) {
-    this.request = request;
-    this.system = system;
-    this.connectors = connectors;
+  /**
+   * `request` is what it is asked with, but for the conversation; `connectors` those switched on, of
+   * which `approval` says whether each call needs the user's: "always" or "never".
+   */
+  constructor(request, system = "", connectors = [], approval = "always") {
+    Object.assign(this, { request, system, connectors, approval });
     this.text = "";
     this.thought = "";
     this.calls = []; // {id, name, arguments}
     this.results = null; // by the ids of the calls, once they are there
-    this.serverCalls = []; // {id, server, name, arguments, output}: those that the server has run
+    this.serverCalls = []; // {id, server, name, arguments, output, after}: those that the server has run
+    this.approvals = []; // {id, server, name, arguments, allowed}: those it asks for; null if not decided
     this.usage = null;
     this.notes = []; // repairs and other remarks of the server, as sentences
     this.progress = null; // of the prompt
@@ -30,18 +31,26 @@ export class Answer {
     return this.ended === null;
   }
 
-  /** Whether it waits for the results of its calls. */
+  /** Whether it waits for the results of its calls, or for the user's approval. */
   get isAsking() {
-    return !this.isRunning && !this.results && this.finish === "tool_calls";
+    const isUndecided = this.approvals.some(({ allowed }) => allowed === null);
+    return !this.isRunning && this.finish === "tool_calls" && (isUndecided || (this.calls.length > 0 && !this.results));
   }
 
   /** For the conversation's store, with times since its beginning. */
   stored() {
-    const { request, system, connectors, text, thought, calls, results, serverCalls, usage, notes, error } = this;
+    const {
+      request, system, connectors, approval, text, thought, calls, results, serverCalls, usage, notes, error,
+    } = this;
+    // an allowed call is run once: what has come of it is among the next answer's calls
+    const approvals = this.approvals.filter(({ allowed }) => !allowed);
     const since = (time) => (time === null ? null : time - this.began);
     const finish = this.isRunning ? "stopped" : this.finish;
     const times = [since(this.first), since(this.ended ?? performance.now())];
-    return { request, system, connectors, text, thought, calls, results, serverCalls, usage, notes, finish, error, times };
+    return {
+      request, system, connectors, approval, text, thought, calls, results, serverCalls, approvals, usage, notes, finish,
+      error, times,
+    };
   }
 
   /** What `stored` has returned, or a file says it has: only what has the right type is taken. */
@@ -51,10 +60,14 @@ export class Answer {
     for (const name of ["system", "text", "thought", "finish", "error"]) answer[name] = textOf(stored?.[name]);
     if (isObject(request)) answer.request = { ...request, model: textOf(request.model) };
     answer.connectors = listOf(stored?.connectors).map(textOf);
+    if (stored?.approval === "never") answer.approval = "never";
     answer.notes = listOf(stored?.notes).map(textOf);
     answer.calls = listOf(stored?.calls).map((call) => textsOf(call, ["id", "name", "arguments"]));
     answer.serverCalls = listOf(stored?.serverCalls)
-      .map((call) => textsOf(call, ["id", "server", "name", "arguments", "output"]));
+      .map((call) => ({ ...textsOf(call, ["id", "server", "name", "arguments", "output"]), after: lengthsOf(call?.after) }));
+    answer.approvals = listOf(stored?.approvals).map((call) => (
+      { ...textsOf(call, ["id", "server", "name", "arguments"]), allowed: call?.allowed === false ? false : null }
+    ));
     if (isObject(results)) {
       answer.results = Object.fromEntries(answer.calls.map(({ id }) => [id, textOf(results[id])]));
     }
@@ -92,14 +105,26 @@ export class Answer {
   /** What a later request says of it. A call without a result is left out, as is an empty answer. */
   messages() {
     const calls = this.results ? this.calls : [];
-    if (!this.text && !calls.length) return [];
-    const message = { role: "assistant", content: this.text || null };
-    if (this.thought) message.reasoning_content = this.thought;
-    if (calls.length) message.tool_calls = calls.map(wireCall);
     const results = calls.map(({ id }) => (
       { role: "tool", tool_call_id: id, content: this.results[id] }
     ));
-    return [message, ...results];
+    const denied = this.approvals.filter(({ allowed }) => allowed === false);
+    const found = [];
+    let [text, thought] = [0, 0];
+    for (const { after, ...call } of this.serverCalls) {
+      const before = [this.text.slice(text, after[0]), this.thought.slice(thought, after[1])];
+      if (before.some(Boolean)) found.push(said(...before));
+      found.push({ mcp_call: call });
+      [text, thought] = after;
+    }
+    const last = [this.text.slice(text), this.thought.slice(thought)];
+    if (last[0] || calls.length || (last[1] && denied.length)) found.push(said(...last, calls));
+    return [...found, ...results, ...denied.map((approval) => ({ approval }))];
+  }
+
+  /** The calls that the user has allowed, for the request that runs them. */
+  allowed() {
+    return this.approvals.filter(({ allowed }) => allowed).map((approval) => ({ approval }));
   }
 
   /** Tokens and seconds, as far as they are known. */
@@ -126,6 +151,7 @@ const listOf = (value) => (Array.isArray(value) ? value : []);
 const textOf = (value) => (typeof value === "string" ? value : "");
 const isObject = (value) => value !== null && typeof value === "object" && !Array.isArray(value);
 const textsOf = (value, names) => Object.fromEntries(names.map((name) => [name, textOf(value?.[name])]));
+const lengthsOf = (value) => [0, 1].map((i) => (Number.isInteger(value?.[i]) ? Math.max(value[i], 0) : 0));
 const numbersOf = (usage) => ({
   prompt_tokens: usage.prompt_tokens,
   completion_tokens: usage.completion_tokens,
@@ -142,6 +168,13 @@ const wireCall = ({ id, name, arguments: text }) => (
   { id, type: "function", function: { name, arguments: text } }
 );
 
+function said(text, thought, calls = []) {
+  const message = { role: "assistant", content: text || null };
+  if (thought) message.reasoning_content = thought;
+  if (calls.length) message.tool_calls = calls.map(wireCall);
+  return message;
+}
+
 function sentences({ repairs = [], unmet = [], unenforced = [], normalized = [] }) {
   return [
     ...repairs.map(({ what, where }) => `Repaired in ${where}: ${what}`),
@@ -153,24 +186,22 @@ function sentences({ repairs = [], unmet = [], unenforced = [], normalized = [] 
 
 /**
  * Streams an answer to `messages` to its end, which `stop` may bring early. Errors become the answer's
- * own. With connectors the server runs the calls, which the API of Responses has.
+ * own.
  */
 export async function run(answer, messages, { api, eventsOf }, stop) {
-  const usesServers = answer.connectors.length > 0;
   try {
-    const options = { include_usage: true, include_progress: true };
-    const body = usesServers
-      ? responsesBody(answer.request, messages, answer.connectors)
-      : { ...answer.request, messages, stream: true, stream_options: options };
-    const response = await api(usesServers ? RESPONSES : CHAT, {
-      body, signal: stop, headers: { accept: "text/event-stream" },
+    const { path, body } = wireRequest(answer, messages);
+    const isChat = path === CHAT;
+    if (isChat) body.stream_options = { include_usage: true, include_progress: true };
+    const response = await api(path, {
+      body: { ...body, stream: true }, signal: stop, headers: { accept: "text/event-stream" },
     });
     const ignored = response.headers.get("x-mlx-server-ignored");
     if (ignored) answer.notes.push(`Ignored: ${ignored}`);
     for await (const { data } of eventsOf(response)) {
       if (data === "[DONE]") break;
-      if (usesServers) addResponsesEvent(answer, JSON.parse(data));
-      else answer.add(JSON.parse(data));
+      if (isChat) answer.add(JSON.parse(data));
+      else addResponsesEvent(answer, JSON.parse(data));
       answer.changed();
     }
     if (!answer.finish) throw new Error("The answer ended before it was complete.");

@@ -5,7 +5,7 @@ import { exported, imported } from "./conversation.js";
 
 const LISTED = 100;
 
-/** `store` keeps them; `open`, `renew` and `rename` change the one that is shown. */
+/** `store` returns what keeps them; `open`, `renew` and `rename` change the one that is shown. */
 export class ConversationList extends Component {
   constructor() {
     super();
@@ -22,9 +22,9 @@ export class ConversationList extends Component {
 
   /** Does something with the store and says what went wrong. */
   async attempt(action) {
+    this.setState({ problem: "" });
     try {
-      await action(this.props.store);
-      this.setState({ problem: "" });
+      await action(await this.props.store());
     } catch (error) {
       this.setState({ problem: error.message });
     }

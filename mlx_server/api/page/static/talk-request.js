@@ -1,7 +1,11 @@
 // What is sent to a model: the body of a request, made from the settings and the conversation, and
 // the same request as code.
 
+import { responsesBody } from "./connectors.js";
 import { contentOf } from "./files.js";
+
+export const CHAT = "/v1/chat/completions";
+const RESPONSES = "/v1/responses"; // which has the calls that the server runs
 
 export const NUMBERS = [
   { name: "temperature", min: 0, max: 2 },
@@ -17,11 +21,14 @@ export const NUMBERS = [
 ];
 export const DEFAULTS = {
   ...Object.fromEntries(NUMBERS.map(({ name }) => [name, ""])),
-  system: "", stop: "", tools: "", schema: "", reasoning_effort: "", connectors: [],
+  system: "", stop: "", tools: "", schema: "", reasoning_effort: "", connectors: [], approval: "always",
 };
 export const EFFORTS = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
 
-/** The conversation as a model is sent it, up to an answer of the last of these turns. */
+/**
+ * The conversation as a model is sent it, up to an answer of the last of these turns: messages, and
+ * between them {mcp_call} and {approval}, which have no role.
+ */
 export function messages(system, turns, side, answer) {
   const found = system.trim() ? [{ role: "system", content: system }] : [];
   turns.forEach(({ text, files, sides }, at) => {
@@ -30,7 +37,8 @@ export function messages(system, turns, side, answer) {
     const before = at === turns.length - 1 ? answers.slice(0, answer) : answers;
     for (const each of before) found.push(...each.messages());
   });
-  return found;
+  const last = turns.at(-1).sides[side]?.[answer - 1]; // which this answer goes on with
+  return [...found, ...(last?.allowed() ?? [])];
 }
 
 /**
@@ -51,6 +59,14 @@ export function requestOf(model, settings) {
     request.response_format = { type: "json_schema", json_schema: { name: "answer", schema } };
   }
   return request;
+}
+
+/** The request for an answer, not streamed. */
+export function wireRequest(answer, messages) {
+  const usesServers = answer.connectors.length > 0 || messages.some(({ role }) => !role);
+  return usesServers
+    ? { path: RESPONSES, body: responsesBody(answer, messages) }
+    : { path: CHAT, body: { ...answer.request, messages } };
 }
 
 function parsed(text, what) {
@@ -76,27 +92,31 @@ const shortened = (body) => JSON.parse(JSON.stringify(body), (_, value) => (
 
 const KEY = "MLX_SERVER_KEY"; // the variable that the code reads, where the server wants a key
 
-export function asCurl(body, origin, wantsKey) {
-  const lines = [`curl ${origin}/v1/chat/completions`, "-H 'Content-Type: application/json'"];
+export function asCurl({ path, body }, origin, wantsKey) {
+  const lines = [`curl ${origin}${path}`, "-H 'Content-Type: application/json'"];
   if (wantsKey) lines.push(`-H "Authorization: Bearer $${KEY}"`);
   lines.push(`-d '${JSON.stringify(shortened(body), null, 2).replaceAll("'", "'\\''")}'`);
   return lines.join(" \\\n  ");
 }
 
-const FURTHER = ["top_k", "min_p", "repetition_penalty", "thinking_budget"]; // not in OpenAI's SDK
+// What OpenAI's SDK has no arguments for, in any request and in one for /v1/responses.
+const FURTHER = ["top_k", "min_p", "repetition_penalty", "thinking_budget"];
+const OF_CHAT = ["presence_penalty", "frequency_penalty", "seed", "stop"];
 
-export function asPython(body, origin, wantsKey) {
-  const shown = shortened(body);
-  const known = Object.entries(shown).filter(([name]) => !FURTHER.includes(name));
-  const further = Object.fromEntries(Object.entries(shown).filter(([name]) => FURTHER.includes(name)));
+export function asPython({ path, body }, origin, wantsKey) {
+  const isChat = path === CHAT;
+  const isFurther = ([name]) => FURTHER.includes(name) || (!isChat && OF_CHAT.includes(name));
+  const shown = Object.entries(shortened(body));
+  const known = shown.filter((each) => !isFurther(each));
+  const further = Object.fromEntries(shown.filter(isFurther));
   if (Object.keys(further).length) known.push(["extra_body", further]);
   const given = known.map(([name, value]) => `    ${name}=${literal(value, "    ")},\n`).join("");
   return `${wantsKey ? "import os\n\n" : ""}from openai import OpenAI
 
 client = OpenAI(base_url="${origin}/v1", api_key=${wantsKey ? `os.environ["${KEY}"]` : '"none"'})
-answer = client.chat.completions.create(
+answer = client.${isChat ? "chat.completions" : "responses"}.create(
 ${given})
-print(answer.choices[0].message)
+print(${isChat ? "answer.choices[0].message" : "answer.output"})
 `;
 }
 

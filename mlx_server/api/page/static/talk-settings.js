@@ -44,13 +44,16 @@ export function Settings({ models, connectors, chosen, choose, settings, set }) 
       <//>
       ${connectors.length > 0 && html`
         <${Group} title="Connectors" isSet=${settings.connectors.length > 0}>
-          <p class="hint">MCP servers of this server's owner. The model calls their tools without asking you.</p>
+          <p class="hint">MCP servers of this server's owner, whose tools the model may call.</p>
           ${connectors.map((name) => html`
             <label class="check"><input type="checkbox" name="connector" value=${name}
               checked=${settings.connectors.includes(name)}
               onChange=${(event) => set("connectors", event.target.checked
                 ? [...settings.connectors, name] : settings.connectors.filter((each) => each !== name))} />
               <bdi>${name}</bdi></label>`)}
+          <label class="check"><input type="checkbox" name="approval" checked=${settings.approval !== "never"}
+            onChange=${(event) => set("approval", event.target.checked ? "always" : "never")} />
+            Ask me before each call</label>
         <//>`}
       <${Group} title="JSON schema of the answer" isSet=${settings.schema}>
         <${Text} name="schema" label="JSON schema of the answer" ...${{ settings, set }} rows="6"

@@ -4,7 +4,7 @@
 import { Component, html } from "./vendor/htm-preact-3.1.1.js";
 import { copied } from "./copy.js";
 import { MarkdownStream } from "./markdown.js";
-import { asCurl, asPython } from "./talk-request.js";
+import { asCurl, asPython, wireRequest } from "./talk-request.js";
 
 const SHARE = 4; // the page rests so many times as long as it drew
 
@@ -77,13 +77,14 @@ export class AnswerView extends Component {
   }
 
   render({ answer, shell, messages, goOn, again }) {
-    const { thought, text, calls, serverCalls, error, notes, request } = answer;
+    const { thought, text, calls, serverCalls, approvals, error, notes, request } = answer;
     return html`
       <section class="answer" aria-busy=${answer.isRunning} aria-label=${`Answer of ${request.model}`}>
         <h3 class="by"><bdi>${request.model}</bdi></h3>
         ${thought && html`<${Thought} ...${{ thought }} isOpenEnded=${answer.isRunning && !text && !calls.length} />`}
         ${serverCalls.length > 0 && html`<${ServerCalls} calls=${serverCalls} />`}
         ${text && html`<${Growing} kind=${MarkdownStream} name="said" text=${text} />`}
+        ${approvals.some(({ allowed }) => !allowed) && html`<${Approvals} ...${{ answer, goOn }} />`}
         ${calls.length > 0 && html`<${Calls} ...${{ answer, goOn }} />`}
         ${answer.isRunning && answer.first === null && html`<${Waiting} progress=${answer.progress} />`}
         ${error && html`<p class="error" role="alert" dir="auto">${error}</p>`}
@@ -120,9 +121,9 @@ class Calls extends Component {
     const send = (event) => {
       event.preventDefault();
       const entered = new FormData(event.target);
-      goOn(Object.fromEntries(calls.map(({ id }, i) => [id, entered.get(`result-${i}`)])));
+      goOn({ results: Object.fromEntries(calls.map(({ id }, i) => [id, entered.get(`result-${i}`)])) });
     };
-    const isAsking = answer.isAsking && goOn;
+    const isAsking = answer.isAsking && !results && goOn;
     return html`
       <form class="calls" onSubmit=${send}>
         ${calls.map((call, i) => html`
@@ -155,6 +156,27 @@ function ServerCalls({ calls }) {
     </div>`;
 }
 
+/** The calls to MCP servers that the user is to allow, or has declined. An allowed one is shown where it was run. */
+function Approvals({ answer, goOn }) {
+  const { approvals } = answer;
+  const isAsking = answer.isAsking && goOn;
+  const decide = (id, allowed) => goOn({
+    approvals: approvals.map((each) => (each.id === id ? { ...each, allowed } : each)),
+  });
+  return html`
+    <div class="calls">
+      ${approvals.filter(({ allowed }) => !allowed).map(({ id, server, name, arguments: text, allowed }) => html`
+        <div class="call approval" key=${id}>
+          <p class="called"><span class="hint">${allowed === null ? "asks to call" : "may not call"}</span>
+            ${" "}<bdi class="mono">${server} ${name}</bdi></p>
+          <pre class="arguments" dir="auto" tabindex="0">${indented(text)}</pre>
+          ${isAsking && allowed === null && html`<div class="buttons">
+            <button type="button" class="allow" onClick=${() => decide(id, true)}>Allow</button>
+            <button type="button" class="quiet decline" onClick=${() => decide(id, false)}>Decline</button></div>`}
+        </div>`)}
+    </div>`;
+}
+
 /** JSON with line breaks; as it came if it is incomplete, or would be another text but for its spaces. */
 function indented(text) {
   if (text.length > 50_000) return text;
@@ -170,16 +192,15 @@ class Foot extends Component {
   render({ answer, shell, messages, again }) {
     const wantsKey = Boolean(shell.state.key);
     const show = (event) => this.setState({ isOpen: event.target.open });
-    const body = this.state.isOpen && { ...answer.request, messages: messages() };
+    const request = this.state.isOpen && wireRequest(answer, messages());
     return html`
       <footer class="foot">
         <p class="costs hint">${answer.figures().map((figure) => html`<span>${figure}</span>`)}</p>
         <details class="code" onToggle=${show}>
           <summary>As code</summary>
-          ${this.state.isOpen && html`
-            ${answer.connectors.length > 0 && html`<p class="hint">Without the connectors, which the API of Responses has.</p>`}
-            <${Code} label="curl" text=${asCurl(body, location.origin, wantsKey)} />
-            <${Code} label="Python" text=${asPython(body, location.origin, wantsKey)} />`}
+          ${request && html`
+            <${Code} label="curl" text=${asCurl(request, location.origin, wantsKey)} />
+            <${Code} label="Python" text=${asPython(request, location.origin, wantsKey)} />`}
         </details>
         ${answer.text && html`<${Copy} text=${answer.text} name="copy-answer" label="Copy" />`}
         ${again && html`<button type="button" class="quiet small again" onClick=${again}>Again</button>`}

@@ -2,7 +2,7 @@
 
 import { Component, html, render } from "./vendor/htm-preact-3.1.1.js";
 import { Conversation } from "./conversation.js";
-import { ConversationStore } from "./conversation-store.js";
+import { storeBy } from "./conversation-store.js";
 import { Answer, run } from "./talk-answer.js";
 import { Composer, Files } from "./talk-composer.js";
 import { ConversationList } from "./talk-list.js";
@@ -16,9 +16,9 @@ export function mount(section, shell) {
 }
 
 class Talk extends Component {
-  constructor() {
-    super();
-    this.store = new ConversationStore();
+  constructor(props) {
+    super(props);
+    this.store = storeBy(props.shell.api);
     this.state = {
       models: null, // as /v1/models lists them
       connectors: [], // the names of the owner's MCP servers
@@ -27,6 +27,7 @@ class Talk extends Component {
       conversation: new Conversation(),
       edited: null, // the number of the turn whose message is changed
       kept: 0, // how often a conversation was kept
+      place: "", // where, in words
       problem: "",
       status: "",
     };
@@ -49,8 +50,9 @@ class Talk extends Component {
     try {
       const listed = await (await this.props.shell.api("/v1/models")).json();
       const models = listed.data.filter(({ type }) => type === "llm");
+      const { place } = await this.store();
       this.setState(({ chosen }) => ({
-        models, problem: "", chosen: [chosen[0] || (models[0]?.id ?? ""), chosen[1]],
+        models, place, problem: "", chosen: [chosen[0] || (models[0]?.id ?? ""), chosen[1]],
       }));
     } catch (error) {
       this.setState({ problem: error.message });
@@ -86,7 +88,7 @@ class Talk extends Component {
     const shown = conversation.turns[conversation.leaf].sides;
     try {
       const answers = sides.map((side) => new Answer(
-        requestOf(chosen[side] || chosen[0], settings), settings.system, settings.connectors,
+        requestOf(chosen[side] || chosen[0], settings), settings.system, settings.connectors, settings.approval,
       ));
       sides.forEach((side, i) => shown[side].push(answers[i]));
       Object.assign(conversation, { models: chosen, settings });
@@ -110,7 +112,8 @@ class Talk extends Component {
     )));
     this.running -= 1;
     if (!this.running) this.stop = null;
-    this.setState({ status: answers.some(({ error }) => error) ? "An error." : "The answer is complete." });
+    const end = answers.some(({ isAsking }) => isAsking) ? "The model waits for you." : "The answer is complete.";
+    this.setState({ status: answers.some(({ error }) => error) ? "An error." : end });
     await this.keep(conversation);
   }
 
@@ -124,7 +127,7 @@ class Talk extends Component {
   async keep(conversation) {
     conversation.changed = Date.now();
     try {
-      await this.store.write(conversation);
+      await (await this.store()).write(conversation);
       this.setState(({ kept }) => ({ kept: kept + 1 }));
     } catch (error) {
       this.setState({ problem: error.message });
@@ -133,7 +136,7 @@ class Talk extends Component {
 
   async open(id) {
     try {
-      this.show(await this.store.read(id));
+      this.show(await (await this.store()).read(id));
     } catch (error) {
       this.setState({ problem: error.message });
     }
@@ -152,9 +155,12 @@ class Talk extends Component {
     });
   }
 
-  goOn(answer, results, side) {
-    answer.results = results;
-    if (!this.answers([side])) answer.results = null;
+  /** Takes over results of calls, or a decision about one, and goes on if nothing more is asked. */
+  goOn(answer, decided, side) {
+    const { results, approvals } = answer;
+    Object.assign(answer, decided);
+    if (answer.isAsking) this.keep(this.state.conversation);
+    else if (!this.answers([side])) Object.assign(answer, { results, approvals });
   }
 
   /** Shows the last turn, and has the focus where the next message is written. */
@@ -163,7 +169,7 @@ class Talk extends Component {
     this.base.querySelector(".turn:last-of-type")?.scrollIntoView({ block: "start" });
   }
 
-  render(_, { models, connectors, chosen, settings, conversation, kept, problem, status }) {
+  render(_, { models, connectors, chosen, settings, conversation, kept, place, problem, status }) {
     const choose = (side, id) => this.setState({ chosen: chosen.with(side, id) });
     const set = (name, value) => this.setState({ settings: { ...settings, [name]: value } });
     const rename = (id, title) => id === conversation.id && Object.assign(conversation, { title });
@@ -177,8 +183,8 @@ class Talk extends Component {
         </div>
         <div class="conversation">
           <div class="turns" role="log" aria-label="Conversation" aria-live="off">
-            ${conversation.leaf < 0 && html`<p class="talk-empty hint">
-              Conversations are kept in this browser only.
+            ${conversation.leaf < 0 && place && html`<p class="talk-empty hint">
+              Conversations are kept ${place}.
             </p>`}
             ${conversation.path().map((at) => this.turn(at))}
           </div>
@@ -205,7 +211,7 @@ class Talk extends Component {
             <div class="side">
               ${answers.map((answer, i) => html`<${AnswerView} key=${`${side}.${i}`} answer=${answer}
                 shell=${this.props.shell} messages=${() => this.messages(at, side, answer)}
-                goOn=${isLast && ((results) => this.goOn(answer, results, side))}
+                goOn=${isLast && ((decided) => this.goOn(answer, decided, side))}
                 again=${!this.stop && i === answers.length - 1 && (() => this.again(at, side))}
               />`)}
             </div>`)}
