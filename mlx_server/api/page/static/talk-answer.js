@@ -58,7 +58,10 @@ export class Answer {
     const answer = new Answer({ model: "" });
     const { request, usage, times, results } = stored ?? {};
     for (const name of ["system", "text", "thought", "finish", "error"]) answer[name] = textOf(stored?.[name]);
-    if (isObject(request)) answer.request = { ...request, model: textOf(request.model) };
+    if (isObject(request)) {
+      answer.request = { ...request, model: textOf(request.model), tools: listOf(request.tools).filter(isObject) };
+      if (!answer.request.tools.length) delete answer.request.tools;
+    }
     answer.connectors = listOf(stored?.connectors).map(textOf);
     if (stored?.approval === "never") answer.approval = "never";
     answer.notes = listOf(stored?.notes).map(textOf);
