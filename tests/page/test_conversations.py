@@ -264,6 +264,7 @@ def test_a_connectors_call_waits_for_the_user_and_later_turns_know_it(talk: Tab)
     assert [each["type"] for each in bodies(talk)[1]["input"]] == [
         *("message", "mcp_approval_request", "mcp_approval_response"),
     ]
+    talk.evaluate(f"(async () => {{ while (!(await {KEPT})[0].turns[0].sides[0][1]?.text); }})()")
     reload(talk)
     talk.click(".kept .title")
     talk.until("document.querySelector('.result')")
