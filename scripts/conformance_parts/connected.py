@@ -120,6 +120,8 @@ AGENTS: Mapping[str, Agent] = {
         ("--allow-all-tools", "-p", "{prompt}"),
         ("--allow-all-tools", "--continue", "-p", "{prompt}"),
         ("create", {"path": "{file}", "file_text": "{content}"}),
+        unrepeated=128,
+        overflow="exceed the model's usable context budget",
     ),
     "droid": Agent(
         "droid@0.215.0",

@@ -3,6 +3,7 @@ owner wants them."""
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
@@ -18,12 +19,12 @@ KEYS = ("one-key", "another-key")
 @pytest.fixture(scope="module")
 def client(tiny_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
     store = StoreSettings(data_dir=tmp_path_factory.mktemp("data"), bytes=400_000)
-    settings = {"api_keys": tuple(map(wire.key, KEYS)), "page": ("texts", "conversations")}
+    settings: Json = {"api_keys": tuple(map(wire.key, KEYS)), "page": ("texts", "conversations")}
     with wire.client(tiny_path, ScriptedEngine(), store, **settings) as client:
         yield client
 
 
-def by(key: str) -> dict[str, dict[str, str]]:
+def by(key: str) -> Any:
     return {"headers": {"authorization": f"Bearer {key}"}}
 
 
