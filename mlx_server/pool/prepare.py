@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from mlx_server import limits
 from mlx_server.engine.messages import NO_CACHES, ComputeDtype, KvCost
 from mlx_server.engine.worker_arguments import RankGroup
 from mlx_server.errors import (
@@ -334,17 +335,19 @@ def _read(
     check_architecture(checkpoint.config, spec.id)
     check_layer_count(checkpoint.config, path)
     check_task(spec, checkpoint)
+    vision = _vision(spec, path, checkpoint)
+    features = limits.PICTURE_FEATURE_BYTES if vision else 0
     prepared = PreparedModel(
         spec=spec,
         path=path,
         checkpoint=checkpoint,
         family=_configured(family_of(checkpoint, spec.family), checkpoint, spec),
         tokenizer_json=tokenizer,
-        weights=weights_bytes(path, upcast),
+        weights=weights_bytes(path, upcast) + features,
         adapters=_catalog(spec, path, progress),
         stamp=stamp,
         size_bytes=weights_on_disk(path),
-        vision=_vision(spec, path, checkpoint),
+        vision=vision,
     )
     check_files(prepared)
     return prepared

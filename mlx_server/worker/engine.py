@@ -15,6 +15,7 @@ from pathlib import Path
 import mlx.core as mx
 import mlx.nn as nn
 
+from mlx_server import limits
 from mlx_server.engine import messages
 from mlx_server.engine.device_errors import ENDS, MESSAGES, Streak, device_error
 from mlx_server.engine.messages import Command, Embed, Generate, Report, Token
@@ -41,6 +42,7 @@ from mlx_server.worker.prompt_store import PromptStore
 from mlx_server.worker.rows import RowAdmission, Rows
 from mlx_server.worker.server_connection import HeartbeatMonitor, Inputs
 from mlx_server.worker.share import WHOLE, WholeModel
+from mlx_server.worker.sight import sight_of
 
 log = logging.getLogger("mlx_server.engine")
 
@@ -363,7 +365,9 @@ class Engine:
         batch = self.models.add(model, network)
         batch.warm = self._loads.is_warming
         self.prompts.disk.loaded(model, path, network)
-        nbytes = self._share.nbytes(network)
+        nbytes = self._share.nbytes(network) + (
+            limits.PICTURE_FEATURE_BYTES if sight_of(network) else 0
+        )
         return [messages.ModelLoaded(model, batch.vocabulary, nbytes, batch.why_alone)]
 
     def _batch(self, model: str, network: nn.Module) -> Batch:

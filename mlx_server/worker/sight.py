@@ -67,7 +67,7 @@ def row_pictures(model: nn.Module, request: Generate) -> RowPictures | None:
     if not request.pictures:
         return None
     if (sight := sight_of(model)) is None:
-        raise ValueError("the model sees no pictures")
+        raise ValueError("the model sees no pictures, as the log says of its load")
     return RowPictures(request, sight.vision)
 
 
@@ -187,8 +187,9 @@ def give_sight(model: nn.Module, folder: Path, config: Mapping[str, Any]) -> Non
     vision = vision_of(folder, config)
     if vision is None:
         raise ValueError("the checkpoint has no vision tower that is known here")
-    model.sight = sight = Sight(vision, _tower(folder, config, vision.family.tower))
+    sight = Sight(vision, _tower(folder, config, vision.family.tower))
     hook_model(model, sight, config)
+    model.sight = sight
 
 
 def _tower(folder: Path, config: Mapping[str, Any], name: str) -> nn.Module:

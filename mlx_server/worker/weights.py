@@ -1,5 +1,6 @@
 """Reads weights from a checkpoint folder, a piece at a time."""
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Generator
@@ -19,6 +20,8 @@ from mlx_server.worker.encoders import encoder_classes
 from mlx_server.worker.mlx_lm_internals import get_classes, load_model, read_config
 from mlx_server.worker.replay_model import ReplayModel
 from mlx_server.worker.sight import give_sight, sight_of
+
+log = logging.getLogger("mlx_server.engine")
 
 MODULES = "modules.json"
 """The file that shows a checkpoint of sentence-transformers."""
@@ -100,7 +103,10 @@ def load(
             raise ModelUnusable(why) from error
         raise
     if sees:
-        give_sight(model, path, config)
+        try:
+            give_sight(model, path, config)
+        except Exception:  # of another mlx-vlm, or of a tower that is not as expected
+            log.exception("the model in %s sees no pictures: its tower can't be loaded", path.name)
     # The model's random initial weights were never evaluated. Seeding drops their unevaluated
     # random keys, which would form a longer chain with each load.
     mx.random.seed(0)

@@ -18,11 +18,14 @@ from mlx_server.requests import SamplingParams
 from mlx_server.sandbox.pictures import Grid
 from mlx_server.worker import weights
 from mlx_server.worker.batch import Batch
+from mlx_server.worker.kv_caches import set_kv_bits
+from mlx_server.worker.lora_adapters import AdapterWeights
 from mlx_server.worker.prompt_store import PromptStore
 from mlx_server.worker.rows import check_row
 from mlx_server.worker.sight import Sight, sight_of
 from tests.tiny import IMAGE_TOKEN, VISION_FAMILIES, tiny_vision
 from tests.worker.batch_runs import GREEDY, a_prompt
+from tests.worker.lora_files import mlx_adapter
 
 Image = pytest.importorskip("PIL.Image", reason="the extra `vision` is not installed")
 pytestmark = pytest.mark.skipif(not can_see(), reason="the extra `vision` is not installed")
@@ -299,3 +302,28 @@ def test_settings_of_a_tower_may_be_damaged(tmp_path: Path) -> None:
     assert (vision.patch, vision.merge) == (16, 2)
     assert vision_of(folder, {**config, "vision_config": None}) is None
     assert vision_of(folder, {**config, "image_token_id": "5"}) is None
+
+
+def test_an_adapter_and_a_cache_of_8_bits_go_with_pictures(tmp_path: Path) -> None:
+    folder = tiny_vision(tmp_path / "model", "qwen3_5")
+    model = load(folder)
+    adapters, vision = AdapterWeights(model), sight(model).vision
+    adapters.load("a", mlx_adapter(tmp_path / "adapter", folder, scale=4.0))
+    set_kv_bits(model, 8)
+    asks = [ask(row, [image(1)], vision) for row in (1, 2)]
+    asks[1].adapter = "a"
+    found = answers(Batch(model, concurrency=4), [*asks, text(3, 30)])
+    assert found == [alone(model, each) for each in (*asks, text(3, 30))]
+    assert found[0] != found[1]
+
+
+def test_a_model_whose_tower_is_damaged_reads_text(tmp_path: Path) -> None:
+    folder = tiny_vision(tmp_path)
+    tensors: dict[str, mx.array] = mx.load(str(folder / "model.safetensors"))  # type: ignore[assignment]
+    whole = Batch(load(folder), concurrency=1)
+    del tensors["vision_tower.merger.norm.weight"]
+    mx.save_safetensors(str(folder / "model.safetensors"), tensors, metadata={"format": "mlx"})
+    batch = Batch(load(folder), concurrency=1)
+    assert answers(batch, [text(1, 20)]) == answers(whole, [text(1, 20)])
+    with pytest.raises(ValueError, match="sees no pictures"):
+        check_row(ask(2, [image(1)], sight(whole.model).vision), batch)
