@@ -50,6 +50,9 @@ from mlx_server.worker.replay_model import ReplayModel
 from mlx_server.worker.row import EXPERTS_PIECE, FIXED_PIECE, Row
 from mlx_server.worker.sight import row_pictures
 
+MOST_TOGETHER = 32
+"""Prompts of which more than fit into a piece are computed in the same ones."""
+
 COMPARED = 1024
 """The tokens of the longest row of a step that is compared with the cost curve."""
 
@@ -417,7 +420,7 @@ class Batch:
             return 0
         rows, context = len(following.rows), following.context
         waiting = min(self.waiting, self._places.free)
-        left, shared = following.left - rows, self.shared
+        left, shared = following.padded_left, self.shared
         return self._budget.piece(
             len(self.decoder), waiting, rows, context, left=left, shared=shared
         )
@@ -515,8 +518,17 @@ class Batch:
         if isinstance(following, PrefillGroup):
             self._group = following
         else:
-            self._group, begun = self._groups.make(following, self._turns, tokens, self._room)
+            tokens, room = self._together(following, tokens)
+            self._group, begun = self._groups.make(following, self._turns, tokens, room)
             done.prefilled += begun
+
+    def _together(self, first: WaitingPrompt, tokens: int) -> tuple[int, int]:
+        """Returns how many tokens the prompts have that are computed in the same pieces, at most,
+        and how many these are."""
+        others = [w.left for w in self._turns if isinstance(w, WaitingPrompt) and not w.is_alone]
+        left = [first.left, *sorted(others)][: min(self._room, MOST_TOGETHER)]
+        count = 1 if first.is_alone else self._budget.together(len(self.decoder), left)
+        return (count * max(left[:count]), count) if count > 1 else (tokens, self._room)
 
     def _prefill_piece(self, tokens: int, done: StepResult) -> None:
         """Computes about `tokens` prompt tokens; rows with only a last token left then decode."""
@@ -547,10 +559,11 @@ class Batch:
         group = self._group
         if not group or not group.is_computed:
             return
-        if self.decoder and self._budget.is_step_first(group.context):
+        decoding, rows = len(self.decoder), len(group.rows)
+        if decoding and self._budget.is_step_first(group.context, rows, decoding):
             return
-        rows = group.rows if group.resumed is None else []
-        for at, (row, tokens) in enumerate(zip(rows, group.batch.tokens, strict=False)):
+        new = group.rows if group.resumed is None else []
+        for at, (row, tokens) in enumerate(zip(new, group.batch.tokens, strict=False)):
             self._cache.store(row, tokens, partial(group.batch.extract_cache, at), goes_on=True)
         self.decoder.extend(group.decode())
         self._set_late_aside()  # a preempted row may still wait for its mask

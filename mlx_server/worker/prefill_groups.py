@@ -53,6 +53,11 @@ class WaitingPrompt:
         return len(self.prompt) - self.known
 
     @property
+    def padded_left(self) -> int:
+        """The tokens that pieces compute, without the last one."""
+        return self.left - 1
+
+    @property
     def rows(self) -> list[Row]:
         return [self.row]
 
@@ -77,6 +82,8 @@ class PrefillGroup:
         self.resumed = resumed
         self.rest = rest
         """The tokens of each row that are not computed yet; its last one is left to decoding."""
+        self._begun = False
+        """Whether a piece of it is computed."""
         self.client, self.number = self.rows[0].client, self.rows[0].number
 
     @property
@@ -88,6 +95,10 @@ class PrefillGroup:
         return sum(map(len, self.rest))
 
     @property
+    def padded_left(self) -> int:
+        return len(self.rest) * (max(map(len, self.rest)) - 1)
+
+    @property
     def context(self) -> int:
         return max(map(len, self.batch.tokens))
 
@@ -95,8 +106,9 @@ class PrefillGroup:
         """Computes about `tokens` tokens of all rows together; returns how many of each row."""
         size = max(1, tokens // len(self.rest))
         longest = max(map(len, self.rest)) - 1
-        if len(self.rest) > 1 and longest < min(size * LAST_PIECE, MOST):
-            size = longest  # so that the row with the longest rest needs no piece of its own
+        if not self._begun and longest < min(size * LAST_PIECE, MOST):
+            size = longest  # so that prompts that were to fit need no second piece
+        self._begun = True
         sizes = [
             min(_wanted(row, len(known), size), len(rest) - 1)
             for row, known, rest in zip(self.rows, self.batch.tokens, self.rest, strict=True)

@@ -6,9 +6,9 @@ What pieces and steps of each size take follows the model's cost curve.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence, Sized
 from dataclasses import dataclass
-from itertools import count, product
+from itertools import count, product, takewhile
 from math import ceil, inf
 from typing import Generic, Protocol, TypeVar
 
@@ -112,7 +112,7 @@ class PrefillCost:
         if not alike:
             return self._predicted(piece)
         largest, took = max(alike, key=lambda measured: measured[0].tokens)
-        return max(self._predicted(piece), took * self._times(piece.tokens, largest.tokens))
+        return max(self._predicted(piece), took * self._longer(piece.tokens, largest.tokens))
 
     def _causes(self, piece: PrefillPiece) -> tuple[float, float, float]:
         pairs = piece.tokens * (piece.context + piece.length / 2)
@@ -121,7 +121,7 @@ class PrefillCost:
     def _predicted(self, piece: PrefillPiece) -> float:
         return float(np.dot(self._cost, self._causes(piece)))
 
-    def _times(self, tokens: int, others: int) -> float:
+    def _longer(self, tokens: int, others: int) -> float:
         """Returns how much longer a piece takes at least than one of other tokens."""
         if self._curve.is_flat:
             return tokens / others
@@ -212,6 +212,9 @@ LAST_PIECE = 1.15
 """The last piece of a prompt may take longer than the others by this factor, since a short
 additional piece wastes time."""
 
+LONGEST = 4 / 3
+"""The times that rows wait for longer than the gap before they get a token and others join them."""
+
 STRETCH, WORTH_STRETCHING = 1.25, 1.02
 """A piece may take so many times as long as it should if prompts are then computed so many times as
 fast."""
@@ -223,6 +226,10 @@ DEEP_LEAST, DEEP_SHARE = 16, 0.7
 it takes at most this share of their time."""
 MOST_USEFUL = 512
 """The least piece may be raised to this many tokens where a piece has a large constant cost."""
+
+FIRST_WEIGHT, WORTH_SHARING, ANSWER = 3, 0.95, 32
+"""Prompts that don't fit into a piece share several if the sum of the mean time to a first token,
+so many times, and of the time until all answers of so many tokens end is less by this factor."""
 
 SAVED_SECONDS = 1.0
 """The most seconds of owed steps that are postponed while several prompts wait."""
@@ -320,7 +327,8 @@ class PrefillBudget:
         tokens = self._stretched(seconds, step, rows, context)
         rest = left - tokens
         if 0 < rest < tokens:  # a small rest may take longer than all that is left
-            longest = max(LAST_PIECE * seconds, self._seconds(int(rest), rows, context))
+            longest = self._longer_gap(LAST_PIECE, seconds, step)
+            longest = max(longest, self._seconds(int(rest), rows, context))
             tokens = int(left) if self._seconds(int(left), rows, context) <= longest else tokens
         if left <= tokens and not self._in_company:
             last = PrefillPiece(rows, ceil(left / rows), context)
@@ -340,8 +348,68 @@ class PrefillBudget:
             took = self._seconds(tokens, rows, context)
             return tokens / (took + max(step, self._step_debt(took)))
 
-        more = self._tokens(STRETCH * seconds, rows, context)
+        more = self._tokens(self._longer_gap(STRETCH, seconds, step), rows, context)
         return more if speed(more) >= WORTH_STRETCHING * speed(tokens) else tokens
+
+    def _longer_gap(self, times: float, seconds: float, step: float) -> float:
+        """Returns so many times the seconds of a piece, or what a step leaves of the longest gap
+        where that is enough for a piece."""
+        room = LONGEST * self._gap - step
+        return min(times * seconds, room) if room >= seconds else times * seconds
+
+    def together(self, decoding: int, left: Sequence[int]) -> int:
+        """Returns how many waiting prompts to compute in the same pieces; 1 if as many as fit into
+        one. More pay where steps of a few rows take much of the time, and those of more rows hardly
+        longer.
+
+        left: the tokens of each prompt, in the order in which they are computed."""
+        if self._curve.is_flat or not self._steps or len(left) < 2:
+            return 1
+        tokens = self._stretched(self._gap, self._step(decoding) if decoding else 0.0, 1, 0)
+        fitting = max(1, tokens // max(left))
+        # an answer ends before the next of long prompts is computed
+        if fitting >= len(left) or max(left) > ANSWER * tokens:
+            return 1
+        counts = takewhile(lambda rows: rows < len(left), (fitting << n for n in count(1)))
+        steps = [0.0, *map(self._step, range(1, decoding + len(left) + 1))]
+
+        def waited(rows: int) -> float:
+            first, done = self._times(decoding, left, rows, tokens, steps)
+            return FIRST_WEIGHT * first + done
+
+        best = min((*counts, len(left)), key=waited)
+        return best if waited(best) <= WORTH_SHARING * waited(fitting) else 1
+
+    def _times(
+        self, decoding: int, left: Sequence[int], rows: int, tokens: int, steps: Sequence[float]
+    ) -> tuple[float, float]:
+        """Returns the mean seconds to a first token and those until all rows have ended, if so many
+        prompts share each piece of `tokens`. steps: the seconds of a step by its rows."""
+        now = firsts = owed = 0.0
+        stepped = 0
+        begun = list[tuple[int, int]]()
+        """Rows that decode, and the number of the step with which they end."""
+
+        def of_rows(stepped: int) -> float:
+            return steps[decoding + sum(rows for rows, end in begun if end > stepped)]
+
+        for begin in range(0, len(left), rows):
+            group = left[begin : begin + rows]
+            size, longest = max(1, tokens // len(group)), max(group)
+            sizes = [size] * (longest // size) + [longest % size] * (longest % size > 0)
+            seconds = {n: self._seconds(n * len(group), len(group), 0) for n in {*sizes}}
+            for piece in sizes:
+                took, step = seconds[piece], of_rows(stepped)
+                owed += self._step_debt(took) if step else 0.0
+                count = ceil(owed / step) if step and owed > SAVED_SECONDS else 1
+                owed = max(0.0, owed - count * step)
+                now, stepped = now + took + count * step, stepped + count
+            now += steps[len(group)]
+            firsts += len(group) * now
+            begun.append((len(group), stepped + ANSWER))
+        for _, end in begun:
+            now, stepped = now + max(0, end - stepped) * of_rows(stepped), max(end, stepped)
+        return firsts / len(left), now
 
     def _tokens(self, seconds: float, rows: int, context: int) -> int:
         # Pieces of one size do not show what further tokens cost, which may be very little.
@@ -355,12 +423,15 @@ class PrefillBudget:
     def _seconds(self, tokens: int, rows: int, context: int) -> float:
         return self.cost.seconds(PrefillPiece(rows, ceil(tokens / rows), context))
 
-    def is_step_first(self, context: int) -> bool:
-        """Whether decoding rows get a token before a new row with so many tokens joins them.
+    def is_step_first(self, context: int, rows: int, decoding: int) -> bool:
+        """Whether decoding rows get a token before new rows with so many tokens join them, which
+        have a pass of their own before the next step.
 
         They have just waited for a piece, and the first steps with a long cache take longer than
-        the others. A short one joins at once."""
-        return context > MOST and self._waited > self._gap / 2
+        the others. A short one joins at once, unless steps take long."""
+        joining = self._step(rows) + self._step(decoding + rows)
+        is_long = context > MOST or self._waited + joining > LONGEST * self._gap
+        return is_long and self._waited > self._gap / 2
 
     def joined(self, rows: int) -> None:
         """Notes that so many new rows decode, after a pass of their own for their first tokens: a
@@ -437,6 +508,10 @@ class ScheduledPrompt(Protocol):
     @property
     def left(self) -> int:
         """The number of tokens that are still to be computed."""
+
+    @property
+    def rows(self) -> Sized:
+        """Those that are computed together."""
 
 
 P = TypeVar("P", bound=ScheduledPrompt)
@@ -555,7 +630,8 @@ class PromptScheduler(Generic[P]):
     def _is_shorter(self, first: P, prompt: P) -> bool:
         """Whether `first` goes before another prompt of the same client, being much shorter."""
         is_passed_over = self._passed_over.get(prompt.client, 0) and prompt.number < first.number
-        return not is_passed_over and first.left < prompt.left / 2
+        is_shorter = first.left / len(first.rows) < prompt.left / len(prompt.rows) / 2
+        return not is_passed_over and is_shorter
 
     def _has_had_less(self, first: P, prompt: P) -> bool:
         """Whether the client of `first` has had fewer tokens and has fewer left to compute."""
@@ -581,4 +657,4 @@ class PromptScheduler(Generic[P]):
         prompts = self._client_prompts(client)
         if self._passed_over.get(client, 0) >= PASSED_OVER:
             return prompts[0]
-        return min(prompts, key=lambda prompt: prompt.left)
+        return min(prompts, key=lambda prompt: prompt.left / len(prompt.rows))
