@@ -128,24 +128,14 @@ AGENTS: Mapping[str, Agent] = {
         ("exec", "--auto", "low", "-m", "custom:{model}-(mlx-server)-0", "{prompt}"),
         None,
         ("Create", {"file_path": "{file}", "content": "{content}"}),
+        overflow="Exec failed",  # it says no more of any error
     ),
     "hermes": Agent(
         "hermes-agent==0.19.0",
         ("-z", "{prompt}"),
         ("--continue", "-z", "{prompt}"),
         ("write_file", {"path": "{file}", "content": "{content}"}),
-    ),
-    "openclaw": Agent(
-        "openclaw@2026.9.6",
-        ("agent", "--local", "--session-id", "one", "--message", "{prompt}"),
-        ("agent", "--local", "--session-id", "one", "--message", "{prompt}"),
-        ("write", {"path": "{file}", "content": "{content}"}),
-    ),
-    "openhands": Agent(
-        "openhands==1.16.0",
-        ("--headless", "--override-with-envs", "-t", "{prompt}"),
-        None,
-        ("file_editor", {"command": "create", "path": "{file}", "file_text": "{content}"}),
+        overflow="below the minimum 64,000 required",
     ),
 }
 
