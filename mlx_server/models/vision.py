@@ -5,6 +5,7 @@ A model sees if its family is in the table here, its checkpoint has a vision tow
 """
 
 import logging
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -48,6 +49,10 @@ FAMILIES: Mapping[str, VisionFamily] = {
     "qwen3_5_moe": VisionFamily("qwen3_vl", QWEN, "interleaved", 16),
 }
 """By model type."""
+
+
+IN_TOWER = re.compile(r"(?:model\.)?(?:language_model\.)?(?:visual|vision_tower)\.(.+)")
+"""Matches the names of a tower's tensors; the group is the name that they have in the tower."""
 
 
 @dataclass(frozen=True)

@@ -35,10 +35,11 @@ from mlx_server.models.files import (
     check_model,
     stamp_of_files,
     stamp_of_model,
+    tensor_names,
     weights_bytes,
     weights_on_disk,
 )
-from mlx_server.models.vision import Vision, can_see, vision_of
+from mlx_server.models.vision import IN_TOWER, Vision, can_see, vision_of
 from mlx_server.parsers.parse_context import pairs_of
 from mlx_server.prompts.infill import infill_tokens_of
 from mlx_server.requests import (
@@ -359,7 +360,11 @@ def _vision(spec: ModelSpec, path: Path, checkpoint: Checkpoint) -> Vision | Non
     if vision is None or spec.group or task_of(spec, checkpoint) != "generate":
         return None
     token = checkpoint.tokenizer.control_tokens.get(vision.token)
-    return vision if token and token in vision.family.placeholder and can_see() else None
+    if not token or token not in vision.family.placeholder:
+        return None
+    # converters for text models keep the tower's settings and drop its weights
+    has_tower = any(map(IN_TOWER.match, tensor_names(path)))
+    return vision if has_tower and can_see() else None
 
 
 def _configured(family: ModelFamily, checkpoint: Checkpoint, spec: ModelSpec) -> ModelFamily:

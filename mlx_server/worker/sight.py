@@ -7,7 +7,6 @@ The hooks find the pictures of a pass in the model's `Sight`, as LoRA's layers f
 """
 
 import glob
-import re
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,7 +24,7 @@ import numpy as np
 from mlx_server import limits
 from mlx_server.engine.messages import FIRST_MEDIA_ID, Generate, Picture, media_ids
 from mlx_server.models.files import MLX
-from mlx_server.models.vision import Sections, Vision, vision_of
+from mlx_server.models.vision import IN_TOWER, Sections, Vision, vision_of
 
 Features = list[mx.array]
 """What the tower makes of a picture, [tokens, width] each: what stands for its tokens' embeddings,
@@ -178,8 +177,6 @@ def tower_features(tower: nn.Module, picture: Picture, vision: Vision) -> Featur
 
 
 # The tower
-
-IN_TOWER = re.compile(r"(?:model\.)?(?:language_model\.)?(?:visual|vision_tower)\.(.+)")
 
 
 def give_sight(model: nn.Module, folder: Path, config: Mapping[str, Any]) -> None:

@@ -4,8 +4,10 @@ import base64
 from collections.abc import Iterator
 from hashlib import sha256
 from io import BytesIO
+from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import pytest
 from starlette.testclient import TestClient
 
@@ -188,6 +190,21 @@ def test_a_low_detail_is_a_smaller_picture(client: TestClient, engine: ScriptedE
 def test_models_that_see_are_named(client: TestClient) -> None:
     (model,) = client.get("/v1/models").json()["data"]
     assert model["architecture"]["input_modalities"] == ["text", "image"]
+
+
+def test_a_checkpoint_without_the_weights_of_its_tower_reads_text(
+    engine: ScriptedEngine, tmp_path: Path
+) -> None:
+    file = str(tiny_vision(tmp_path) / "model.safetensors")
+    tensors: dict[str, mx.array] = mx.load(file)  # type: ignore[assignment]
+    text = {name: array for name, array in tensors.items() if "vision" not in name}
+    mx.save_safetensors(file, text, metadata={"format": "mlx"})
+    with wire.client(tmp_path, engine) as client:
+        row, answer = ask(client, engine, "/v1/chat/completions", chat(words("look"), seen()))
+        assert not row.pictures
+        assert answer.headers[IGNORED] == "messages.content.image_url"
+        (model,) = client.get("/v1/models").json()["data"]
+    assert model["architecture"]["input_modalities"] == ["text"]
 
 
 DAMAGED = f"data:image/png;base64,{PNG[: len(PNG) // 2 // 4 * 4]}"
