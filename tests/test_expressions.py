@@ -368,13 +368,27 @@ def interruptible() -> Iterator[None]:
     signal.signal(signal.SIGVTALRM, before)
 
 
+PACKAGES = sorted({*(path.stem for path in PACKAGE.iterdir()), "page"} - {"__pycache__"})
+"""Of modules. The expressions are found in a test: pytest collects it in several processes."""
+
+
+def of_package(name: str) -> Iterator[tuple[str, Expression]]:
+    for place, found in expressions().items():
+        if place.partition(".")[0] == name:
+            yield from ((place, expression) for expression in found)
+
+
+def test_each_is_in_one_of_the_packages() -> None:
+    assert {place.partition(".")[0] for place in expressions()} <= {*PACKAGES}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("place", expressions())
-def test_linear(place: str) -> None:
-    for expression in expressions()[place]:
+@pytest.mark.parametrize("package", PACKAGES)
+def test_linear(package: str) -> None:
+    for place, expression in of_package(package):
         for use in {use if use in ANCHORED else "finditer" for use in expression.uses}:
             if place not in BOUNDED:
-                assert growing(expression, use) is None
+                assert growing(expression, use) is None, place
                 continue
             attacks = Attacks(expression)
             for text in (_text_of(attack, _bound(place)) for attack in attacks):
@@ -390,27 +404,26 @@ WITH_MEMORY = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", [each for each in expressions() if each not in BOUNDED])
-def test_a_repetition_takes_no_memory_for_each_time(place: str) -> None:
+@pytest.mark.parametrize("package", [name for name in PACKAGES if name != "page"])
+def test_a_repetition_takes_no_memory_for_each_time(package: str) -> None:
     """As one of a group does, unless it is possessive."""
-    if place.startswith("page.") or place in WITH_MEMORY:
-        return
-    for expression in expressions()[place]:
+    for place, expression in of_package(package):
         attacks = Attacks(expression)
-        if not attacks.repeats_groups:
+        if place in {*BOUNDED, *WITH_MEMORY} or not attacks.repeats_groups:
             continue
         for text in (_text_of(attack, LONG) for attack in islice(attacks, 60)):
             for use in expression.uses:
                 assert _memory(attacks.compiled, use, text) < MOST_BYTES * LONG, text[:80]
 
 
-@pytest.mark.parametrize("place", expressions())
-def test_a_group_that_is_repeated_possessively_is_atomic(place: str) -> None:
+def test_a_group_that_is_repeated_possessively_is_atomic() -> None:
     """Before Python 3.11.5 such a repetition ends in the middle of a group that begins to match
     (gh-106052), unless the group is atomic."""
-    for expression in expressions()[place]:
-        repeated = _possessively_repeated(parser.parse(expression.pattern, expression.flags))
-        assert all(len(item) == 1 and str(item[0][0]) in WHOLE for item in repeated)
+    for place, found in expressions().items():
+        for expression in found:
+            repeated = _possessively_repeated(parser.parse(expression.pattern, expression.flags))
+            whole = (len(item) == 1 and str(item[0][0]) in WHOLE for item in repeated)
+            assert all(whole), place
 
 
 WHOLE = {"ATOMIC_GROUP", "IN", "LITERAL", "NOT_LITERAL", "ANY", "CATEGORY"}

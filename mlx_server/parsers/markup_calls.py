@@ -484,10 +484,18 @@ class MarkupCallReader:
         self.stray_delimiters = () if follows_call else tuple(unread)
         if self._is_lone_opening(broken):
             self._output.add_repair("format")
-        elif end or not (is_call and self._source.ended and self._source.cut):
+        elif end or not (is_call and self._is_cut_within(call_format)):
             self.calls.give_up(broken=True)
             into(broken if following or follows_call else broken + end)
         return following
+
+    def _is_cut_within(self, call_format: CallFormat) -> bool:
+        """Whether the answer was cut off before the call's end; if so, the rest of it is read."""
+        left = self._source.ahead() if call_format.closes and self._source.closed else ""
+        delimiters = (*call_format.closes, *self._delimiters.formats)
+        if self._source.cut and not any(each in left for each in delimiters):
+            self._source.take(len(left))
+        return self._source.cut and self._source.ended
 
     def _leads_to_json(self) -> Steps[bool]:
         """Whether a few words of prose come, and then an object."""

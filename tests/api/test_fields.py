@@ -131,21 +131,14 @@ def reported(wire: type[WireModel], body: Json) -> list[str]:
         raise AssertionError(body) from error
 
 
-def probes() -> Iterator[Any]:
-    for wire in BODIES:
-        schema = schema_of(wire)
-        for path, body in Objects(schema).walk(schema):
-            yield pytest.param(wire, path, body, id=f"{wire.__name__}-{'.'.join(path)}")
-
-
-@pytest.mark.parametrize(("wire", "path", "body"), list(probes()))
-def test_an_unknown_field_is_listed_by_its_path(
-    wire: type[WireModel], path: Path, body: Json
-) -> None:
-    found = reported(wire, body)
-    *above, _ = path
-    whole = "".join(f"{name}." for name in above)
-    assert ".".join(path) in found or (whole and any(name.startswith(whole) for name in found))
+@pytest.mark.parametrize("wire", BODIES, ids=lambda wire: wire.__name__)
+def test_an_unknown_field_is_listed_by_its_path(wire: type[WireModel]) -> None:
+    schema = schema_of(wire)
+    for path, body in Objects(schema).walk(schema):
+        found = reported(wire, body)
+        whole = "".join(f"{name}." for name in path[:-1])
+        is_within = whole and any(name.startswith(whole) for name in found)
+        assert ".".join(path) in found or is_within, (path, found)
 
 
 def test_the_walk_reaches_every_wire_type() -> None:

@@ -58,7 +58,7 @@ PAIRED = tuple(
 tried in all of KINDS without a server."""
 KINDS = (*FAMILIES, *WITHOUT_CALLS)
 """For what goes the same way in all families of a kind."""
-THOUGHT = "Let me see, step by step. " * 2
+THOUGHT = "Let me see, step by step. "
 SAID = "It is 7 o'clock ~ or 77."
 """What a model says that is held to nothing."""
 
@@ -185,7 +185,7 @@ TOOLS = [
 STOP = "~"
 ROOM = 140
 """Tokens in which any of the formats and calls can be written, byte by byte."""
-LIMIT, SHALLOW_LIMIT = 220, 100
+LIMIT, SHALLOW_LIMIT = 180, 70
 OPENING = 12
 """Tokens of an answer before its first output, which no limit counts: white space. `opening_of` has
 what the family writes there."""

@@ -24,7 +24,7 @@ PARTS = {
     "value": "{{ v if v is string else v | tojson }}",
     "comma": "{{ '' if loop.last else ', ' }}",
 }
-GROUPS = yaml.safe_load(Path(__file__).with_name("templates.yaml").read_text("utf-8"))
+GROUPS = yaml.load(Path(__file__).with_name("templates.yaml").read_text("utf-8"), yaml.CSafeLoader)
 NEW, KNOWN, EDITED, ODD = (
     {name: re.sub("«(.*?)»", lambda part: PARTS[part[1]], text) for name, text in own.items()}
     for own in GROUPS.values()

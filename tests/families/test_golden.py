@@ -80,10 +80,13 @@ ENDS = 5
 
 
 @pytest.mark.slow
-@every_case
-def test_an_answer_that_ends_anywhere_shows_no_half_call_and_no_mark(
-    family: ModelFamily, case: Golden
-) -> None:
+@every_family
+def test_an_answer_that_ends_anywhere_shows_no_half_call_and_no_mark(family: ModelFamily) -> None:
+    for case in goldens_of(family):
+        shows_no_half_call_and_no_mark(family, case)
+
+
+def shows_no_half_call_and_no_mark(family: ModelFamily, case: Golden) -> None:
     player = Player(family, case)
     whole = folded(player.by_tokens())
     unseen = {
@@ -97,9 +100,10 @@ def test_an_answer_that_ends_anywhere_shows_no_half_call_and_no_mark(
         found = folded(player.ended_after(ended))
         made = [(call.name, call.arguments) for call in found.calls]
         if case.name != SHOWN_IN_CODE:
-            assert made == [(call.name, call.arguments) for call in whole.calls[: len(made)]], ended
+            wanted = [(call.name, call.arguments) for call in whole.calls[: len(made)]]
+            assert made == wanted, f"{case.name}, ended after {ended}"
         seen = found.text + found.reasoning
-        assert not [mark for mark in unseen if mark in seen], (ended, seen)
+        assert not [mark for mark in unseen if mark in seen], (case.name, ended, seen)
 
 
 @pytest.mark.slow

@@ -12,16 +12,18 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Thread
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import httpx
 import httpx2
 import psutil
 import yaml
-from anthropic import Anthropic
 from openai import AsyncOpenAI, OpenAI
 
 from tests.live.fork_server import ForkedProcess, can_fork, fork
+
+if TYPE_CHECKING:
+    from anthropic import Anthropic
 
 START_SECONDS = 60.0
 STOP_SECONDS = 15.0
@@ -77,7 +79,9 @@ class LiveServer:
         http = httpx2.AsyncClient(**PLAIN, timeout=30)
         return AsyncOpenAI(**self._options(options), http_client=http)
 
-    def anthropic(self, **options: Any) -> Anthropic:
+    def anthropic(self, **options: Any) -> "Anthropic":
+        from anthropic import Anthropic  # it takes seconds to import, and few tests need it
+
         http = httpx2.Client(**PLAIN, timeout=30)
         return Anthropic(**self._anthropic_options(options), http_client=http)
 

@@ -74,8 +74,8 @@ SAID = [
     {"match": TOWN, "output": LONG, "off_grammar": "noise"},
     {"match": "regex:^Any town", "output": LONG},
     {"match": "Think of a town", "output": "<think>\n" + "Rome? " * 9 + "\n</think>\n\n" + LONG},
-    {"match": "Loop", "output": "<think>\nHm.\n</think>\n\n" + SENTENCE * 100},
-    {"match": "Circle", "output": "<think>\n" + SENTENCE * 100},
+    {"match": "Loop", "output": "<think>\nHm.\n</think>\n\n" + SENTENCE * 60},
+    {"match": "Circle", "output": "<think>\n" + SENTENCE * 60},
     # by the model that gets the error of that
     {"match": "regex:unique", "output": "<think>\nOnce more.\n</think>\n\n[1, 2]"},
 ]
@@ -320,5 +320,5 @@ def test_a_loop_is_ended_and_reported(
 
 def test_a_model_may_loop_where_its_owner_lets_it(client: OpenAI) -> None:
     body = asked(client, "patient", "Loop")
-    assert body.choices[0].message.content == SENTENCE * 100
+    assert body.choices[0].message.content == SENTENCE * 60
     assert unmet(body) == []

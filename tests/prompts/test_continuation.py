@@ -1,6 +1,5 @@
 """Prompts that end within the last message, for families with chat templates and for Harmony."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mlx_server.errors import BadRequest
-from mlx_server.families import FAMILIES, fitted
+from mlx_server.families import FAMILIES, family_named, fitted
 from mlx_server.families.base import ModelFamily
 from mlx_server.families.harmony import GPT_OSS
 from mlx_server.families.hermes import PLAIN
@@ -42,19 +41,18 @@ def shown(family: ModelFamily, prompted: Checkpoint, asked: Conversation) -> str
     return text_of(prompted, family.render(prompted, asked).tokens)
 
 
-def with_templates() -> Iterator[ModelFamily]:
-    for family in FAMILIES:
-        if template_of(family.name).is_file():
-            yield fitted(family, checkpoint_of(family.name))
+NAMES = [family.name for family in FAMILIES if template_of(family.name).is_file()]
 
 
-EVERY = pytest.mark.parametrize("family", [*with_templates()], ids=lambda family: family.name)
+def prompted_family(name: str) -> tuple[ModelFamily, Checkpoint]:
+    prompted = checkpoint_of(name)
+    return fitted(family_named(name), prompted), prompted
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("family", "answer"), [*zip([*with_templates()] * 2, cycle(ANSWERS))])
-def test_the_prompt_ends_with_the_text(family: ModelFamily, answer: str) -> None:
-    prompted = checkpoint_of(family.name)
+@pytest.mark.parametrize(("name", "answer"), [*zip(NAMES * 2, cycle(ANSWERS))])
+def test_the_prompt_ends_with_the_text(name: str, answer: str) -> None:
+    family, prompted = prompted_family(name)
     text = shown(family, prompted, begun(answer))
     # some templates trim what is in front
     assert text.endswith(answer.lstrip())
@@ -64,21 +62,19 @@ def test_the_prompt_ends_with_the_text(family: ModelFamily, answer: str) -> None
         assert len(text) < len(closed)
 
 
-@EVERY
-def test_it_is_the_beginning_of_the_prompt_with_the_whole_message(family: ModelFamily) -> None:
-    prompted = checkpoint_of(family.name)
+@pytest.mark.parametrize("name", NAMES)
+def test_it_is_the_beginning_of_the_prompt_with_the_whole_message(name: str) -> None:
+    family, prompted = prompted_family(name)
     whole = replace(begun("It is in Rome."), continue_final_message=False)
     closed = shown(family, prompted, whole)
     assert closed.startswith(shown(family, prompted, begun("It is in")))
 
 
-@pytest.mark.parametrize(
-    "family",
-    [f for f in with_templates() if f.reasons(checkpoint_of(f.name))],
-    ids=lambda f: f.name,
-)
-def test_reasoning_is_continued_inside_of_its_delimiters(family: ModelFamily) -> None:
-    prompted = checkpoint_of(family.name)
+@pytest.mark.parametrize("name", NAMES)
+def test_reasoning_is_continued_inside_of_its_delimiters(name: str) -> None:
+    family, prompted = prompted_family(name)
+    if not family.reasons(prompted):
+        return
     asked = begun(reasoning="They ask where")
     text = shown(family, prompted, asked)
     assert text.endswith("They ask where")

@@ -25,7 +25,9 @@ from mlx_server.tool_parsers.call_repair import (
 from mlx_server.tool_parsers.model_json import ExactFloat, Malformed
 from tests.slowness import slowness
 
-TABLES = yaml.safe_load(Path(__file__).with_name("call_repair.yaml").read_text("utf-8"))
+TABLES = yaml.load(
+    Path(__file__).with_name("call_repair.yaml").read_text("utf-8"), yaml.CSafeLoader
+)
 NAMES = ("get_weather", "search", "functions.odd", "add", "Add", "fetch-url", "docs__find", "___")
 
 

@@ -1,7 +1,7 @@
 """The calls in a text, by call format: the table is calls.yaml."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,37 +53,26 @@ FORMATS: Mapping[str, CallFormat] = {
     **{f"tag_formats.DSML_FORMATS[{at}]": f for at, f in enumerate(tag_formats.DSML_FORMATS)},
 }
 # The last four groups are of formats in tags.
-TABLE: list[dict[str, Any]] = yaml.safe_load(
-    Path(__file__).with_name("calls.yaml").read_text("utf-8")
+TABLE: list[dict[str, Any]] = yaml.load(
+    Path(__file__).with_name("calls.yaml").read_text("utf-8"), yaml.CSafeLoader
 )
 
 
-def cases() -> Iterator[Any]:
-    for group in TABLE:
-        tools = [Tool(name, None, {"properties": p}) for name, p in group["tools"].items()]
-        rows = [*group.get("calls", ()), *([text] for text in group.get("none", ()))]
-        for text, *calls in rows:
-            is_call = [text, *calls] in group.get("calls", ())
-            label = f"{group['format']}: {text[:40]}"
-            yield pytest.param(
-                FORMATS[group["format"]], tools, text, calls if is_call else None, id=label
-            )
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(("call_format", "tools", "text", "calls"), [*cases()])
-def test_a_text_has_these_calls(
-    call_format: CallFormat, tools: list[Tool], text: str, calls: list[Any] | None
-) -> None:
-    if calls is None:
-        with pytest.raises(ValueError, match=r"\w"):
-            parse_calls(call_format, text, tools)
-    else:
+@pytest.mark.parametrize("group", TABLE, ids=lambda group: group["format"])
+def test_a_text_has_these_calls(group: dict[str, Any]) -> None:
+    call_format = FORMATS[group["format"]]
+    tools = [Tool(name, None, {"properties": p}) for name, p in group["tools"].items()]
+    for text, *calls in group.get("calls", ()):
         read = [[call["name"], call["arguments"]] for call in parse_calls(call_format, text, tools)]
-        assert json.dumps(read) == json.dumps(calls), "1 and 1.0 are not the same"
-    whole = read_in_pieces(call_format, tools, text, len(text) + 1)
-    for size in (1, 3):
-        assert read_in_pieces(call_format, tools, text, size) == whole
+        assert json.dumps(read) == json.dumps(calls), f"{text}: 1 and 1.0 are not the same"
+    for text in group.get("none", ()):
+        with pytest.raises(ValueError, match=r"\w"):
+            raise AssertionError(text, parse_calls(call_format, text, tools))
+    for text in [*(text for text, *_ in group.get("calls", ())), *group.get("none", ())]:
+        whole = read_in_pieces(call_format, tools, text, len(text) + 1)
+        for size in (1, 3):
+            assert read_in_pieces(call_format, tools, text, size) == whole, text
 
 
 def read_in_pieces(

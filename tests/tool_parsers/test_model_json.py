@@ -24,7 +24,7 @@ from mlx_server.tool_parsers.model_json import (
 )
 from tests.slowness import slowness
 
-TABLES = yaml.safe_load(Path(__file__).with_name("json.yaml").read_text("utf-8"))
+TABLES = yaml.load(Path(__file__).with_name("json.yaml").read_text("utf-8"), yaml.CSafeLoader)
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,9 @@ from tests.upstream.playing import (
 )
 from tests.upstream.quirks import PARIS, PARIS_JSON, TIME, WEATHER, call
 
-ANSWERS: list[Json] = yaml.safe_load(Path(__file__).with_name("answers.yaml").read_text("utf-8"))
+ANSWERS: list[Json] = yaml.load(
+    Path(__file__).with_name("answers.yaml").read_text("utf-8"), yaml.CSafeLoader
+)
 READERS = (in_one, in_chunks, as_response, as_message)
 DONE = "data: [DONE]\n\n"
 

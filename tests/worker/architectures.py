@@ -7,7 +7,7 @@ import yaml
 
 from tests.worker.kinds import Kind
 
-TABLE = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
+TABLE = yaml.load(Path(__file__).with_suffix(".yaml").read_text("utf-8"), yaml.CSafeLoader)
 
 CONFIGS: dict[str, dict[str, Any]] = TABLE["configs"]
 LINEAR: dict[str, Any] = TABLE["parts"]["linear"]

@@ -160,22 +160,22 @@ KEYS = {
 
 @pytest.mark.slow
 @every_way
-@pytest.mark.parametrize("name", NAMES)
-def test_difficult_names_are_written_or_refused_by_name(way: Way, name: str) -> None:
-    offered = [Tool(name, "", {"type": "object", "properties": KEYS, "required": ['a"b']})]
-    wanted = OutputSpec(way.reading(offered), "required")
-    try:
-        grammar = way.family.grammar(wanted)
-    except UncallableTool:
-        return
-    if grammar is None:  # functionary's names end with their line
-        assert "\n" in name
-        return
-    said = way.walk(way.matcher(wanted), seed=1)
-    events = way.read(wanted.context, said)
-    assert calls_of(events), way.spelled(said)
-    assert not text_of(events), way.spelled(said)
-    assert_valid(calls_of(events), offered)
+def test_difficult_names_are_written_or_refused_by_name(way: Way) -> None:
+    for name in NAMES:
+        offered = [Tool(name, "", {"type": "object", "properties": KEYS, "required": ['a"b']})]
+        wanted = OutputSpec(way.reading(offered), "required")
+        try:
+            grammar = way.family.grammar(wanted)
+        except UncallableTool:
+            continue
+        if grammar is None:  # functionary's names end with their line
+            assert "\n" in name
+            continue
+        said = way.walk(way.matcher(wanted), seed=1)
+        events = way.read(wanted.context, said)
+        assert calls_of(events), way.spelled(said)
+        assert not text_of(events), way.spelled(said)
+        assert_valid(calls_of(events), offered)
 
 
 @pytest.mark.slow
