@@ -23,6 +23,8 @@ import pytest
 
 import mlx_server
 
+pytestmark = pytest.mark.slow
+
 parser = import_module("re._parser")
 compiler = import_module("re._compiler")
 
@@ -382,7 +384,6 @@ def test_each_is_in_one_of_the_packages() -> None:
     assert {place.partition(".")[0] for place in expressions()} <= {*PACKAGES}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("package", PACKAGES)
 def test_linear(package: str) -> None:
     for place, expression in of_package(package):
@@ -403,7 +404,6 @@ WITH_MEMORY = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("package", [name for name in PACKAGES if name != "page"])
 def test_a_repetition_takes_no_memory_for_each_time(package: str) -> None:
     """As one of a group does, unless it is possessive."""
