@@ -199,6 +199,8 @@ class Generate(msgspec.Struct, tag=True):
     """Whether its tokens are the same bit for bit, whatever else the engine does or has cached."""
     pictures: list[Picture] = []
     """The pictures of the prompt, in order; the prompt has their `media_ids`."""
+    prediction: list[int] = []
+    """What the client expects the answer to be like: drafts are taken from it."""
 
     @property
     def length(self) -> int:
@@ -465,6 +467,8 @@ class Token(msgspec.Struct, array_like=True):
     logprobs: Logprobs | None = None
     looped: int = 0
     """The number of tokens that the row repeats, if it or its reasoning is ended for that."""
+    drafts: tuple[int, int] | None = None
+    """With the row's last token: how many drafted tokens were computed, and how many were right."""
 
 
 class ModelUnloaded(msgspec.Struct, tag=True):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+from llguidance import LLMatcher
 from numpy.typing import NDArray
 
 from mlx_server.engine.messages import Generate, Grammar, Thinking
@@ -284,6 +285,8 @@ class LogitConstraint:
         self.left = max_tokens - overflow_tokens
         """Tokens that the row may still generate, without the overflow tokens."""
         self._overflow_tokens = overflow_tokens
+        self._read = 0
+        """The number of the row's tokens that it has followed."""
         self._loop: int | None = None
         """The period of a loop, after which only the grammar's ending may follow. 0: the grammar
         demands what is repeated."""
@@ -313,6 +316,15 @@ class LogitConstraint:
                 log.warning("a row's grammar could not be followed", exc_info=True)
                 self.failure = f"its grammar could not be followed: {error}"
             return False
+
+    def matcher_after(self, answer: Sequence[int]) -> LLMatcher | None:
+        """Returns a copy of the grammar's matcher after the row's whole answer, of which it may
+        not have followed the last tokens yet; None where no draft can be made by it."""
+        if self._matcher is None or self._matcher.is_slow or len(answer) < self._read:
+            return None
+        copy = self._matcher.deep_copy()
+        following = [*answer[self._read :]]
+        return copy if copy.try_consume_tokens(following) == len(following) else None
 
     @property
     def demands_more(self) -> bool:
@@ -366,6 +378,7 @@ class LogitConstraint:
 
     def _advance(self, token: int) -> None:
         self.left -= 1
+        self._read += 1
         if self._recording:
             self._recording.played += 1
         if not self.left and self._overflow_tokens:

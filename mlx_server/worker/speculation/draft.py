@@ -1,12 +1,8 @@
-"""What may come next in a row, for free: a draft and those who make drafts."""
+"""Tokens that may come next in a row, and those who find them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
-
-MOST_DRAFTED = 31
-"""The most tokens of a draft: a pass of 32 positions is the last one that costs no more than one of
-10 by MLX's kernels."""
 
 
 class Kind(NamedTuple):
@@ -20,7 +16,7 @@ class Kind(NamedTuple):
 
 @dataclass(frozen=True)
 class Draft:
-    """Tokens that may come next; it never changes which tokens come."""
+    """Tokens that may come next; which tokens come does not depend on it."""
 
     tokens: list[int]
     source: str
@@ -28,10 +24,28 @@ class Draft:
     """How many of the row's last tokens agree with the place where the draft was found."""
     kinds: list[Kind] = field(default_factory=list)
     """The kind of each token, if not all are from one source."""
+    chances: list[float] = field(default_factory=list)
+    """For each token, how likely it and all before it are right."""
 
     def kind(self, at: int) -> Kind:
-        """Returns the kind of the draft's token `at`, given that all before it were right."""
+        """Returns the kind of a token, given that all before it are right."""
         return self.kinds[at] if self.kinds else Kind(self.source, self.match + at)
+
+    def cut(self, length: int) -> "Draft | None":
+        """Returns the first tokens of the draft."""
+        if length <= 0:
+            return None
+        fields = (self.tokens, self.kinds, self.chances)
+        tokens, kinds, chances = (values[:length] for values in fields)
+        return replace(self, tokens=tokens, kinds=kinds, chances=chances)
+
+    def after(self, token: int) -> "Draft | None":
+        """Returns what is left once its first token has come; None if another one came."""
+        if len(self.tokens) < 2 or self.tokens[0] != token:
+            return None
+        given = self.chances[0] if self.chances else 1.0
+        chances = [chance / max(given, 1e-9) for chance in self.chances[1:]]
+        return Draft(self.tokens[1:], self.source, self.match + 1, self.kinds[1:], chances)
 
 
 class Drafter(Protocol):
@@ -41,4 +55,4 @@ class Drafter(Protocol):
         """Reads tokens that were appended to the row."""
 
     def draft(self, most: int) -> Draft | None:
-        """Returns at most so many tokens that may come next."""
+        """Returns at most so many tokens that may come next. It may be called again."""

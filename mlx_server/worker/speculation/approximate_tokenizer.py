@@ -1,0 +1,53 @@
+"""Cuts text into tokens nearly as the model's tokenizer does, from the bytes of its tokens alone.
+
+The engine has no tokenizer, and reading one takes most of a second. A draft needs the tokens that a
+model would choose in nine of ten cases: byte pairs are merged in the order of their ids, as they
+are in nearly all vocabularies, within words that are split as GPT-2, Llama 3 or Qwen do.
+"""
+
+import re
+from collections.abc import Mapping
+
+SPLIT = re.compile(r"\d{1,3}| ?[^\W\d_]+| ?(?:[^\w\s]|_)+|\s+(?!\S)|\s")
+LED = re.compile(
+    r"\d{1,3}|(?:[^\w\r\n]|_)?[^\W\d_]+| ?(?:[^\w\s]|_)+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s"
+)
+"""As SPLIT, but one mark leads the word after it, as in `(self`."""
+LEADS = (b"(self", b".get", b"_id", b".append")
+"""Tokens that only vocabularies have that are split so."""
+LONGEST = 32
+"""The most characters that are merged at once: it takes time by their square."""
+
+
+class ApproximateTokenizer:
+    def __init__(self, ids: Mapping[bytes, int]) -> None:
+        """ids: of the bytes of each token but control tokens."""
+        self._ids = ids
+        self._split = LED if any(lead in ids for lead in LEADS) else SPLIT
+
+    def tokens(self, text: bytes, most: int) -> list[int]:
+        """Returns at most so many tokens, and no token for what is no text."""
+        tokens = list[int]()
+        for word in self._split.finditer(text.decode("utf-8", "ignore")):
+            part = word[0]
+            for begin in range(0, len(part), LONGEST):
+                tokens += self._merged(part[begin : begin + LONGEST].encode())
+            if len(tokens) >= most:
+                break
+        return tokens[:most]
+
+    def _merged(self, word: bytes) -> list[int]:
+        if (id := self._ids.get(word)) is not None:
+            return [id]
+        parts = [word[at : at + 1] for at in range(len(word))]
+        while len(parts) > 1:
+            pairs = [
+                (id, at)
+                for at, pair in enumerate(zip(parts, parts[1:], strict=False))
+                if (id := self._ids.get(b"".join(pair))) is not None
+            ]
+            if not pairs:
+                break
+            _, at = min(pairs)
+            parts[at : at + 2] = [parts[at] + parts[at + 1]]
+        return [self._ids[part] for part in parts if part in self._ids]

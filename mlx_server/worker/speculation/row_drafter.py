@@ -1,0 +1,66 @@
+"""The drafts of one row: from all its sources the one that promises most, and what is learnt of
+all of them, whether a pass computed them or not."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+from llguidance import LLMatcher
+
+from mlx_server.worker.constrained_decoding.vocabulary import Vocabulary
+from mlx_server.worker.row import Row
+from mlx_server.worker.speculation.approximate_tokenizer import ApproximateTokenizer
+from mlx_server.worker.speculation.draft import Draft, Drafter
+from mlx_server.worker.speculation.forced_text import ForcedText
+from mlx_server.worker.speculation.gate import Gate
+from mlx_server.worker.speculation.lookup import TokenLookup
+from mlx_server.worker.speculation.text_lookup import TextLookup
+
+
+class RowDrafter:
+    def __init__(self, drafters: Sequence[Drafter], gate: Gate) -> None:
+        self._drafters = drafters
+        self._of_model, self._of_row = gate.acceptance, gate.row()
+        self._open: list[Draft] = []
+        """The latest drafts, one of each source, that are compared with what comes."""
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        for draft in self._open:
+            for at, (drafted, token) in enumerate(zip(draft.tokens, tokens, strict=False)):
+                for acceptance in (self._of_model, self._of_row):
+                    acceptance.learn(draft.kind(at), drafted == token)
+                if drafted != token:
+                    break
+        self._open = []
+        for drafter in self._drafters:
+            drafter.extend(tokens)
+
+    def draft(self, most: int) -> Draft | None:
+        drafts = (drafter.draft(most) for drafter in self._drafters)
+        self._open = [
+            replace(draft, chances=self._of_row.chances(draft)) for draft in drafts if draft
+        ]
+        return max(self._open, key=lambda draft: sum(draft.chances), default=None)
+
+
+def drafter_of(
+    row: Row, gate: Gate, vocabulary: Callable[[], Vocabulary | None] = lambda: None
+) -> Drafter:
+    """vocabulary: returns the model's vocabulary, None while it has not been read."""
+    prompt, prediction = row.request.prompt, row.request.prediction
+    lookup = TokenLookup(prompt)
+    drafters: list[Drafter] = [lookup]
+    if prediction:
+        drafters.append(TokenLookup(prompt, prediction))
+    if (known := vocabulary()) and known.stop_tokens:
+        classes = known.token_classes
+        tokenizer = ApproximateTokenizer(classes.ids)
+        drafters.append(TextLookup(prompt, classes.text_of, tokenizer))
+        if row.constraint:
+            drafters.append(ForcedText(partial(_matcher, row), tokenizer, lookup))
+    return RowDrafter(drafters, gate)
+
+
+def _matcher(row: Row, answer: Sequence[int]) -> LLMatcher | None:
+    """Reads the row's present constraint, since accepted drafts replace it."""
+    return row.constraint.matcher_after(answer) if row.constraint else None

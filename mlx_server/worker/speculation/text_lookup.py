@@ -1,0 +1,108 @@
+"""Drafts for code inside JSON strings, as agents' edits have it.
+
+Escaped text has other tokens than the file in the prompt, so that a lookup of tokens loses it at
+the end of each line. So the answer's end is unescaped and found in the prompt's text, and what
+follows there is escaped and cut into tokens. Line numbers, as tools show them, are left out.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlx_server.worker.speculation.approximate_tokenizer import ApproximateTokenizer
+from mlx_server.worker.speculation.draft import Draft
+from mlx_server.worker.speculation.lookup import BLOCK, PLACES, PlaceIndex
+
+LEAST, MOST_MATCH = 8, 64
+"""The bytes that have to agree, and those that are compared."""
+TAIL = 2 * MOST_MATCH
+"""The bytes of the answer that are looked at."""
+TOKEN_BYTES = 6
+"""The bytes of a draft's text for each of its tokens: the text has more tokens than are taken."""
+
+LINE_NUMBER = re.compile(rb"^ *\d{1,9}(?:\t|\xe2\x86\x92)", re.MULTILINE)
+IN_STRING = re.compile(rb'"\s?:\s?"')
+ESCAPED = re.compile(rb'\\(["\\/bfnrt])')
+SPECIAL = re.compile(rb'["\\\n\r\t\x08\x0c]')
+NAMES = {b"n": b"\n", b"t": b"\t", b"r": b"\r", b"b": b"\x08", b"f": b"\x0c"}
+ESCAPES = {byte: b"\\" + name for name, byte in NAMES.items()} | {b'"': b'\\"', b"\\": b"\\\\"}
+
+MIXED = np.uint64(0x9E3779B97F4A7C15)
+"""Spreads the eight bytes at a place over the upper bits, of which the index has 48."""
+
+
+class TextLookup:
+    def __init__(
+        self,
+        prompt: Sequence[int],
+        text_of: Callable[[int], bytes],
+        tokenizer: ApproximateTokenizer,
+    ) -> None:
+        """text_of: the bytes of a token, none for a control token."""
+        self._prompt, self._text_of, self._tokenizer = prompt, text_of, tokenizer
+        self._tail = b""
+        self._is_json = False
+        """Whether the answer has a JSON string: until then the prompt's text is not read."""
+        self._source: bytes | None = None
+        self._at: int | None = None
+        self._match = 0
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        self._at = None
+        self._tail = (self._tail + b"".join(map(self._text_of, tokens)))[-TAIL:]
+        self._is_json = self._is_json or IN_STRING.search(self._tail) is not None
+
+    def draft(self, most: int) -> Draft | None:
+        if not self._is_json:
+            return None
+        source = self._read()
+        if self._at is None:
+            self._at, self._match = self._find(source)
+        if self._match < LEAST:
+            return None
+        text = source[self._at : self._at + TOKEN_BYTES * most]
+        escaped = SPECIAL.sub(lambda special: ESCAPES[special[0]], text)
+        tokens = self._tokenizer.tokens(escaped, most)
+        return Draft(tokens, "text", self._match // 4) if tokens else None
+
+    def _read(self) -> bytes:
+        if self._source is None:
+            text = b"".join(map(self._text_of, self._prompt))
+            self._source = LINE_NUMBER.sub(b"", text)
+            self._index = PlaceIndex(max(0, len(self._source) - LEAST + 1))
+        if (begin := self._index.next_block) is not None:
+            self._index.read_block(_keys(self._source[begin : begin + BLOCK + LEAST - 1]))
+        return self._source
+
+    def _find(self, source: bytes) -> tuple[int, int]:
+        """Returns the place at which most of the answer's last bytes precede, and how many."""
+        tail = ESCAPED.sub(lambda escape: NAMES.get(escape[1], escape[1]), self._tail)
+        if len(tail) < LEAST:
+            return 0, 0
+        best, most = 0, 0
+        for count, place in enumerate(self._index.places(int(_keys(tail[-LEAST:])[0]))):
+            end = place + LEAST
+            before = source[max(0, end - MOST_MATCH) : end]
+            match = _common_end(before, tail)
+            if match > most:
+                best, most = end, match
+            if count >= PLACES or most >= MOST_MATCH:
+                break
+        return best, most
+
+
+def _keys(text: bytes) -> NDArray[np.uint64]:
+    """Returns a number below 2**48 for the eight bytes at each place."""
+    windows = np.lib.stride_tricks.sliding_window_view(np.frombuffer(text, np.uint8), LEAST)
+    keys: NDArray[np.uint64] = np.ascontiguousarray(windows).view(np.uint64)[:, 0]
+    return keys * MIXED >> np.uint64(16)
+
+
+def _common_end(first: bytes, second: bytes) -> int:
+    longest = min(len(first), len(second))
+    for length in range(longest):
+        if first[-1 - length] != second[-1 - length]:
+            return length
+    return longest
