@@ -7,6 +7,7 @@ are in nearly all vocabularies, within words that are split as GPT-2, Llama 3 or
 
 import re
 from collections.abc import Mapping
+from itertools import pairwise
 
 SPLIT = re.compile(r"\d{1,3}| ?[^\W\d_]+| ?(?:[^\w\s]|_)+|\s+(?!\S)|\s")
 LED = re.compile(
@@ -43,7 +44,7 @@ class ApproximateTokenizer:
         while len(parts) > 1:
             pairs = [
                 (id, at)
-                for at, pair in enumerate(zip(parts, parts[1:], strict=False))
+                for at, pair in enumerate(pairwise(parts))
                 if (id := self._ids.get(b"".join(pair))) is not None
             ]
             if not pairs:

@@ -35,9 +35,8 @@ class Draft:
         """Returns the first tokens of the draft."""
         if length <= 0:
             return None
-        fields = (self.tokens, self.kinds, self.chances)
-        tokens, kinds, chances = (values[:length] for values in fields)
-        return replace(self, tokens=tokens, kinds=kinds, chances=chances)
+        kinds, chances = self.kinds[:length], self.chances[:length]
+        return replace(self, tokens=self.tokens[:length], kinds=kinds, chances=chances)
 
     def after(self, token: int) -> "Draft | None":
         """Returns what is left once its first token has come; None if another one came."""

@@ -9,7 +9,7 @@ from mlx_server.worker.speculation.approximate_tokenizer import ApproximateToken
 from mlx_server.worker.speculation.draft import Draft, Kind
 from mlx_server.worker.speculation.lookup import TokenLookup
 
-FORCED, CHOSEN, USUAL = Kind("grammar", 8), Kind("grammar", 2), Kind("grammar", 1)
+FORCED, CHOSEN, USUAL = Kind("grammar", 20), Kind("grammar", 2), Kind("grammar", 0)
 """Kinds of drafted tokens: those that are forced, that followed the last two tokens, or one."""
 
 MOST_BYTES = 256
@@ -28,17 +28,30 @@ class ForcedText:
         extends first."""
         self._matcher, self._tokenizer, self._lookup = matcher, tokenizer, lookup
         self._answer = list[int]()
+        self._current: LLMatcher | None = None
+        """The matcher after the whole answer."""
         self._followers = dict[int, int]()
         """What followed each token of the answer, the latest time."""
 
     def extend(self, tokens: Sequence[int]) -> None:
+        self._current = None
         for token in tokens:
             if self._answer:
                 self._followers[self._answer[-1]] = token
             self._answer.append(token)
 
+    def _now(self) -> LLMatcher | None:
+        if self._current is None:
+            self._current = self._matcher(self._answer)
+        return self._current
+
+    def allowed(self, draft: Draft) -> Draft | None:
+        """Returns the beginning of a draft that the grammar allows."""
+        matcher = self._now()
+        return draft.cut(matcher.validate_tokens(draft.tokens)) if matcher else draft
+
     def draft(self, most: int) -> Draft | None:
-        matcher = self._matcher(self._answer)
+        matcher = self._now()
         tokens, kinds = list[int](), list[Kind]()
         while matcher and len(tokens) < most and not matcher.is_stopped():
             # the last token is left out, as it may go on with what is not forced
@@ -52,12 +65,16 @@ class ForcedText:
                 break
             tokens += following[:count]
             kinds += [kind] * count
+        if matcher:
+            matcher.rollback(len(tokens))
         return Draft(tokens, "grammar", 0, kinds) if tokens else None
 
     def _likely(self, tokens: list[int]) -> tuple[list[int], Kind]:
-        follower = self._lookup.follower(tokens)
-        if follower is not None:
-            return [follower], CHOSEN
+        """Returns what followed the last token in the answer, or the last two in the prompt: JSON
+        goes on as its writer began."""
         last = (tokens or self._answer)[-1:]
         usual = self._followers.get(last[0]) if last else None
-        return ([] if usual is None else [usual]), USUAL
+        if usual is not None:
+            return [usual], USUAL
+        follower = self._lookup.follower(tokens)
+        return ([] if follower is None else [follower]), CHOSEN

@@ -31,8 +31,13 @@ MODEL_WEIGHT, ROW_WEIGHT = 3.0, 4.0
 """How many compared tokens the assumption of a table counts for: for a row what is known of the
 model, and for the model these:"""
 
-ASSUMED = {"prediction": 0.9, "prediction, resumed": 0.6, "grammar": 0.8}
-UNKNOWN = 0.4
+TRUSTED = {"prediction": 0.9, "prediction, resumed": 0.6}
+
+
+def assumed(kind: Kind) -> float:
+    """Returns how often a drafted token is right, before any is compared."""
+    return TRUSTED.get(kind.source, 0.0) or (kind.match + 1) / (kind.match + 3)
+
 
 LEAST_CHANCE = 0.02
 """Tokens that are right less often are not considered."""
@@ -82,9 +87,7 @@ class Gate:
     def __init__(self, curve: CostCurve) -> None:
         self._curve = curve
         self._most: dict[int, int] = {}
-        self.acceptance = Acceptance(
-            lambda kind: ASSUMED.get(kind.source, UNKNOWN), MODEL_WEIGHT, MODEL_FADE
-        )
+        self.acceptance = Acceptance(assumed, MODEL_WEIGHT, MODEL_FADE)
         self._drafting = False
         """Whether the last pass computed drafts."""
 
@@ -101,25 +104,24 @@ class Gate:
         even pay if all of them were right."""
         if rows not in self._most:
             drafted = np.arange(1, MOST_DRAFTED * rows + 1)
-            costs = self._costs(rows, len(drafted), 0.0)
+            costs = self._costs(rows, len(drafted))
             pays = (rows + drafted) / costs[1:] > ENTER * rows / costs[0]
             self._most[rows] = MOST_DRAFTED if pays.any() else 0
         return self._most[rows]
 
-    def widths(self, drafts: Sequence[Draft | None], extra: float = 0.0) -> list[int]:
+    def widths(
+        self, drafts: Sequence[Draft | None], extra: float = 0.0, *, launched: bool = True
+    ) -> list[int]:
         """Returns how many tokens of each row's draft the pass computes.
 
         drafts: of the rows of the pass. extra: what reading their keys and values costs, in the
-        unit of the curve.
+        unit of the curve. launched: whether a pass without drafts would be launched ahead.
         """
         rows = len(drafts)
         widths = [0] * rows
         # each row's chances fall, so the tokens of a row are taken in their order
         found = sorted(
-            (-chance, row)
-            for row, draft in enumerate(drafts)
-            if draft
-            for chance in draft.chances
+            (-chance, row) for row, draft in enumerate(drafts) if draft for chance in draft.chances
         )[: MOST_ROWS - rows]
         if not found:
             self._drafting = False
@@ -128,7 +130,7 @@ class Gate:
         taken = [row for _, row in found]
         gains[np.arange(1, len(found) + 1), taken] = [-chance for chance, _ in found]
         tokens = 1 + np.cumsum(gains, axis=0)
-        costs = self._costs(rows, len(found), extra)
+        costs = self._costs(rows, len(found), extra, LAUNCH if launched else 0.0)
         rates = tokens.sum(axis=1) / costs * (costs[0] / rows)
         rates[tokens.min(axis=1) / costs * costs[0] < SLOWEST] = 0
         best = int(np.argmax(rates))
@@ -137,9 +139,11 @@ class Gate:
             widths[row] += 1
         return widths
 
-    def _costs(self, rows: int, drafted: int, extra: float) -> NDArray[np.float64]:
+    def _costs(
+        self, rows: int, drafted: int, extra: float = 0.0, launch: float = 0.0
+    ) -> NDArray[np.float64]:
         """Returns the costs of passes with so many drafted tokens and fewer, from 0 on."""
         at = np.minimum(np.arange(rows, rows + drafted + 1), MOST_ROWS)
         costs: NDArray[np.float64] = self._curve.least[at] + extra
-        costs[1:] *= 1 + LAUNCH
+        costs[1:] *= 1 + launch
         return costs

@@ -20,6 +20,7 @@ from mlx_server.worker.speculation.text_lookup import TextLookup
 class RowDrafter:
     def __init__(self, drafters: Sequence[Drafter], gate: Gate) -> None:
         self._drafters = drafters
+        self._grammar = next((each for each in drafters if isinstance(each, ForcedText)), None)
         self._of_model, self._of_row = gate.acceptance, gate.row()
         self._open: list[Draft] = []
         """The latest drafts, one of each source, that are compared with what comes."""
@@ -36,10 +37,10 @@ class RowDrafter:
             drafter.extend(tokens)
 
     def draft(self, most: int) -> Draft | None:
-        drafts = (drafter.draft(most) for drafter in self._drafters)
-        self._open = [
-            replace(draft, chances=self._of_row.chances(draft)) for draft in drafts if draft
-        ]
+        drafts = [draft for drafter in self._drafters if (draft := drafter.draft(most))]
+        if self._grammar:
+            drafts = [allowed for draft in drafts if (allowed := self._grammar.allowed(draft))]
+        self._open = [replace(draft, chances=self._of_row.chances(draft)) for draft in drafts]
         return max(self._open, key=lambda draft: sum(draft.chances), default=None)
 
 

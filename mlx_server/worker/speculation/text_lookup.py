@@ -24,6 +24,7 @@ TOKEN_BYTES = 6
 
 LINE_NUMBER = re.compile(rb"^ *\d{1,9}(?:\t|\xe2\x86\x92)", re.MULTILINE)
 IN_STRING = re.compile(rb'"\s?:\s?"')
+RAW_QUOTE = re.compile(rb'(?<!\\)(?:\\\\)*"')
 ESCAPED = re.compile(rb'\\(["\\/bfnrt])')
 SPECIAL = re.compile(rb'["\\\n\r\t\x08\x0c]')
 NAMES = {b"n": b"\n", b"t": b"\t", b"r": b"\r", b"b": b"\x08", b"f": b"\x0c"}
@@ -78,7 +79,8 @@ class TextLookup:
 
     def _find(self, source: bytes) -> tuple[int, int]:
         """Returns the place at which most of the answer's last bytes precede, and how many."""
-        tail = ESCAPED.sub(lambda escape: NAMES.get(escape[1], escape[1]), self._tail)
+        string = RAW_QUOTE.split(self._tail)[-1]
+        tail = ESCAPED.sub(lambda escape: NAMES.get(escape[1], escape[1]), string)
         if len(tail) < LEAST:
             return 0, 0
         best, most = 0, 0

@@ -1,0 +1,1 @@
+"""`scripts/bench --speculation`: tokens a pass, and what they are worth on simulated Macs."""
