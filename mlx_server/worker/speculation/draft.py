@@ -26,6 +26,8 @@ class Draft:
     """The kind of each token, if not all are from one source."""
     chances: list[float] = field(default_factory=list)
     """For each token, how likely it and all before it are right."""
+    pace: float = 1.0
+    """The tokens that passes with drafts lately promised for the row."""
 
     def kind(self, at: int) -> Kind:
         """Returns the kind of a token, given that all before it are right."""
@@ -44,7 +46,8 @@ class Draft:
             return None
         given = self.chances[0] if self.chances else 1.0
         chances = [chance / max(given, 1e-9) for chance in self.chances[1:]]
-        return Draft(self.tokens[1:], self.source, self.match + 1, self.kinds[1:], chances)
+        tokens, kinds = self.tokens[1:], self.kinds[1:]
+        return Draft(tokens, self.source, self.match + 1, kinds, chances, self.pace)
 
 
 class Drafter(Protocol):

@@ -22,7 +22,11 @@ LAUNCH = 0.05
 token is known."""
 
 SLOWEST = 0.95
-"""No row gets less than this share of the tokens a second that it has without drafts."""
+"""No row gets less than this share of the tokens a second that it has without drafts: not in a
+pass, unless it got more by those before."""
+
+PACE_FADE, MOST_PACE = 0.85, 4.0
+"""How much of a row's pace is left after a further pass, and the most tokens that one counts for."""
 
 MODEL_FADE, ROW_FADE = 0.995, 0.9
 """How much of what was learnt is left after a further token of a kind."""
@@ -132,7 +136,9 @@ class Gate:
         tokens = 1 + np.cumsum(gains, axis=0)
         costs = self._costs(rows, len(found), extra, LAUNCH if launched else 0.0)
         rates = tokens.sum(axis=1) / costs * (costs[0] / rows)
-        rates[tokens.min(axis=1) / costs * costs[0] < SLOWEST] = 0
+        paces = [draft.pace if draft else 1.0 for draft in drafts]
+        slowest = np.maximum(tokens, paces).min(axis=1) / costs * costs[0]
+        rates[slowest < SLOWEST] = 0
         best = int(np.argmax(rates))
         self._drafting = best > 0 and rates[best] > (STAY if self._drafting else ENTER)
         for row in taken[:best] if self._drafting else ():

@@ -12,7 +12,7 @@ from mlx_server.worker.row import Row
 from mlx_server.worker.speculation.approximate_tokenizer import ApproximateTokenizer
 from mlx_server.worker.speculation.draft import Draft, Drafter
 from mlx_server.worker.speculation.forced_text import ForcedText
-from mlx_server.worker.speculation.gate import Gate
+from mlx_server.worker.speculation.gate import MOST_PACE, PACE_FADE, Gate
 from mlx_server.worker.speculation.lookup import TokenLookup
 from mlx_server.worker.speculation.text_lookup import TextLookup
 
@@ -22,6 +22,7 @@ class RowDrafter:
         self._drafters = drafters
         self._grammar = next((each for each in drafters if isinstance(each, ForcedText)), None)
         self._of_model, self._of_row = gate.acceptance, gate.row()
+        self._pace = 1.0
         self._open: list[Draft] = []
         """The latest drafts, one of each source, that are compared with what comes."""
 
@@ -32,6 +33,8 @@ class RowDrafter:
                     acceptance.learn(draft.kind(at), drafted == token)
                 if drafted != token:
                     break
+        promised = max((sum(draft.chances) for draft in self._open), default=0.0)
+        self._pace = PACE_FADE * self._pace + (1 - PACE_FADE) * min(1 + promised, MOST_PACE)
         self._open = []
         for drafter in self._drafters:
             drafter.extend(tokens)
@@ -40,7 +43,9 @@ class RowDrafter:
         drafts = [draft for drafter in self._drafters if (draft := drafter.draft(most))]
         if self._grammar:
             drafts = [allowed for draft in drafts if (allowed := self._grammar.allowed(draft))]
-        self._open = [replace(draft, chances=self._of_row.chances(draft)) for draft in drafts]
+        self._open = [
+            replace(draft, chances=self._of_row.chances(draft), pace=self._pace) for draft in drafts
+        ]
         return max(self._open, key=lambda draft: sum(draft.chances), default=None)
 
 
