@@ -37,6 +37,8 @@ class TokenCounts:
     text_tokens: int = 0
     further_prompt_tokens: int = 0
     further_tool_output_tokens: int = 0
+    accepted_draft_tokens: int = 0
+    rejected_draft_tokens: int = 0
 
 
 def total(counts: Iterable[TokenCounts]) -> TokenCounts:
@@ -305,6 +307,10 @@ class Finished:
     """Prompt tokens of the rounds after the first, whose prompt `Started` reports."""
     further_tool_output_tokens: int = 0
     """Tokens of the tool results that these rounds added."""
+    accepted_draft_tokens: int = 0
+    """The completion tokens that were drafted, so that no pass of their own computed them."""
+    rejected_draft_tokens: int = 0
+    """Drafted tokens that were computed and did not come."""
     stop_string: str | None = None
     """The client's stop string that ended the answer."""
     answer_forced: bool = False
@@ -322,6 +328,8 @@ class Finished:
             text_tokens=self.text_tokens,
             further_prompt_tokens=self.further_prompt_tokens,
             further_tool_output_tokens=self.further_tool_output_tokens,
+            accepted_draft_tokens=self.accepted_draft_tokens,
+            rejected_draft_tokens=self.rejected_draft_tokens,
         )
 
 

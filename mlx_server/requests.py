@@ -155,6 +155,8 @@ class GenerateRequest:
     """Each answer begins with its prompt, and with the prompt's log probabilities if any."""
     special_tokens: bool = False
     """Whether the answer to a prompt that is no conversation has the text of special tokens."""
+    prediction: str = ""
+    """Text that the answer is expected to be like, which makes it faster and does not change it."""
     progress: bool = False
     """Whether `PromptProgress` events are sent."""
     client: str = ""

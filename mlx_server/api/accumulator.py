@@ -21,6 +21,7 @@ from mlx_server.events import (
     TextDelta,
     TokenLogprob,
     Violation,
+    total,
 )
 
 Wire = dict[str, Any]
@@ -176,18 +177,21 @@ class Accumulator:
 
     def usage(self) -> dict[str, Any]:
         """OpenAI's `usage`. A prompt and its cached tokens count once, also with `n` answers."""
-        completion = sum(answer.counts.completion_tokens for answer in self.answers)
         cached = sum(answer.counts.cached_tokens for answer in self.answers[:: self._n])
-        reasoning = sum(answer.counts.reasoning_tokens for answer in self.answers)
+        counts = total(answer.counts for answer in self.answers)
         return {
             "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": completion,
-            "total_tokens": self.prompt_tokens + completion,
+            "completion_tokens": counts.completion_tokens,
+            "total_tokens": self.prompt_tokens + counts.completion_tokens,
             "prompt_tokens_details": {
                 "cached_tokens": cached,
                 **self.tool_output_tokens(),
             },
-            "completion_tokens_details": {"reasoning_tokens": reasoning},
+            "completion_tokens_details": {
+                "reasoning_tokens": counts.reasoning_tokens,
+                "accepted_prediction_tokens": counts.accepted_draft_tokens,
+                "rejected_prediction_tokens": counts.rejected_draft_tokens,
+            },
         }
 
     def tool_output_tokens(self) -> dict[str, int]:

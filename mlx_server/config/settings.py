@@ -145,6 +145,10 @@ def _located_upstream(source: str) -> str:
     raise ValueError(f"should be `{prefix}` followed by an http or https URL")
 
 
+def _off(value: object) -> object:
+    return "off" if value is False else value  # YAML reads a bare `off` as false
+
+
 def _number_or_off(value: object) -> object:
     if value in ("off", False):  # YAML reads a bare `off` as false
         return None
@@ -438,6 +442,7 @@ class ModelSettings(ModelOptions, Strict):
     context_length: Annotated[int, Field(gt=0)] | None = None
     template_kwargs: dict[Name, Any] = field(default_factory=dict)
     compute_ahead: Annotated[int, BeforeValidator(_ahead)] = limits.AHEAD_TOKENS
+    speculation: Annotated[Literal["auto", "off"], BeforeValidator(_off)] = "auto"
     reasoning_tags: tuple[TagName, ...] | None = None
     repair: RepairSettings = RepairSettings()
     ttl: Annotated[float, Field(gt=0)] | None = None

@@ -280,10 +280,14 @@ class EngineClient:
         most_padding: int | None = None,
         compute_dtype: messages.ComputeDtype = "auto",
         sees: bool = False,
+        *,
+        speculation: bool = True,
     ) -> messages.ModelLoaded:
         self._on_loading[model] = progress
         command = messages.LoadModel(
-            model, path, list(stop_tokens), tokenizer, kv_bits, most_padding, compute_dtype, sees
+            *(model, path, list(stop_tokens), tokenizer, kv_bits, most_padding, compute_dtype),
+            sees=sees,
+            speculation=speculation,
         )
         try:
             loaded: messages.ModelLoaded = await self._ask(command, model)

@@ -36,6 +36,8 @@ class LoadModel(msgspec.Struct, tag=True):
     compute_dtype: ComputeDtype = "auto"
     sees: bool = False
     """Whether its vision tower is loaded too."""
+    speculation: bool = True
+    """Whether passes may compute drafted tokens too."""
 
 
 STEP = 256
@@ -468,7 +470,8 @@ class Token(msgspec.Struct, array_like=True):
     looped: int = 0
     """The number of tokens that the row repeats, if it or its reasoning is ended for that."""
     drafts: tuple[int, int] | None = None
-    """With the row's last token: how many drafted tokens were computed, and how many were right."""
+    """With the last token of a pass that computed drafts of the row: how many drafted tokens it
+    computed, and how many of them came."""
 
 
 class ModelUnloaded(msgspec.Struct, tag=True):

@@ -66,6 +66,7 @@ class RowOutput(OutputProcessor):
         self._parser = _parser(prepared, index, row, request)
         self._ids: list[int] = []
         self._tokens = self._reasoning = self._text = 0
+        self._drafted = self._accepted = 0
         self._raw_ids: list[int] = []
         """All tokens that the model has generated, stop tokens included."""
         self._cached: int | None = None
@@ -112,6 +113,9 @@ class RowOutput(OutputProcessor):
 
     def _token(self, token: Token) -> Iterator[Event]:
         self._tokens += 1
+        if token.drafts:
+            self._drafted += token.drafts[0]
+            self._accepted += token.drafts[1]
         self._raw_ids.append(token.id)
         if token.looped:
             place = "reasoning_content" if self._parser.section == "reasoning" else "content"
@@ -267,6 +271,8 @@ class RowOutput(OutputProcessor):
             cached_tokens=self._cached or 0,
             reasoning_tokens=self._reasoning,
             text_tokens=self._text,
+            accepted_draft_tokens=self._accepted,
+            rejected_draft_tokens=self._drafted - self._accepted,
         )
 
     def _finished(self, reason: FinishReason) -> Finished:

@@ -36,6 +36,7 @@ from mlx_server.pool.lease import MemoryDemand
 from mlx_server.pool.pool import Pool
 from mlx_server.pool.prepare import PreparedModel, Task, sampling, token_limit
 from mlx_server.prompts.continuation import check_continued, with_open_reasoning
+from mlx_server.prompts.control_token_guard import text_tokens
 from mlx_server.prompts.template_prompt import RenderedPrompt
 from mlx_server.request_threads import check_wanted, in_thread
 from mlx_server.requests import (
@@ -225,6 +226,8 @@ def _ignored(
 ) -> Iterator[str]:
     """The parameters set by the client that have no effect. Those of models.yaml are not
     reported."""
+    if request.prediction and not _speculates(prepared, request):
+        yield "prediction"
     if not isinstance(prompt, Conversation):
         yield from rendered.ignored
         return
@@ -249,7 +252,16 @@ def _rows(
     """The rows of one prompt, and the paths of the tools' schema keywords that their grammar does
     not enforce."""
     rows = [_row(prepared, request, source, prompt, choice) for choice in range(request.n)]
+    if request.prediction and _speculates(prepared, request):
+        predicted = text_tokens(prepared.checkpoint, request.prediction)
+        for row in rows:
+            row.prediction = predicted[: row.max_tokens]
     return rows, constrain_rows(prepared, request, source, rows)
+
+
+def _speculates(prepared: PreparedModel, request: GenerateRequest) -> bool:
+    is_deterministic = request.deterministic or prepared.spec.deterministic
+    return prepared.spec.speculation == "auto" and not is_deterministic
 
 
 def _row(

@@ -71,6 +71,8 @@ COUNTS_BY_MODEL = {
     "reasoning_tokens": "Generated reasoning tokens.",
     "final_tokens": "Generated tokens of answers' text: neither reasoning nor calls.",
     "tool_output_tokens": "Prompt tokens of tool results, counted once each.",
+    "accepted_draft_tokens": "Generated tokens that were drafted, so had no pass of their own.",
+    "rejected_draft_tokens": "Drafted tokens that were computed and did not come.",
     "led_on": "Answers that stopped after their reasoning and were continued.",
 }
 AHEAD_COUNTS = {
@@ -224,6 +226,8 @@ class AnswerMetrics:
             reasoning_tokens=counts.reasoning_tokens,
             final_tokens=counts.text_tokens,
             tool_output_tokens=counts.further_tool_output_tokens,
+            accepted_draft_tokens=counts.accepted_draft_tokens,
+            rejected_draft_tokens=counts.rejected_draft_tokens,
         )
 
     def _add(self, model: str, **counts: int) -> None:

@@ -486,6 +486,7 @@ class ModelPreparation:
                 prepared.most_padding,
                 prepared.spec.compute_dtype,
                 prepared.vision is not None,
+                speculation=prepared.spec.speculation == "auto",
             )
         try:
             await self._disk.run(partial(check_files, prepared))

@@ -100,6 +100,8 @@ class ModelOptions:
     kv_bits: Literal[4, 8] | None = None
     """The bits per value of a quantised KV cache; None: it is not quantised."""
     compute_dtype: ComputeDtype = "auto"
+    speculation: Literal["auto", "off"] = "auto"
+    """Whether passes may compute drafted tokens, where that gives more tokens a second."""
     deterministic: bool = False
     """Whether all answers are computed so that nothing else changes a bit of them."""
     reasoning_tags: tuple[str, ...] | None = None

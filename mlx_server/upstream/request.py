@@ -158,6 +158,8 @@ def ignored(can: UpstreamCapabilities, request: GenerateRequest) -> tuple[str, .
 def _ignored(can: UpstreamCapabilities, request: GenerateRequest) -> Iterator[str]:
     if request.progress:
         yield "return_progress"
+    if request.prediction:
+        yield "prediction"
     if request.deterministic:
         yield DETERMINISTIC_HEADER
     if request.special_tokens and not can.special_tokens:

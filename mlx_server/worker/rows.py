@@ -53,6 +53,7 @@ def check_row(command: Generate, batch: Batch) -> None:
         raise ValueError("the delay is out of range")
     # MLX does not check indices: an id past the end reads or overwrites other memory.
     ids = [*text_ids(command, batch), *command.grammar_prefix, *command.sampling.logit_bias]
+    ids += command.prediction
     if command.thinking:
         _check_thinking(command.thinking)
         ids += command.thinking.end

@@ -9,7 +9,14 @@ from pydantic import Field, Tag
 
 from mlx_server import limits
 from mlx_server.api import formats
-from mlx_server.api.content import Content, part_text, parts_of, thoughts_of, unused_thoughts
+from mlx_server.api.content import (
+    Content,
+    TextPart,
+    part_text,
+    parts_of,
+    thoughts_of,
+    unused_thoughts,
+)
 from mlx_server.api.fields import (
     EMPTY_IS_UNSET,
     ROLES,
@@ -232,11 +239,22 @@ class EffortParam(WireModel):
     """Whether reasoning is left out of the answer."""
 
 
+class PredictionParam(WireModel):
+    """What the answer is expected to be like."""
+
+    type: Literal["content"]
+    content: str | Items[TextPart]
+
+    @property
+    def text(self) -> str:
+        parts = self.content
+        return parts if isinstance(parts, str) else "".join(part.text or "" for part in parts)
+
+
 class ChatBody(ConstrainedBody, ThinkingBody, ContinuationBody):
     UNSUPPORTED: ClassVar[Mapping[str, str]] = {
         **GenerationBody.UNSUPPORTED,
         "audio": "these models answer in text",
-        "prediction": "predicted outputs are not supported",
         "web_search_options": "this server has no web search",
     }
 
@@ -258,6 +276,7 @@ class ChatBody(ConstrainedBody, ThinkingBody, ContinuationBody):
     """vLLM's name, and OpenRouter's older one, for whether the answer shows its reasoning."""
     verbosity: Verbosity | None = None
     max_response_tokens: ResponseTokens | None = None
+    prediction: PredictionParam | None = None
     echo: bool | None = None
     """vLLM's: if the last message is the assistant's, the answer begins with its text."""
     metadata: dict[str, Any] | None = None
@@ -396,6 +415,7 @@ def to_request(body: ChatBody) -> GenerateRequest:
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         tool_choice=tool_choice,
         thinking_budget=body.budget(),
+        prediction=body.prediction.text if body.prediction else "",
         implied=body.implied_sampling(body.effort),
         param_names=_param_names(body),
         max_response_tokens=body.max_response_tokens,

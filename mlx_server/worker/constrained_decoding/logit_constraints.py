@@ -505,6 +505,12 @@ class LogitConstraints:
         """Waits until the vocabulary is read. If it is unusable, rows with constraints are told."""
         wait((self._vocabulary(model),))
 
+    def known_vocabulary(self, model: str) -> Vocabulary | None:
+        """Returns a model's vocabulary if it has been read."""
+        known = self._vocabularies.get(model)
+        is_known = known is not None and self._is_done(known) and not known.exception()
+        return known.result() if known and is_known else None
+
     def forget(self, model: str) -> None:
         self._unread_vocabularies.pop(model, None)
         known = self._vocabularies.pop(model, None)

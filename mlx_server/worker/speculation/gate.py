@@ -26,7 +26,7 @@ SLOWEST = 0.95
 pass, unless it got more by those before."""
 
 PACE_FADE, MOST_PACE = 0.85, 4.0
-"""How much of a row's pace is left after a further pass, and the most tokens that one counts for."""
+"""How much of a row's pace is left after a further pass, and the most that one counts for."""
 
 MODEL_FADE, ROW_FADE = 0.995, 0.9
 """How much of what was learnt is left after a further token of a kind."""
