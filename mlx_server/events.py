@@ -40,6 +40,16 @@ class TokenCounts:
     accepted_draft_tokens: int = 0
     rejected_draft_tokens: int = 0
 
+    @property
+    def tokens_per_pass(self) -> float | None:
+        """None for an answer without tokens."""
+        return tokens_per_pass(self.completion_tokens, self.accepted_draft_tokens)
+
+
+def tokens_per_pass(tokens: int, accepted: int) -> float | None:
+    """accepted: the tokens that had no pass of their own."""
+    return tokens / max(1, tokens - accepted) if tokens else None
+
 
 def total(counts: Iterable[TokenCounts]) -> TokenCounts:
     found = list(counts)

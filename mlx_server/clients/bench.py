@@ -26,6 +26,7 @@ from rich.console import Console
 
 from mlx_server.clients.chat import client_of, first_model, parsed_chunk, parsed_json
 from mlx_server.errors import GenerationFailed, ServerError, SettingsError
+from mlx_server.events import tokens_per_pass
 from mlx_server.upstream.pieces import AnswerPiece, UpstreamUsage, read_piece
 from mlx_server.upstream.responses import END, SseReader
 
@@ -107,6 +108,8 @@ class RequestTiming:
     tokens: int
     """The completion tokens, or the number of chunks if the server reports no usage."""
     prompt_tokens: int | None = None
+    accepted: int = 0
+    """The tokens that had no pass of their own, as far as the server says so."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +130,12 @@ class Result:
     @property
     def tokens_per_second(self) -> float:
         return sum(answer.tokens for answer in self.answers) / self.seconds
+
+    @property
+    def tokens_per_pass(self) -> float:
+        tokens = sum(answer.tokens for answer in self.answers)
+        accepted = sum(answer.accepted for answer in self.answers)
+        return tokens_per_pass(tokens, accepted) or math.nan
 
     @property
     def prompt_tokens(self) -> int | None:
@@ -213,6 +222,7 @@ class Exchange:
             gaps=tuple(after - before for before, after in pairwise(times)),
             tokens=usage.completion or len(times),
             prompt_tokens=usage.prompt,
+            accepted=usage.accepted,
         )
 
     def times(self) -> list[float]:
@@ -304,6 +314,7 @@ COLUMNS = (
     "next token, ms",
     "p95",
     "tokens/s",
+    "tokens/pass",
     "failed",
 )
 """The column titles. A time is the median over all requests, except in a `p95` column, which has
@@ -334,6 +345,7 @@ def _row(result: Result) -> list[str]:
         "?" if result.prompt_tokens is None else str(result.prompt_tokens),
         *map(milliseconds, times),
         f"{result.tokens_per_second:.1f}",
+        "-" if math.isnan(result.tokens_per_pass) else f"{result.tokens_per_pass:.2f}",
         f"{len(result.errors)}/{result.workload.requests}",
     ]
 

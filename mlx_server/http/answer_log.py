@@ -59,6 +59,7 @@ class AnswerRecord:
         }
 
     def ended(self) -> dict[str, Any]:
+        per_pass = self.finished.tokens_per_pass
         return {
             "at": self.at,
             "model": self.model or self.turn.model or "",
@@ -68,6 +69,7 @@ class AnswerRecord:
             "cached_tokens": self.finished.cached_tokens,
             "completion_tokens": self.finished.completion_tokens,
             "tokens_per_second": self._speed(self.finished),
+            "tokens_per_pass": per_pass and round(per_pass, 2),
             "finish": self.finish,
             "repairs": self.repairs,
             **self._texts(),

@@ -9,7 +9,9 @@ import json
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeGuard, cast
 
@@ -279,6 +281,25 @@ class Checkpoint:
         """Whether this server wrote the vocabulary, for a replay model."""
         return self.model_type == "replay" and self.config.get(BUILT_IN_VOCABULARY) is True
 
+    @cached_property
+    def unused_heads(self) -> int:
+        """The layers in the weights that predict further tokens (MTP), which mlx-lm leaves out."""
+        promised = [
+            (part.get("num_hidden_layers", 0), count)
+            for part in texts(self.config)
+            for name, count in part.items()
+            if HEADS.search(name) and _is_count(count) and 0 < count <= MOST_HEADS
+        ]
+        if not promised:
+            return 0
+        (layers, count), *_ = promised
+        after = {f".layers.{layers + at}." for at in range(count)} if _is_count(layers) else ()
+        with suppress(ModelUnusable):
+            for name in tensor_names(self.path):
+                if MTP.search(name) or any(each in name for each in after):
+                    return count
+        return 0
+
     @property
     def template_source(self) -> str:
         """The source of all templates, in which the families look for their markers."""
@@ -398,6 +419,11 @@ def _is_sensible(name: str, value: object) -> bool:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return is_number and SENSIBLE[name](cast(float, value))
 
+
+HEADS = re.compile("(?:mtp|nextn|next_n).*layers|mtp_depth")
+"""Names of settings for the number of layers that predict further tokens."""
+MTP = re.compile(r"(?:^|\.)mtp\b")
+MOST_HEADS = 16
 
 # Whether mlx-lm can make the model
 

@@ -238,6 +238,8 @@ class Capabilities:
     is_encoder: bool = False
     sees: bool = False
     """Whether it is shown pictures."""
+    unused_heads: int = 0
+    """See `Checkpoint.unused_heads`."""
 
 
 def capabilities_of(prepared: PreparedModel) -> Capabilities:
@@ -293,6 +295,7 @@ def _capabilities(
         architecture=checkpoint.model_type,
         quantization=checkpoint.quantization,
         size_bytes=size_bytes,
+        unused_heads=checkpoint.unused_heads if size_bytes else 0,
         context_length=_longest_input(spec, checkpoint),
         reasoning=answers and family.thinks(checkpoint),
         tools=answers and family.has_calls,

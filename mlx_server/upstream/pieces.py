@@ -44,6 +44,8 @@ class UpstreamUsage:
     completion: int | None = None
     cached: int = 0
     reasoning: int | None = None
+    accepted: int = 0
+    """The completion tokens that had no pass of their own."""
 
 
 def is_counted(usage: UpstreamUsage | None, characters: int) -> bool:
@@ -61,8 +63,11 @@ def usage_of(value: Mapping[str, Any]) -> UpstreamUsage | None:
     if prompt is None and completion is None:
         return None
     cached = _count(usage.get("prompt_tokens_details"), "cached_tokens") or 0
-    reasoning = _count(usage.get("completion_tokens_details"), "reasoning_tokens")
-    return UpstreamUsage(prompt, completion, min(cached, prompt or 0), reasoning)
+    details = usage.get("completion_tokens_details")
+    reasoning = _count(details, "reasoning_tokens")
+    accepted = _count(details, "accepted_prediction_tokens") or 0
+    accepted = min(accepted, max(0, (completion or 0) - 1))
+    return UpstreamUsage(prompt, completion, min(cached, prompt or 0), reasoning, accepted)
 
 
 def _count(value: object, name: str) -> int | None:

@@ -85,12 +85,13 @@ function Speeds({ requests }) {
     <div class="panel speeds">
       <table>
         <thead><tr><th>Model</th><th class="number">Answers</th><th class="number">Tokens/s</th>
-          <th class="number">First token</th></tr></thead>
+          <th class="number">Tokens/pass</th><th class="number">First token</th></tr></thead>
         <tbody>${[...models].map(([model, all]) => html`
           <tr key=${model}>
             <td class="name">${model}</td>
             <td class="number">${number(all.length)}</td>
             <td class="number">${of(all, "tokens_per_second")?.toFixed(1) ?? "–"}</td>
+            <td class="number">${of(all, "tokens_per_pass")?.toFixed(2) ?? "–"}</td>
             <td class="number">${seconds(of(all, "first_token_seconds") ?? 0)}</td>
           </tr>`)}</tbody>
       </table>
