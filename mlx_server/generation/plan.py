@@ -253,9 +253,11 @@ def _rows(
     not enforce."""
     rows = [_row(prepared, request, source, prompt, choice) for choice in range(request.n)]
     if request.prediction and _speculates(prepared, request):
-        predicted = text_tokens(prepared.checkpoint, request.prediction)
+        most = max(row.max_tokens for row in rows)
+        used = request.prediction[: most * prepared.checkpoint.tokenizer.longest]
+        predicted = text_tokens(prepared.checkpoint, used)[:most]
         for row in rows:
-            row.prediction = predicted[: row.max_tokens]
+            row.prediction = predicted
     return rows, constrain_rows(prepared, request, source, rows)
 
 

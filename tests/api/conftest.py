@@ -24,5 +24,5 @@ def client(tiny_path: Path, engine: ScriptedEngine) -> Iterator[TestClient]:
 def _as_before(engine: ScriptedEngine) -> Iterator[None]:
     """Also of tests that make it silent, or fail."""
     yield
-    engine.silent, engine.failure = False, None
+    engine.silent, engine.failure, engine.drafts = False, None, None
     eventually(lambda: not engine.running, "each answer has left the engine")

@@ -111,6 +111,8 @@ class Slow(ScriptedEngine):
         most_padding: int | None = None,
         compute_dtype: ComputeDtype = "auto",
         sees: bool = False,
+        *,
+        speculation: bool = True,
     ) -> ModelLoaded:
         if self.failure_of_load:
             raise self.failure_of_load

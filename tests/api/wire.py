@@ -55,6 +55,8 @@ class ScriptedEngine(StubEngine):
         self.silent = False
         """Takes rows and says no more, until it gives up long after a test should have ended."""
         self.gave_up = False
+        self.drafts: tuple[int, int] | None = None
+        """Of a pass, whose last token is that of the answer."""
         self.failure: ServerError | None = None
         """Comes after a few tokens."""
         self._tokens: list[int] = []
@@ -109,7 +111,8 @@ class ScriptedEngine(StubEngine):
         for place, id in enumerate(ids, start=1):
             logprobs = None if top is None else _logprobs(id, top)
             ended: Stop | None = "length" if place == row.max_tokens else None
-            yield Token(row.row, id, "stop" if id == IM_END else ended, logprobs)
+            drafts = self.drafts if place == len(ids) else None
+            yield Token(row.row, id, "stop" if id == IM_END else ended, logprobs, drafts=drafts)
 
 
 def _logprobs(token: int, top: int) -> Logprobs:

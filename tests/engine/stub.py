@@ -37,6 +37,8 @@ class StubEngine(EngineClient):
         most_padding: int | None = None,
         compute_dtype: ComputeDtype = "auto",
         sees: bool = False,
+        *,
+        speculation: bool = True,
     ) -> ModelLoaded:
         self.read(path)
         return ModelLoaded(model, self._vocabulary, 0)

@@ -27,19 +27,20 @@ class ApproximateTokenizer:
         self._split = LED if any(lead in ids for lead in LEADS) else SPLIT
 
     def tokens(self, text: bytes, most: int) -> list[int]:
-        """Returns at most so many tokens, and no token for what is no text."""
+        """Returns at most so many tokens: those before what no token can spell."""
         tokens = list[int]()
         for word in self._split.finditer(text.decode("utf-8", "ignore")):
             part = word[0]
             for begin in range(0, len(part), LONGEST):
-                tokens += self._merged(part[begin : begin + LONGEST].encode())
-            if len(tokens) >= most:
-                break
-        return tokens[:most]
+                for piece in self._merged(part[begin : begin + LONGEST].encode()):
+                    if piece not in self._ids or len(tokens) >= most:
+                        return tokens
+                    tokens.append(self._ids[piece])
+        return tokens
 
-    def _merged(self, word: bytes) -> list[int]:
-        if (id := self._ids.get(word)) is not None:
-            return [id]
+    def _merged(self, word: bytes) -> list[bytes]:
+        if word in self._ids:
+            return [word]
         parts = [word[at : at + 1] for at in range(len(word))]
         while len(parts) > 1:
             pairs = [
@@ -51,4 +52,4 @@ class ApproximateTokenizer:
                 break
             _, at = min(pairs)
             parts[at : at + 2] = [parts[at] + parts[at + 1]]
-        return [self._ids[part] for part in parts if part in self._ids]
+        return parts

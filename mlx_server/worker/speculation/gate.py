@@ -13,7 +13,7 @@ from mlx_server.worker.speculation.draft import Draft, Kind
 MOST_DRAFTED = 31
 """The most tokens of a draft."""
 
-ENTER, STAY = 1.03, 1.0
+ENTER, STAY = 1.06, 1.03
 """A pass with drafts has to give so many times the tokens a second of one without: the first such
 pass, and further ones."""
 
@@ -107,7 +107,7 @@ class Gate:
         """Returns the most tokens to draft for each of so many rows: none where a pass would not
         even pay if all of them were right."""
         if rows not in self._most:
-            drafted = np.arange(1, MOST_DRAFTED * rows + 1)
+            drafted = np.arange(1, max(0, min(MOST_DRAFTED * rows, MOST_ROWS - rows)) + 1)
             costs = self._costs(rows, len(drafted))
             pays = (rows + drafted) / costs[1:] > ENTER * rows / costs[0]
             self._most[rows] = MOST_DRAFTED if pays.any() else 0
@@ -125,14 +125,17 @@ class Gate:
         widths = [0] * rows
         # each row's chances fall, so the tokens of a row are taken in their order
         found = sorted(
-            (-chance, row) for row, draft in enumerate(drafts) if draft for chance in draft.chances
-        )[: MOST_ROWS - rows]
+            (-chance, at, row)
+            for row, draft in enumerate(drafts)
+            if draft
+            for at, chance in enumerate(draft.chances)
+        )[: max(0, MOST_ROWS - rows)]
         if not found:
             self._drafting = False
             return widths
         gains = np.zeros((len(found) + 1, rows))
-        taken = [row for _, row in found]
-        gains[np.arange(1, len(found) + 1), taken] = [-chance for chance, _ in found]
+        taken = [row for *_, row in found]
+        gains[np.arange(1, len(found) + 1), taken] = [-chance for chance, *_ in found]
         tokens = 1 + np.cumsum(gains, axis=0)
         costs = self._costs(rows, len(found), extra, LAUNCH if launched else 0.0)
         rates = tokens.sum(axis=1) / costs * (costs[0] / rows)

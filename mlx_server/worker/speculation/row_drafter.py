@@ -3,7 +3,6 @@ all of them, whether a pass computed them or not."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 
 from llguidance import LLMatcher
 
@@ -49,24 +48,39 @@ class RowDrafter:
         return max(self._open, key=lambda draft: sum(draft.chances), default=None)
 
 
-def drafter_of(
-    row: Row, gate: Gate, vocabulary: Callable[[], Vocabulary | None] = lambda: None
-) -> Drafter:
-    """vocabulary: returns the model's vocabulary, None while it has not been read."""
-    prompt, prediction = row.request.prompt, row.request.prediction
+MatcherAfter = Callable[[Sequence[int]], LLMatcher | None]
+"""Returns a copy of a row's matcher after its answer; None if it has none now."""
+
+
+def row_drafter(
+    prompt: Sequence[int],
+    prediction: Sequence[int],
+    matcher: MatcherAfter | None,
+    vocabulary: Vocabulary | None,
+    gate: Gate,
+) -> RowDrafter:
     lookup = TokenLookup(prompt)
     drafters: list[Drafter] = [lookup]
     if prediction:
         drafters.append(TokenLookup(prompt, prediction))
-    if (known := vocabulary()) and known.stop_tokens:
-        classes = known.token_classes
+    if vocabulary and vocabulary.stop_tokens:
+        classes = vocabulary.token_classes
         tokenizer = ApproximateTokenizer(classes.ids)
         drafters.append(TextLookup(prompt, classes.text_of, tokenizer))
-        if row.constraint:
-            drafters.append(ForcedText(partial(_matcher, row), tokenizer, lookup))
+        if matcher:
+            drafters.append(ForcedText(matcher, tokenizer, lookup))
     return RowDrafter(drafters, gate)
 
 
-def _matcher(row: Row, answer: Sequence[int]) -> LLMatcher | None:
-    """Reads the row's present constraint, since accepted drafts replace it."""
-    return row.constraint.matcher_after(answer) if row.constraint else None
+def drafter_of(
+    row: Row, gate: Gate, vocabulary: Callable[[], Vocabulary | None] = lambda: None
+) -> Drafter:
+    """vocabulary: returns the model's vocabulary, None while it has not been read."""
+
+    def matcher(answer: Sequence[int]) -> LLMatcher | None:
+        # read now, since accepted drafts replace the constraint
+        return row.constraint.matcher_after(answer) if row.constraint else None
+
+    prompt, prediction = row.request.prompt, row.request.prediction
+    constrained = matcher if row.constraint else None
+    return row_drafter(prompt, prediction, constrained, vocabulary(), gate)

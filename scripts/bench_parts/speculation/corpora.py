@@ -58,7 +58,7 @@ def _git(*arguments: str) -> str:
 def edits() -> list[Edit]:
     """Changes of few lines to one file of the package."""
     commits = _git("log", "--no-merges", "--format=%H", f"-{LOGGED}").split()
-    random.Random(3).shuffle(commits)
+    random.Random(3).shuffle(commits)  # noqa: S311  nothing secret
     found = list[Edit]()
     for commit in commits:
         stat = _git("show", "--numstat", "--format=", "--diff-filter=M", commit)
@@ -70,7 +70,7 @@ def edits() -> list[Edit]:
         ]
         if not paths:
             continue
-        path = random.Random(commit).choice(paths)
+        path = random.Random(commit).choice(paths)  # noqa: S311
         edit = Edit(path, _git("show", f"{commit}^:{path}"), _git("show", f"{commit}:{path}"))
         if edit.old.count("\n") in LINES and edit.new:
             found.append(edit)
@@ -143,10 +143,10 @@ def new_code() -> list[Sample]:
     return [Sample("Write this module:\n", edit.new[:3000]) for edit in edits()]
 
 
-WORDS = (
-    "however moreover quickly several important system answer number report window garden second "
-    "little bright simple careful"
-).split()
+WORDS = [
+    *("however", "moreover", "quickly", "several", "important", "system", "answer", "number"),
+    *("report", "window", "garden", "second", "little", "bright", "simple", "careful"),
+]
 PARAGRAPH, TEXT_CHARACTERS = 205, 300
 
 
@@ -170,7 +170,7 @@ def prose() -> list[Sample]:
 
 def copies(edited: int = 8, count: int = 20) -> list[Sample]:
     """Texts of about 300 tokens, of which so many words are replaced, added or left out."""
-    rng = random.Random(5)
+    rng = random.Random(5)  # noqa: S311
     parts = _paragraphs()
     rng.shuffle(parts)
     words = " ".join(parts).split()
@@ -335,7 +335,10 @@ SCHEMAS: list[tuple[Json, Json]] = [
         {
             "sentiment": "negative",
             "confidence_score": 0.87,
-            "explanation": "The customer waited three weeks for the parcel and got no answer from support, although the product itself was good.",
+            "explanation": (
+                "The customer waited three weeks for the parcel and got no answer from support, "
+                "although the product itself was good."
+            ),
             "detected_topics": ["delivery", "customer support", "product quality"],
         },
     ),

@@ -1,9 +1,9 @@
-"""Answers that are given, decoded in passes with drafts, and the seconds that the passes would take.
+"""Answers that are given, decoded in passes with drafts, and the seconds that passes would take.
 
 Counts are those of the server's own drafters and gate. Seconds are those of the roofline, but for
-the weights of matrices, which a quantised kernel reads more often, the more positions a pass has:
-published measurements of MLX 0.32 say how often (ml-explore/mlx issue 3852, 4 bits, M4 Pro). Experts
-are read for each pair of a position and an expert, see mlx_server/worker/kernels.py.
+the weights of matrices: a quantised kernel reads them more often, the more positions a pass has, as
+measurements of MLX 0.32 show that others published (ml-explore/mlx issue 3852, 4 bits, M4 Pro).
+Experts are read for each pair of a position and an expert, see mlx_server/worker/kernels.py.
 """
 
 from collections import deque
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 
 import numpy as np
-from llguidance import LLMatcher
+from llguidance import LLMatcher, LLTokenizer
 
 from bench_parts.simulated.roofline import MACHINES, MODELS, Machine, Model
 from bench_parts.speculation.corpora import Sample
@@ -21,13 +21,9 @@ from mlx_server.grammars.grammar import text_of
 from mlx_server.worker.constrained_decoding.vocabulary import Vocabulary
 from mlx_server.worker.costs import MOST_ROWS, CostCurve
 from mlx_server.worker.kernels import time_of
-from mlx_server.worker.speculation.approximate_tokenizer import ApproximateTokenizer
 from mlx_server.worker.speculation.draft import Draft, Drafter
-from mlx_server.worker.speculation.forced_text import ForcedText
 from mlx_server.worker.speculation.gate import LAUNCH, Gate
-from mlx_server.worker.speculation.lookup import TokenLookup
-from mlx_server.worker.speculation.row_drafter import RowDrafter
-from mlx_server.worker.speculation.text_lookup import TextLookup
+from mlx_server.worker.speculation.row_drafter import MatcherAfter, row_drafter
 
 CURVES = {
     "flat": {1: 1.0, 256: 1.0},
@@ -116,21 +112,26 @@ class Drafters:
 
     def __init__(self, vocabulary: Vocabulary, tokenize: Tokenize) -> None:
         self._vocabulary, self.tokenize = vocabulary, cache(tokenize)
-        classes = vocabulary.token_classes
-        self._text_of, self._tokenizer = classes.text_of, ApproximateTokenizer(classes.ids)
 
-    def of(self, sample: Sample, gate: Gate) -> Drafter:
-        prompt = self.tokenize(sample.prompt)
-        lookup = TokenLookup(prompt)
-        text = TextLookup(prompt, self._text_of, self._tokenizer)
-        drafters: list[Drafter] = [lookup, text]
-        if sample.schema:
-            matcher = self._matcher(text_of(sample.schema))
-            drafters.append(ForcedText(partial(_after, matcher), self._tokenizer, lookup))
-        return RowDrafter(drafters, gate)
+    @property
+    def trie(self) -> LLTokenizer:
+        return self._vocabulary.trie
 
-    def _matcher(self, schema: str) -> LLMatcher:
-        return LLMatcher(self._vocabulary.trie, f"start: %json {schema}", limits=LIMITS)
+    def of(self, sample: Sample, gate: Gate, matcher: MatcherAfter | None = None) -> Drafter:
+        """matcher: in place of the grammar's."""
+        if sample.schema and not matcher:
+            source = f"start: %json {text_of(sample.schema)}"
+            matcher = partial(_after, LLMatcher(self.trie, source, limits=LIMITS))
+        return self.of_row(self.tokenize(sample.prompt), gate, matcher)
+
+    def of_row(
+        self,
+        prompt: Sequence[int],
+        gate: Gate,
+        matcher: MatcherAfter | None = None,
+        prediction: Sequence[int] = (),
+    ) -> Drafter:
+        return row_drafter(prompt, prediction, matcher, self._vocabulary, gate)
 
 
 def _after(matcher: LLMatcher, answer: Sequence[int]) -> LLMatcher | None:

@@ -1,4 +1,5 @@
 import re
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -7,9 +8,11 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from starlette.testclient import TestClient
 
 from mlx_server import limits
+from mlx_server.models.tokenizer import Tokenizer
+from mlx_server.requests import DETERMINISTIC_HEADER
 from tests.api import wire
 from tests.api.strict import assert_strict
-from tests.api.wire import TEXT, Json, error, events, ok, streamed
+from tests.api.wire import TEXT, Json, ScriptedEngine, error, events, ok, streamed
 
 PATH = "/v1/chat/completions"
 BODY: Json = {"model": wire.MODEL, "messages": [{"role": "user", "content": "hi"}]}
@@ -162,3 +165,61 @@ def test_names_can_not_break_out_of_the_header(
     assert value.isascii()
     assert value.isprintable()
     assert 0 < len(value) <= 2048
+
+
+PREDICTED = "Salü, <|im_end|> Welt!"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        PREDICTED,
+        [{"type": "text", "text": PREDICTED[:4]}, {"type": "text", "text": PREDICTED[4:]}],
+    ],
+)
+def test_a_prediction_is_text_of_which_no_part_is_a_control_token(
+    client: TestClient, engine: ScriptedEngine, tiny_path: Path, content: Any
+) -> None:
+    plain = ok(post(client))
+    response = post(client, prediction={"type": "content", "content": content})
+    assert ok(response)["choices"] == plain["choices"]
+    assert "prediction" not in response.headers.get(IGNORED, "")
+    tokenizer = Tokenizer(tiny_path / "tokenizer.json")
+    predicted = engine.taken[-1].prediction
+    assert tokenizer.decode(predicted) == PREDICTED
+    assert tokenizer.control_tokens.keys().isdisjoint(predicted)
+
+
+def test_a_prediction_of_a_megabyte_is_taken_as_far_as_an_answer_may_go(
+    client: TestClient, engine: ScriptedEngine
+) -> None:
+    prediction = {"type": "content", "content": "x" * (1 << 20)}
+    ok(post(client, prediction=prediction, max_tokens=50))
+    assert 0 < len(engine.taken[-1].prediction) <= 50
+
+
+def test_a_prediction_for_an_answer_that_takes_no_drafts_is_reported(client: TestClient) -> None:
+    response = client.post(
+        PATH,
+        json={**BODY, "prediction": {"type": "content", "content": "x"}},
+        headers={DETERMINISTIC_HEADER: "true"},
+    )
+    ok(response)
+    assert response.headers[IGNORED] == "prediction"
+
+
+def test_usage_tells_how_many_drafted_tokens_came(
+    client: TestClient, engine: ScriptedEngine
+) -> None:
+    engine.drafts = 5, 3
+    usage = ok(post(client, n=2))["usage"]
+    details = usage["completion_tokens_details"]
+    assert details["accepted_prediction_tokens"] == 6
+    assert details["rejected_prediction_tokens"] == 4
+    accepted = wire.sample(
+        client.get("/metrics").text, 'mlx_server_accepted_draft_tokens_total{model="tiny"}'
+    )
+    assert accepted == 6
+    newest = client.get("/page/history").json()["requests"][0]
+    tokens = usage["completion_tokens"]
+    assert newest["tokens_per_pass"] == round(tokens / (tokens - 6), 2)
