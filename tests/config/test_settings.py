@@ -166,6 +166,18 @@ def test_other_bits_are_told(bits: str) -> None:
     assert "models.a.kv_bits" in str(found)
 
 
+@pytest.mark.parametrize(("given", "means"), [("off", "off"), ("auto", "auto"), ("'off'", "off")])
+def test_speculation_is_automatic_or_off(given: str, means: str) -> None:
+    path = written(f"models:\n  a: {{source: x/y, speculation: {given}}}\n")
+    assert load(path).models["a"].speculation == means
+
+
+@pytest.mark.parametrize("given", ["on", "true", "1", "[off]", "'no'"])
+def test_another_word_for_speculation_is_told(given: str) -> None:
+    found = problem(f"models:\n  a: {{source: x/y, speculation: {given}}}\n")
+    assert "models.a.speculation: should be 'auto' or 'off'" in str(found)
+
+
 def test_where_responses_are_stored(folder: Path) -> None:
     path = written("store: {data_dir: kept, days: 2}\n" + MINIMAL)
     store = load(path).store

@@ -11,6 +11,7 @@ from mlx_server.errors import ModelUnusable
 from mlx_server.families import family_named
 from mlx_server.families.base import ModelFamily
 from mlx_server.families.hermes import PLAIN
+from mlx_server.models.checkpoint import read_checkpoint
 from mlx_server.pool.prepare import ModelSpec, PreparedModel, prepare
 from tests.pool.machine import WEIGHTS, held, run, running
 from tests.pool.preparing import of
@@ -74,6 +75,25 @@ def test_layers_that_the_weights_do_not_have(tmp_path: Path, name: str) -> None:
         return
     with pytest.raises(ModelUnusable, match=r"config.json: \w+ is 9,?999?.*Download"):
         of(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changed", "unused"),
+    [
+        ({}, 0),
+        ({"num_nextn_predict_layers": 1}, 0),  # the weights have no such layer
+        ({"num_nextn_predict_layers": 1, "num_hidden_layers": 1}, 1),
+        ({"mtp_num_hidden_layers": "1", "num_hidden_layers": 1}, 0),
+        ({"num_nextn_predict_layers": 1, "num_hidden_layers": None}, 0),
+        ({"num_nextn_predict_layers": 2**62, "num_hidden_layers": 1}, 0),
+    ],
+)
+def test_layers_that_predict_further_tokens_are_counted(
+    tmp_path: Path, changed: dict[str, Any], unused: int
+) -> None:
+    file = tiny_llama(tmp_path) / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changed}))
+    assert read_checkpoint(tmp_path).unused_heads == unused
 
 
 def prepared(folder: Path, monkeypatch: pytest.MonkeyPatch, **spec: object) -> PreparedModel:

@@ -15,11 +15,13 @@ from llguidance import LLMatcher
 from mlx_server.grammars.grammar import text_of
 from mlx_server.worker.constrained_decoding.vocabulary import Vocabulary
 from mlx_server.worker.costs import FLAT
+from mlx_server.worker.engine import Engine
 from mlx_server.worker.speculation.approximate_tokenizer import ApproximateTokenizer
 from mlx_server.worker.speculation.draft import Draft, Drafter
 from mlx_server.worker.speculation.gate import Gate
 from mlx_server.worker.speculation.lookup import BLOCK, TokenLookup
 from mlx_server.worker.speculation.text_lookup import TextLookup
+from tests.worker.engine_runs import ask, failures
 
 CODE = Path(__file__).read_text("utf-8")
 
@@ -172,3 +174,9 @@ def test_any_row_is_drafted_for(drafters: Drafters, prompt: list[int], answer: l
         draft = drafter.draft(7)
         assert draft is None or len(draft.chances) <= len(draft.tokens) <= 7
         drafter.extend([token])
+
+
+@pytest.mark.parametrize("token", [320, -1, 2**40])
+def test_a_prediction_outside_the_vocabulary_is_refused(engine: Engine, token: int) -> None:
+    """MLX would read other memory."""
+    assert "token id" in failures(engine.handle(ask(1, prediction=[5, token])))[1]
