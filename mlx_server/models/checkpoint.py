@@ -288,7 +288,8 @@ class Checkpoint:
             (part.get("num_hidden_layers", 0), count)
             for part in texts(self.config)
             for name, count in part.items()
-            if HEADS.search(name) and _is_count(count) and 0 < count <= MOST_HEADS
+            if "layers" in name and any(each in name for each in HEADS)
+            if _is_count(count) and 0 < count <= MOST_HEADS
         ]
         if not promised:
             return 0
@@ -420,8 +421,8 @@ def _is_sensible(name: str, value: object) -> bool:
     return is_number and SENSIBLE[name](cast(float, value))
 
 
-HEADS = re.compile("(?:mtp|nextn|next_n).*layers|mtp_depth")
-"""Names of settings for the number of layers that predict further tokens."""
+HEADS = ("mtp", "nextn")
+"""Parts of the names of settings for the number of layers that predict further tokens."""
 MTP = re.compile(r"(?:^|\.)mtp\b")
 MOST_HEADS = 16
 

@@ -537,7 +537,9 @@ WHOLE_NUMBER = re.compile("^(num|n)_|_(size|dim|layers?|heads?|rank)$")
 """Matches the names of settings that are whole numbers."""
 OF_ZERO = re.compile("zero|not in list|^AssertionError")
 """Matches errors that a zero among them causes."""
-POSITIVE_NUMBER = re.compile(r"eps(ilon)?$|rope_(\w+_)?(theta|base|base_freq)$|^rotary_emb_base$")
+POSITIVE_NUMBER = re.compile(
+    r"eps(ilon)?$|rope_(\w{1,40}_)?(theta|base|base_freq)$|^rotary_emb_base$"
+)
 """Matches the names of settings that are numbers above zero."""
 
 

@@ -9,9 +9,12 @@ import re
 from collections.abc import Mapping
 from itertools import pairwise
 
-SPLIT = re.compile(r"\d{1,3}| ?[^\W\d_]+| ?(?:[^\w\s]|_)+|\s+(?!\S)|\s")
+SPLIT = re.compile(
+    r"\d{1,3}| ?[^\W\d_]+| ?[!-/:-@\[-`{-~]+|\s+(?!\S)|\s|[^\w\s]"  # the range is ASCII's marks
+)
 LED = re.compile(
-    r"\d{1,3}|(?:[^\w\r\n]|_)?[^\W\d_]+| ?(?:[^\w\s]|_)+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s"
+    r"\d{1,3}|[^\W\d_]+|[^\w\r\n][^\W\d_]+|_[^\W\d_]+| ?[!-/:-@\[-`{-~]+[\r\n]*|\s*[\r\n]+"
+    r"|\s+(?!\S)|\s|[^\w\s]"
 )
 """As SPLIT, but one mark leads the word after it, as in `(self`."""
 LEADS = (b"(self", b".get", b"_id", b".append")

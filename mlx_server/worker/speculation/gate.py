@@ -13,7 +13,7 @@ from mlx_server.worker.speculation.draft import Draft, Kind
 MOST_DRAFTED = 31
 """The most tokens of a draft."""
 
-ENTER, STAY = 1.06, 1.03
+ENTER, STAY = 1.08, 1.05
 """A pass with drafts has to give so many times the tokens a second of one without: the first such
 pass, and further ones."""
 

@@ -24,7 +24,7 @@ TOKEN_BYTES = 6
 
 LINE_NUMBER = re.compile(rb"^ *\d{1,9}(?:\t|\xe2\x86\x92)", re.MULTILINE)
 IN_STRING = re.compile(rb'"\s?:\s?"')
-RAW_QUOTE = re.compile(rb'(?<!\\)(?:\\\\)*"')
+ESCAPE = re.compile(rb"\\.", re.DOTALL)
 ESCAPED = re.compile(rb'\\(["\\/bfnrt])')
 SPECIAL = re.compile(rb'["\\\n\r\t\x08\x0c]')
 NAMES = {b"n": b"\n", b"t": b"\t", b"r": b"\r", b"b": b"\x08", b"f": b"\x0c"}
@@ -79,7 +79,7 @@ class TextLookup:
 
     def _find(self, source: bytes) -> tuple[int, int]:
         """Returns the place at which most of the answer's last bytes precede, and how many."""
-        string = RAW_QUOTE.split(self._tail)[-1]
+        string = self._tail[ESCAPE.sub(b"..", self._tail).rfind(b'"') + 1 :]
         tail = ESCAPED.sub(lambda escape: NAMES.get(escape[1], escape[1]), string)
         if len(tail) < LEAST:
             return 0, 0

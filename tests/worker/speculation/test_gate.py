@@ -59,7 +59,7 @@ def test_a_row_that_copies_waits_while_it_looks_for_its_place() -> None:
 
 def test_a_gain_that_is_small_is_kept_and_not_begun() -> None:
     gate = Gate(FLAT)
-    small = draft(0.045 + LAUNCH)
+    small = draft(1.065 * (1 + LAUNCH) - 1)
     assert gate.widths([small]) == [0]
     assert gate.widths([SURE]) == [MOST_DRAFTED]
     assert gate.widths([small]) == [1]
@@ -132,7 +132,7 @@ def test_prose_is_not_slowed(drafters: Drafters, curve: str, rows: int) -> None:
     gate = Gate(mac.costs())
     plain = decode(samples, drafters, mac, rows, None)
     mean, least = speed_up(plain, decode(samples, drafters, mac, rows, gate))
-    assert mean >= 1
+    assert mean >= 1 - 1e-9
     assert least >= 0.98
 
 
