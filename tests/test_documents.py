@@ -120,7 +120,8 @@ HOW: dict[str, dict[str, Ways]] = {
         "On a Mac: ten commands": (
             *(commands, commands, names_paris, commands, commands, commands, commands),
             *(shows_metrics, KILLS, MAC, commands),
-        )
+        ),
+        "A model that sees": (MAC,),
     },
 }
 """By document and heading: how each block there is run, in order."""
