@@ -2,6 +2,7 @@
 
 import base64
 import json
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -233,6 +234,24 @@ def test_the_owner_may_have_new_images_refused(
     answer = refusing.post(path, json={"model": MODEL, **body})
     assert answer.status_code == status, answer.text
     assert (status == 200) == ("can't be sent this image" not in answer.text)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "says"),
+    [
+        (CHAT, {"messages": []}, 400, "`messages`: should have at least 1 item"),
+        (MESSAGES, {"messages": [], "max_tokens": 4}, 400, "`messages`: should have at least 1"),
+        (RESPONSES, {"previous_response_id": "resp_none"}, 400, "not found.*Send all items"),
+        (RESPONSES, {"conversation": "conv_none"}, 404, "not found.*Send all items"),
+        (RESPONSES, {"input": [{"type": "item_reference", "id": "msg_none"}]}, 400, "Send the it"),
+    ],
+)
+def test_a_history_that_is_not_here_is_refused_with_what_to_send(
+    client: TestClient, path: str, body: Json, status: int, says: str
+) -> None:
+    answer = client.post(path, json={"model": MODEL, **({"input": "a"} | body)})
+    assert answer.status_code == status
+    assert re.search(says, answer.json()["error"]["message"])
 
 
 FUNCTIONS: dict[str, Json] = {

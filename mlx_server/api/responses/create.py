@@ -43,6 +43,8 @@ Recalled = Mapping[str, Sequence[ItemRecord]]
 
 NOTHING: Recalled = MappingProxyType({})
 
+INSTEAD = "Send all items of the conversation as `input` instead."
+
 
 @dataclass(frozen=True)
 class CreatedResponse:
@@ -194,7 +196,12 @@ class StoredItems:
                 param="previous_response_id",
             )
         if conversation:
-            items = await self._store.whole_conversation(conversation, self._owner, self._nbytes)
+            try:
+                items = await self._store.whole_conversation(
+                    conversation, self._owner, self._nbytes
+                )
+            except NotFound as error:
+                raise NotFound(f"{error.message} {INSTEAD}", param="conversation") from None
             return self._counted(items, "conversation")
         if not previous:
             return []
@@ -205,7 +212,7 @@ class StoredItems:
                 items = await self._store.chain(previous, self._owner, self._nbytes)
         except NotFound:
             raise BadRequest(
-                f"Previous response with id '{previous[:100]}' not found.",
+                f"Previous response with id '{previous[:100]}' not found. {INSTEAD}",
                 param="previous_response_id",
                 code="previous_response_not_found",
             ) from None

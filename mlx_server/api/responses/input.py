@@ -437,7 +437,11 @@ def to_request(
     if len(approvals) < len(turns.approvals):  # the server has gone since, and nothing can be run
         turns.ignored["input.approval_request_id"] = None
     if not turns.messages and not approvals and body.instructions is None:
-        raise BadRequest("`input` is missing: there is nothing to answer.", param="input")
+        raise BadRequest(
+            "`input` is missing, or refers only to items that are not stored: there is nothing to "
+            "answer. Send the items themselves.",
+            param="input",
+        )
     instructions = [Message("system", body.instructions)] if body.instructions else []
     constrained = body.constrained()
     conversation = Conversation(
