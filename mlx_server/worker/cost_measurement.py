@@ -47,6 +47,9 @@ MOST_SECONDS = 0.25
 """A request that arrives waits for the end of a pass. After one of this length, larger ones are not
 measured."""
 
+HOUR = 3600.0
+"""No pass takes so long: a file that says so is damaged."""
+
 GROWN = 16
 """The tokens by which the caches of measured passes grow; more would take memory for nothing."""
 
@@ -176,7 +179,10 @@ def _read(file: Path) -> MeasuredCurve | None:
     """Returns None if there is no such file, or one that is damaged."""
     with suppress(OSError, ValueError):
         tables = msgspec.json.decode(read_regular(file), type=dict[Kind, dict[int, float]])
-        if all(tables.get(kind) and min(tables[kind].values()) > 0 for kind in KINDS):
+        seconds = [table.values() for table in tables.values()]
+        if all(map(tables.get, KINDS)) and all(
+            min(each) > 0 and max(each) < HOUR for each in seconds
+        ):
             return MeasuredCurve(tables["steps"], tables["pieces"])
     return None
 

@@ -63,8 +63,10 @@ def test_an_idle_engine_measures_once_and_the_next_one_reads_it(path: Path, tmp_
     (file,) = tmp_path.iterdir()
     assert file.stat().st_mode & 0o077 == 0
     assert Measured(path, tmp_path).engine.pause is None
-    file.write_text('{"steps": {"1": 0}}')
-    assert Measured(path, tmp_path).passes() > 0, "a damaged file is made again"
+    whole = file.read_text()
+    for damaged in ('{"steps": {"1": 0}}', whole[:-9], whole.replace("0.", "1e300", 1), "[]"):
+        file.write_text(damaged)
+        assert Measured(path, tmp_path).engine.pause, "a damaged file is made again"
 
 
 def test_without_a_folder_nothing_is_measured(path: Path) -> None:
