@@ -1,5 +1,6 @@
 """The prompt cache's files: their names, their contents and their folder."""
 
+import fcntl
 import json
 import os
 import signal
@@ -317,8 +318,16 @@ def test_what_all_servers_write_in_a_day_is_bounded(
     assert 1000 < DailyBytes(tmp_path, 0).today <= 1600
     monkeypatch.setattr(daily_bytes, "_day", lambda: "2999-01-01")
     put(one, numbered(2), 500)
-    (tmp_path / daily_bytes.FILE).write_text("damaged")
+    file = tmp_path / daily_bytes.FILE
+    file.write_text("damaged")
     put(one, numbered(3), 500)
+    monkeypatch.setattr(daily_bytes, "LOCK_SECONDS", 0.0)
+    with file.open() as held, pytest.raises(OSError, match="`disk_writes_per_day`"):
+        fcntl.flock(held, fcntl.LOCK_EX)  # by a program that never lets go
+        put(one, numbered(4), 500)
+    file.unlink()
+    os.mkfifo(file)
+    assert DailyBytes(tmp_path, 0).today == 0
 
 
 def test_what_is_not_ours_is_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -62,12 +62,13 @@ def problem_of(name: str, folder: Path) -> str:
 
 def _candidates() -> Iterator[Candidate]:
     for candidate in (*_in_hub_cache(), *_in_folders(_lm_studio_folders())):
-        if (candidate.folder / "config.json").is_file():
+        if candidate.id.isprintable() and (candidate.folder / "config.json").is_file():
             yield candidate
 
 
 def _in_hub_cache() -> Iterator[Candidate]:
     from huggingface_hub import CacheNotFound, constants, scan_cache_dir
+    from huggingface_hub.utils import HFValidationError, validate_repo_id
 
     try:
         repositories = scan_cache_dir(constants.HF_HUB_CACHE).repos
@@ -75,6 +76,10 @@ def _in_hub_cache() -> Iterator[Candidate]:
         return
     for repository in repositories:
         if repository.repo_type == "model" and repository.revisions:
+            try:
+                validate_repo_id(repository.repo_id)
+            except HFValidationError:  # no hub's: as a source, `../..` would be a folder
+                continue
             newest = max(repository.revisions, key=lambda revision: revision.last_modified)
             yield Candidate(repository.repo_id, repository.repo_id, newest.snapshot_path)
 

@@ -8,9 +8,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlx_server.system.files import LOCKED
+from mlx_server.system.files import LOCKED, lock_within, read_regular
 
 FILE = "written"
+LOCK_SECONDS = 1.0
 
 _COUNT = re.compile(rb"(\d{4}-\d\d-\d\d) (\d{20})\n")
 
@@ -24,14 +25,16 @@ class DailyBytes:
     @property
     def today(self) -> int:
         with suppress(OSError):
-            return _counted((self.folder / FILE).read_bytes())
+            return _counted(read_regular(self.folder / FILE))
         return 0
 
     def take(self, nbytes: int) -> bool:
-        """Counts the bytes, unless they would be more than the limit. Raises OSError."""
+        """Counts the bytes, unless they would be more than the limit or another program keeps the
+        file locked. Raises OSError."""
         file = os.open(self.folder / FILE, LOCKED, 0o600)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            if not lock_within(LOCK_SECONDS, file, fcntl.LOCK_EX):
+                return False
             total = _counted(os.pread(file, 64, 0)) + nbytes
             if total > self.most:
                 return False

@@ -44,6 +44,14 @@ def test_both_places_are_searched(home: Path, tiny_path: Path) -> None:
     assert {model.family for model in models.values()} != {"-"}
 
 
+def test_folders_whose_names_are_no_ids_are_left_out(home: Path, tiny_path: Path) -> None:
+    for name in ("../..", "a/b/c", "evil/\x1b[31mred", "evil/${HOME}", "evil/a: b", "org/good"):
+        in_hub_cache(home, tiny_path, name)
+    for name in ("two words", "\x1b[31mred"):
+        shutil.copytree(tiny_path, home / ".lmstudio/models/me" / name)
+    assert sorted(found()) == ["me/two words", "org/good"]
+
+
 def test_lm_studio_is_found_where_its_pointer_says(home: Path, tiny_path: Path) -> None:
     elsewhere = home / "disk/studio"
     shutil.copytree(tiny_path, elsewhere / "models/me/mine")
