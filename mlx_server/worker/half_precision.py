@@ -6,6 +6,7 @@ value but less range, so a model changes only if its values stay within it.
 
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,6 +17,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 from mlx_server.engine.device_errors import device_error
 from mlx_server.errors import public_message
 from mlx_server.models.architectures import texts
+from mlx_server.worker.constrained_decoding.vocabulary import Vocabulary
 from mlx_server.worker.costs import this_chip
 from mlx_server.worker.encoders import Encoder
 from mlx_server.worker.kernels import Chip
@@ -41,6 +43,9 @@ MOST_DIVERGENCE = 0.05
 """The most nats by which the distributions of the next tokens may diverge, on average. Those of the
 demo model diverge by 0.0012, nearly all of it by bfloat16's own rounding."""
 
+WAIT_SECONDS = 0.002
+"""How long a step of other models waits for the tokenizer's file."""
+
 PIECE_BYTES = 64 << 20
 """The bytes of weights that are changed between two steps of other models."""
 
@@ -64,7 +69,11 @@ def change_to_float16(network: nn.Module, folder: Path) -> Generator[None, None,
     """Changes what is in bfloat16, and reads a text before and after. Yields between the steps.
     Returns why the weights have to be read from their files again, or an empty text."""
     try:
-        tokens = _tokens(folder)
+        with ThreadPoolExecutor(1) as threads:
+            reading = threads.submit(_tokens, folder)
+            while not wait([reading], WAIT_SECONDS).done:
+                yield
+        tokens = reading.result()
         exact, nbytes = _read(network, tokens)
         yield
         for _ in _change(network):
@@ -110,11 +119,15 @@ def _change(network: nn.Module) -> Iterator[None]:
 
 
 def _tokens(folder: Path) -> list[int]:
-    """Returns the text's tokens; any others for a tokenizer of another kind."""
-    file = folder / "tokenizer.json"
-    if not file.is_file():
+    """Returns the longest token at each place of the text; any tokens without a tokenizer.json. The
+    tokenizers library would hold the GIL for up to seconds, which stops the rows of other models.
+    """
+    if not (folder / "tokenizer.json").is_file():
         return list(range(1, 65))
-    from tokenizers import Tokenizer  # the engine needs it for nothing else
-
-    ids: list[int] = Tokenizer.from_file(str(file)).encode(TEXT).ids
-    return ids
+    ids = {text: id for id, text in enumerate(Vocabulary(folder, ()).text)}
+    text, found = TEXT.encode(), list[int]()
+    while text:
+        size = next((n for n in range(len(text), 0, -1) if text[:n] in ids), 1)
+        found += [ids[text[:size]]] if text[:size] in ids else []
+        text = text[size:]
+    return found
