@@ -292,6 +292,7 @@ UNLOADABLE: Zoo = {
     "heads below zero": (config(num_attention_heads=-4), "Negative dimensions"),
     "no key heads": (config(num_key_value_heads=0), "config.json it should have"),
     "a text for a number": (config(rope_theta="x"), "rope"),
+    "a norm of NaN": (config(rms_norm_eps=float("nan")), "`rms_norm_eps` in config.json is 'nan'"),
     "no quantisation": (config(quantization="x"), "`quantization` in config.json is 'x'"),
     "layers that are not there": (config(num_hidden_layers=3), "lack 9 tensors"),
     "layers too many": (config(num_hidden_layers=1), "mlx-lm's model lacks"),
@@ -307,7 +308,6 @@ UNLOADABLE: Zoo = {
 UNANSWERING: Zoo = {
     "weights that are NaN": (tensors(fill(NORM, float("nan"))), "NaN or infinity"),
     "weights that are infinite": (tensors(fill(HEAD, float("inf"))), "NaN or infinity"),
-    "a norm of NaN": (config(rms_norm_eps=float("nan")), "NaN or infinity"),
 }
 """They load; their numbers are none."""
 
