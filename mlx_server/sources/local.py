@@ -68,7 +68,8 @@ def _candidates() -> Iterator[Candidate]:
 
 def _in_hub_cache() -> Iterator[Candidate]:
     from huggingface_hub import CacheNotFound, constants, scan_cache_dir
-    from huggingface_hub.utils import HFValidationError, validate_repo_id
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils._validators import validate_repo_id
 
     try:
         repositories = scan_cache_dir(constants.HF_HUB_CACHE).repos
