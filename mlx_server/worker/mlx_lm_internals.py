@@ -3,6 +3,7 @@ are checked when the engine starts, so that a mismatch is reported in one senten
 
 import glob
 from collections.abc import Callable, Mapping
+from functools import partial
 from importlib.metadata import requires, version
 from inspect import signature
 from pathlib import Path
@@ -36,6 +37,7 @@ try:
     from mlx_lm.models.cache import (
         ArraysCache,
         BatchKVCache,
+        BatchRotatingKVCache,
         CacheList,
         ChunkedKVCache,
         KVCache,
@@ -59,6 +61,7 @@ except ImportError as error:
 __all__ = [
     "ArraysCache",
     "BatchKVCache",
+    "BatchRotatingKVCache",
     "CacheList",
     "ChunkedKVCache",
     "GenerationBatch",
@@ -132,4 +135,26 @@ def load_model(
         model, _ = utils.load_model(escaped, lazy=True, get_model_classes=classes)
     finally:
         utils.load_config = theirs
+    if getattr(model, "model_type", "") == "nemotron_h":
+        _mend_nemotron()
     return model
+
+
+def _mend_nemotron() -> None:
+    """Has its Mamba layers say where rows end. Else a row that is shorter than others in a pass
+    loses its state."""
+    from mlx_lm.models import nemotron_h
+
+    mixer, update = nemotron_h.NemotronHMamba2Mixer, nemotron_h.ssm_update
+    unmended = mixer._ssm
+
+    def _ssm(self: Any, *arrays: Any) -> Any:
+        lengths = next((x.lengths for x in arrays if isinstance(x, ArraysCache)), None)
+        nemotron_h.ssm_update = partial(update, lengths=lengths)
+        try:
+            return unmended(self, *arrays)
+        finally:
+            nemotron_h.ssm_update = update
+
+    if unmended.__module__ == nemotron_h.__name__:
+        mixer._ssm = _ssm
