@@ -55,6 +55,14 @@ class LoopDetector:
         self._remember(token)
         return self.period > 0 and self._run >= self.repeats * max(self.period, self._least())
 
+    @property
+    def room(self) -> int:
+        """How many tokens can be added without a loop, whatever they are."""
+        room = (self.repeats - 1) * LEAST - CONTEXT  # if another period begins
+        if self.period:
+            room = min(room, self.repeats * max(self.period, LEAST) - self._run - 1)
+        return max(0, room)
+
     def _token(self, distance: int) -> int:
         return self._tokens[(self._count - distance) % len(self._tokens)]
 

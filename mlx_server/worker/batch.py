@@ -49,6 +49,8 @@ from mlx_server.worker.prompt_store import PromptStore, RowPrompts
 from mlx_server.worker.replay_model import ReplayModel
 from mlx_server.worker.row import EXPERTS_PIECE, FIXED_PIECE, Row
 from mlx_server.worker.sight import row_pictures
+from mlx_server.worker.speculation.draft import Drafter
+from mlx_server.worker.speculation.gate import Gate
 
 MOST_TOGETHER = 32
 """Prompts of which more than fit into a piece are computed in the same ones."""
@@ -144,8 +146,10 @@ class Preempted:
 
     def decoding(self, one: DecodeBatch) -> None:
         """Preempts a row that decoded. one: a batch of this row alone, whose cache is dropped."""
-        (number,), (tokens,) = one.uids, one.tokens
+        (number,), (tokens,), (unfed,) = one.uids, one.tokens, one.unfed
         one.prompt_cache = []
+        tokens += unfed
+        unfed.clear()
         ids = [*tokens, *cast(list[int], one._next_tokens.tolist())]
         prompt = replace(self._prompts[number], prompt=ids, cache=None, known=0, decode=one)
         self._prompts[number] = self._waiting[number] = prompt
@@ -173,11 +177,14 @@ class Batch:
         budget: PrefillBudget | None = None,
         costs: StepCosts | None = None,
         most_padding: int | None = None,
+        gate: Gate | None = None,
+        drafter: Callable[[Row, Gate], Drafter] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """held: the paused rows, a set that the caller changes; they get no tokens.
         costs: what a step of the model costs, by default what its arrays say.
-        most_padding: the tokens by which groups of decoding rows may be padded."""
+        most_padding: the tokens by which groups of decoding rows may be padded.
+        gate: decides about drafts; None: rows get one token a pass. drafter: makes a row's."""
         self.model = model
         self._held = held
         self.aside: list[DecodeBatch] = []
@@ -193,7 +200,8 @@ class Batch:
         self._turns: PromptQueue = PromptQueue()
         self._group: PrefillGroup | None = None
         """The prompts in prefill."""
-        self.decoder = DecodeGroups(costs, most_padding)
+        self._new_drafter = drafter
+        self.decoder = DecodeGroups(costs, most_padding, gate)
         self._places = Places(1 if self.why_alone else concurrency, self.decoder)
         self._preempted = Preempted()
         self._began = 0.0
@@ -286,6 +294,9 @@ class Batch:
         row.fixed_piece = EXPERTS_PIECE if self._costs.has_experts else FIXED_PIECE
         self._cache.add_places(row)
         row.constraint = constraint
+        gate, may_draft = self.decoder.gate, row.may_draft and not self.why_alone
+        if gate and self._new_drafter and may_draft and (self.plays or gate.is_known):
+            row.drafter = self._new_drafter(row, gate)
         known = len(request.prompt) - 1
         if cache is None:
             known = self._cache.known(row, request.prompt[:-1])
@@ -437,8 +448,13 @@ class Batch:
         self._drop_failed(list(rows.values()), done)
         tokens = [self._unlooped(rows[token.row], token) for token in done.tokens]
         done.tokens = decided + [each for each in tokens if not rows[each.row].undecided]
+        for token in reversed(tokens):  # the last one of a pass says how its drafts fared
+            row = rows[token.row]
+            token.drafts, row.drafts = row.drafts, None
         seconds = self._clock() - self._began
-        self._budget.stepped(count, seconds)
+        self._budget.stepped(self.decoder.positions, seconds)
+        if self.decoder.positions > count:
+            return
         if self._costs.curve.known and self._budget.is_steady:
             self._compare(count, seconds)
 
@@ -452,6 +468,8 @@ class Batch:
         """Decides by another curve from now on."""
         self._costs.curve, self.drift = curve, Drift()
         self._budget.use(curve)
+        if self.decoder.gate:
+            self.decoder.gate.use(curve)
 
     def _drop_failed(self, rows: list[Row], done: StepResult) -> None:
         for row, failure in [(row, row.failure) for row in rows if row.failure]:

@@ -150,7 +150,11 @@ class StepCosts:
 
     def token(self, caches: Iterable[Any]) -> float:
         """Returns the bytes of a token in those caches of a batch that keep all tokens."""
-        return sum(map(_token_bytes, _leaves(caches)))
+        return sum(map(_token_bytes, leaves(caches)))
+
+    def reading(self, caches: Iterable[Any], columns: int) -> float:
+        """Returns the cost of reading so many columns of a batch's caches, as the curve has it."""
+        return self.token(caches) * columns * self.curve.step(1) / self._one
 
 
 class OneGroup(StepCosts):
@@ -222,13 +226,15 @@ def _fields(arguments: Any) -> Mapping[str, Any]:
     return getattr(arguments, "__dict__", {})
 
 
-def _leaves(caches: Iterable[Any]) -> Iterator[Any]:
+def leaves(caches: Iterable[Any]) -> Iterator[Any]:
+    """Yields the caches, and in the place of lists their entries."""
     for cache in caches:
-        yield from _leaves(cache.caches) if isinstance(cache, CacheList) else (cache,)
+        yield from leaves(cache.caches) if isinstance(cache, CacheList) else (cache,)
 
 
 def _token_bytes(cache: Any) -> float:
-    if not isinstance(cache, BatchKVCache) or cache.keys is None:
+    is_whole = isinstance(cache, BatchKVCache) and getattr(cache, "window", None) is None
+    if not is_whole or cache.keys is None:
         return 0.0
     keys = cache.keys[0] if isinstance(cache.keys, tuple) else cache.keys
     rows, _, tokens, _ = keys.shape

@@ -9,17 +9,19 @@ mlx-lm's batches, one for prefill and one for decoding, carry the Row objects as
 caches.
 """
 
+import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from itertools import chain
 from typing import Any, cast
 
 import mlx.core as mx
+import mlx.nn as nn
 
 from mlx_server.engine.device_errors import device_error
 from mlx_server.engine.messages import Logprobs
 from mlx_server.worker.constrained_decoding.mask_threads import SlowMask
-from mlx_server.worker.costs import StepCosts
+from mlx_server.worker.costs import StepCosts, leaves
 from mlx_server.worker.lora_layers import RowAdapters, using
 from mlx_server.worker.mlx_lm_internals import GenerationBatch, PromptProcessingBatch
 from mlx_server.worker.padded_rows import padded
@@ -27,12 +29,24 @@ from mlx_server.worker.prefill.memory_tier import can_always_be_cut
 from mlx_server.worker.row import LateDraw, Row
 from mlx_server.worker.sampling import RowLogprobs, Sampled, Sampler, sample_rows_alone
 from mlx_server.worker.sight import seeing
+from mlx_server.worker.speculation.draft import Draft
+from mlx_server.worker.speculation.draft_pass import DraftPass, RowPass
+from mlx_server.worker.speculation.gate import Gate
+from mlx_server.worker.speculation.ragged_caches import (
+    RaggedRows,
+    RecurrentStates,
+    can_take_back,
+    ragged,
+    take_back,
+)
+
+log = logging.getLogger("mlx_server.engine")
 
 PER_ROW = (
     *("uids", "tokens", "samplers", "logits_processors", "max_tokens", "stop_sequences"),
-    *("_next_logprobs", "_token_context", "_num_tokens", "_matchers"),
+    *("_next_logprobs", "_token_context", "_num_tokens", "_matchers", "unfed"),
 )
-"""The attributes of mlx-lm's batch that are lists with one entry for each row."""
+"""The attributes of a batch that are lists with one entry for each row."""
 
 
 class DecodeBatch(GenerationBatch):
@@ -43,8 +57,185 @@ class DecodeBatch(GenerationBatch):
     prompt_cache: list[Any]
     _next_tokens: mx.array
     _next_logprobs: list[RowLogprobs | None]
+    _num_tokens: list[int]
+    max_tokens: list[int]
 
+    vocabulary: int
+    """The width of the logits."""
     _made: tuple[Sampler, RowAdapters] | None = None
+    _can_draft: bool | None = None
+    """Whether its caches can give tokens back; None: nobody has asked."""
+
+    def __init__(self, model: nn.Module, uids: list[int], *rest: Any, **named: Any) -> None:
+        self.unfed: list[list[int]] = [[] for _ in uids]
+        """The tokens of each row that its caches don't have: they were taken back from recurrent
+        states."""
+        self.is_read = False
+        """Whether the next tokens are known here, and not only to the device."""
+        super().__init__(model, uids, *rest, **named)
+
+    def extend(self, batch: "DecodeBatch") -> None:
+        self.unfed += batch.unfed
+        self.is_read = self.is_read and batch.is_read
+        if self._is_ragged != batch._is_ragged:
+            for each in (self, batch):
+                each.prompt_cache = [ragged(cache) for cache in each.prompt_cache]
+        super().extend(batch)
+
+    def filter(self, keep: list[int]) -> None:
+        self.unfed = [self.unfed[at] for at in keep]
+        super().filter(keep)
+
+    @property
+    def _is_ragged(self) -> bool:
+        return any(isinstance(leaf, RaggedRows) for leaf in leaves(self.prompt_cache))
+
+    def read(self) -> list[int]:
+        """Returns the tokens that were drawn last; waits for them."""
+        self.is_read = True
+        return cast(list[int], self._next_tokens.tolist())
+
+    def drafts(self, gate: Gate, costs: StepCosts) -> list[list[int]] | None:
+        """Returns what each row is to send of its draft; None if a plain pass is better.
+
+        After a plain pass the newest tokens are unread. They are read only if drafts in their place
+        promise enough: plain passes are launched ahead."""
+        is_again = any(self.unfed)
+        if not is_again and not self._may_draft:
+            return None
+        widths, drafts = self._drafted(gate, costs)
+        if not self.is_read and any(width > 1 for width in widths):
+            self.read()
+            widths, drafts = self._drafted(gate, costs)
+        elif not self.is_read:
+            widths = [0] * len(widths)
+        if not is_again and not any(widths):
+            return None
+        return [
+            self._until_stop(at, draft.tokens[:width]) if draft else []
+            for at, (draft, width) in enumerate(zip(drafts, widths, strict=True))
+        ]
+
+    @property
+    def _may_draft(self) -> bool:
+        if self._can_draft is None:
+            self._can_draft = can_take_back(self.prompt_cache)
+        is_wanted = self._can_draft and any(row.drafter for row in self.samplers)
+        constraints = [row.constraint for row in self.samplers if row.constraint]
+        return is_wanted and all(constraint.is_quick for constraint in constraints)
+
+    def _drafted(self, gate: Gate, costs: StepCosts) -> tuple[list[int], list[Draft | None]]:
+        """Returns the rows' drafts, and how many tokens of each to send."""
+        most = gate.most(len(self)) if self._may_draft else 0
+        drafts = [self._draft(at, row, most) for at, row in enumerate(self.samplers)]
+        if not any(drafts):
+            return [0] * len(drafts), drafts
+        columns = len(self) * max(map(len, self.tokens))
+        is_launched = not any(row.constraint for row in self.samplers)
+        extra = costs.reading(self.prompt_cache, columns)
+        return gate.widths(drafts, extra, launched=is_launched), drafts
+
+    def _draft(self, at: int, row: Row, most: int) -> Draft | None:
+        if row.drafter is None:
+            return None
+        room = self.max_tokens[at] - self._num_tokens[at] - 1
+        room = room if row.loops is None else min(room, row.loops.room - 1)
+        room = min(room, most) if len(self.unfed[at]) <= MOST_UNFED else 0
+        try:
+            if news := self._answer_since(at, row.followed):
+                row.drafter.extend(news)
+                row.followed += len(news)
+            return row.drafter.draft(room) if room > 0 else None
+        except Exception:
+            log.warning("row %d gets no more drafts", row.number, exc_info=True)
+            row.drafter = None
+            return None
+
+    def _answer_since(self, at: int, begin: int) -> list[int]:
+        """Returns the known tokens of a row after the first `begin` ones of its answer."""
+        begin += len(self.samplers[at].request.prompt)
+        tokens, unfed = self.tokens[at], self.unfed[at]
+        known = tokens[begin:] + unfed[max(0, begin - len(tokens)) :]
+        is_new = self.is_read and begin <= len(tokens) + len(unfed)
+        return [*known, self.read()[at]] if is_new else known
+
+    def _until_stop(self, at: int, draft: list[int]) -> list[int]:
+        """Cuts a draft after its first stop token, and before one outside of the vocabulary, such
+        as a picture's: MLX does not check indices."""
+        stops = self.samplers[at].request.stop_tokens
+        for n, token in enumerate(draft):
+            if token >= self.vocabulary:
+                return draft[:n]
+            if token in stops:
+                return draft[: n + 1]
+        return draft
+
+    def next_of(self, drafts: list[list[int]]) -> list[Any]:
+        """Computes a pass in which each row brings a draft, perhaps an empty one. Returns mlx-lm's
+        responses, several for a row whose draft held."""
+        parts = zip(self.samplers, self.unfed, self.read(), drafts, strict=True)
+        drafted = DraftPass([RowPass(*part) for part in parts], self.vocabulary)
+        if not self._is_ragged:
+            self.prompt_cache = [ragged(cache) for cache in self.prompt_cache]
+        states = RecurrentStates(self.prompt_cache, drafted.lengths)
+        with using(self._for_rows()[1], self.model), _seeing(self):
+            logits = self.model(drafted.tokens, cache=self.prompt_cache)[drafted.places]
+        sampled = _drawn(Sampler(drafted.draws), logits, drafted.inputs, drafted.mask)
+        mx.async_eval(*sampled.pending)
+        draws = drafted.by_row(cast(list[int], sampled.tokens.tolist()))
+        taken = [self._taken(at, row, draws[at]) for at, row in enumerate(drafted.rows)]
+        self._keep(drafted, states, [len(tokens) for tokens, _ in taken])
+        return self._responses(taken, drafted.by_row(sampled.logprobs), draws)
+
+    def _taken(self, at: int, row: RowPass, draws: list[int]) -> tuple[list[int], str | None]:
+        """Returns the tokens that a row gets, until its end, and why it ends with the last one."""
+        tokens = row.inputs[: 1 + row.holds(draws)]
+        for count, token in enumerate(tokens, 1):
+            self._num_tokens[at] += 1
+            is_full = self._num_tokens[at] >= self.max_tokens[at]
+            if (is_stop := self._matchers[at].advance(token)) or is_full:
+                row.commit(count)
+                return tokens[:count], "stop" if is_stop else "length"
+        row.commit(len(tokens))
+        return tokens, None
+
+    def _keep(self, drafted: DraftPass, states: RecurrentStates, counts: list[int]) -> None:
+        """Takes back what did not hold. counts: the tokens that each row gets."""
+        rows = list(zip(drafted.rows, drafted.lengths, counts, strict=True))
+        kept = [len(row.unfed) + count for row, _, count in rows]
+        if states:  # they can't be cut
+            kept = [n if n == length else 0 for n, (_, length, _) in zip(kept, rows, strict=True)]
+        longest = max(drafted.lengths)
+        take_back(self.prompt_cache, [longest - n for n in kept])
+        states.finish([n > 0 for n in kept])
+        for at, ((row, _, count), n) in enumerate(zip(rows, kept, strict=True)):
+            self.tokens[at] += row.fed[:n]
+            self.unfed[at] = [] if n else [*row.unfed, *row.inputs[:count]]
+
+    def _responses(
+        self,
+        taken: list[tuple[list[int], str | None]],
+        logprobs: list[list[RowLogprobs | None]],
+        draws: list[list[int]],
+    ) -> list[Any]:
+        responses, keep = [], []
+        for at, (tokens, finish) in enumerate(taken):
+            entries = [self._next_logprobs[at], *logprobs[at]]
+            for n, token in enumerate(tokens):
+                entry, ends = entries[n], finish if n + 1 == len(tokens) else None
+                cache = self.extract_cache(at) if ends else None
+                read = entry.read() if entry else None
+                all_tokens = self.tokens[at] if ends else None
+                responses.append(self.Response(self.uids[at], token, read, ends, cache, all_tokens))
+            if finish is None:
+                keep.append(at)
+        lasts = [len(tokens) - 1 for tokens, _ in taken]
+        nexts = [row[last] for row, last in zip(draws, lasts, strict=True)]
+        self._next_tokens = mx.array(nexts, mx.uint32)
+        self._next_logprobs = [row[last] for row, last in zip(logprobs, lasts, strict=True)]
+        if len(keep) < len(self):
+            self.filter(keep)
+        return responses
 
     def _step(self) -> tuple[list[int], list[Logprobs | None]]:
         inputs, logprobs = self._next_tokens, self._next_logprobs
@@ -53,6 +244,7 @@ class DecodeBatch(GenerationBatch):
         sampler, rows = self._for_rows()
         with using(rows, self.model), _seeing(self):
             logits = self.model(inputs[:, None], cache=self.prompt_cache)[:, -1, :]
+        self.vocabulary, self.is_read = logits.shape[-1], False
         faults = [row.fault for row in self.samplers]
         sampled = self._sampled(sampler, logits, inputs)
         self._next_tokens, self._next_logprobs = sampled.tokens, sampled.logprobs
@@ -86,6 +278,7 @@ class DecodeBatch(GenerationBatch):
         mask = sampler.late_mask(late.mask, late.logits.shape[-1])
         sampled = _drawn(sampler, late.logits, late.inputs, mask)
         self._next_tokens, self._next_logprobs = sampled.tokens, sampled.logprobs
+        self.is_read = False
         mx.async_eval(*sampled.pending)
 
     def part(self, places: list[int]) -> "DecodeBatch":
@@ -119,6 +312,7 @@ class DecodeBatch(GenerationBatch):
             values = getattr(self, name)
             setattr(part, name, [values[at] for at in places])
         part._next_tokens = self._next_tokens[mx.array(places)]
+        part.vocabulary, part.is_read = self.vocabulary, self.is_read
         return part
 
     def _for_rows(self) -> tuple[Sampler, RowAdapters]:
@@ -272,16 +466,25 @@ def padded_less(
     return groups
 
 
+MOST_UNFED = 16
+"""With more tokens to feed again a row drafts none: a second draft that fails adds to them."""
+
 WORTH = 0.25
 """Groups change if a step then costs less by this share of one row's: a change copies rows."""
 
 
 class DecodeGroups:
-    def __init__(self, costs: StepCosts, most_padding: int | None = None) -> None:
-        """most_padding: the tokens by which the groups may be padded together."""
+    def __init__(
+        self, costs: StepCosts, most_padding: int | None = None, gate: Gate | None = None
+    ) -> None:
+        """most_padding: the tokens by which the groups may be padded together. gate: says how many
+        tokens of drafts pay; None: nobody drafts."""
         self._costs = costs
         self._most_padding = most_padding
         self._groups: list[DecodeBatch] = []
+        self.gate = gate
+        self.positions = 0
+        """The tokens that the latest step computed: one for each row, and those of drafts."""
 
     def __len__(self) -> int:
         return sum(map(len, self._groups))
@@ -308,15 +511,21 @@ class DecodeGroups:
         return group, group.uids.index(number)
 
     def next(self) -> Iterator[tuple[Any, bool]]:
-        """Yields mlx-lm's response for the next token of each row, and whether the row is alone in
-        its group. Only a row that is alone frees its memory as soon as it finishes: any other group
-        has to be copied without it."""
-        rows = len(self)
+        """Yields mlx-lm's responses for the next tokens of each row, and whether the row is alone
+        in its group. Only a row that is alone frees its memory as soon as it finishes: any other
+        group has to be copied without it."""
+        rows, self.positions = len(self), 0
         for group in list(self._groups):
             alone = len(group) == 1
-            padding = 0 if _is_apart(group) else self._costs.curve.padding(len(group))
-            with padded(padding):
-                responses = group.next()
+            self.positions += len(group)
+            drafts = group.drafts(self.gate, self._costs) if self.gate else None
+            if drafts is not None:
+                self.positions += sum(map(len, drafts)) + sum(map(len, group.unfed))
+                responses = group.next_of(drafts)
+            else:
+                padding = 0 if _is_apart(group) else self._costs.curve.padding(len(group))
+                with padded(padding):
+                    responses = group.next()
             for response in responses:
                 yield response, alone
         if len(self) != rows:

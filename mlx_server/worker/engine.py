@@ -43,6 +43,8 @@ from mlx_server.worker.rows import RowAdmission, Rows
 from mlx_server.worker.server_connection import HeartbeatMonitor, Inputs
 from mlx_server.worker.share import WHOLE, WholeModel
 from mlx_server.worker.sight import sight_of
+from mlx_server.worker.speculation.gate import Gate
+from mlx_server.worker.speculation.row_drafter import drafter_of
 
 log = logging.getLogger("mlx_server.engine")
 
@@ -77,7 +79,8 @@ class Engine:
         self._batches = self.models.batches
         self._loads = ModelLoads(concurrency, self._batches, share, clock)
         self._measurements = CostMeasurements(curves, clock)
-        self._most_padding: dict[str, int | None] = {}
+        self._commands: dict[str, messages.LoadModel] = {}
+        """Those that loaded the models."""
         self._buffers = Buffers(mx.get_memory_limit())
         self._device_errors = Streak()
         self.broken = False
@@ -144,7 +147,7 @@ class Engine:
             self._ahead.interrupt()
         match command:
             case messages.LoadModel(model, path, stop_tokens, tokenizer):
-                self._most_padding[model] = command.most_padding
+                self._commands[model] = command
                 self._loads.begin(command)
                 self._constraints.expect(model, Path(tokenizer or path), stop_tokens)
                 if not self.models.is_busy:  # it is read beside the weights
@@ -372,14 +375,20 @@ class Engine:
 
     def _batch(self, model: str, network: nn.Module) -> Batch:
         costs = self._share.step_costs(network)
+        command = self._commands.get(model, messages.LoadModel(model, ""))
         costs.curve = self._measurements.curves.get(model, costs.curve)
+        speculates = command.speculation and not self._share.is_one_of_several
         return Batch(
             network,
             concurrency=self._concurrency,
             prompts=self.prompts,
             held=self._rows.paused,
             costs=costs,
-            most_padding=self._most_padding.get(model),
+            most_padding=command.most_padding,
+            gate=Gate(costs.curve) if speculates else None,
+            drafter=partial(
+                drafter_of, vocabulary=partial(self._constraints.known_vocabulary, model)
+            ),
             clock=self._clock,
         )
 

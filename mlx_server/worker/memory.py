@@ -29,7 +29,12 @@ from mlx_server.worker.device import has_gpu
 from mlx_server.worker.encoders import encoder_classes
 from mlx_server.worker.half_precision import HALF_PRECISIONS
 from mlx_server.worker.kv_caches import make_caches, set_kv_bits
-from mlx_server.worker.mlx_lm_internals import CacheList, QuantizedKVCache, make_prompt_cache
+from mlx_server.worker.mlx_lm_internals import (
+    ArraysCache,
+    CacheList,
+    QuantizedKVCache,
+    make_prompt_cache,
+)
 from mlx_server.worker.weights import arrays, model_classes
 
 log = logging.getLogger("mlx_server.engine")
@@ -129,11 +134,17 @@ def _leaves(cache: Any) -> Iterator[Any]:
         yield from _leaves(each.caches) if isinstance(each, CacheList) else (each,)
 
 
+DRAFTED_COLUMNS = 144
+"""The most columns that a sliding window has besides its own while its row drafts."""
+
+
 def _cost(short: Any, long: Any) -> KvCost:
     """Returns the cost of one layer, whose cache grows with the tokens, grows up to a window, or
     does not grow at all."""
     if window := getattr(long, "max_size", 0):
-        return KvCost(windowed_per_token=long.nbytes // LONG, window=window)
+        return KvCost(windowed_per_token=long.nbytes // LONG, window=window + DRAFTED_COLUMNS)
+    if isinstance(long, ArraysCache):
+        return KvCost(fixed=2 * long.nbytes)  # during a pass with drafts, also the states before it
     per_token = -(-(long.nbytes - short.nbytes) // STEP)
     return KvCost(per_token, fixed=max(0, short.nbytes - STEP * per_token))
 

@@ -24,11 +24,12 @@ class ReplayPosition:
     prompt: int = 0
     consumed: int = 0
 
-    @property
-    def next(self) -> int:
-        """The next forced token; past the end the last one repeats, usually a stop token."""
-        at = self.consumed - self.prompt
-        return self.forced_tokens[min(max(at, 0), len(self.forced_tokens) - 1)]
+    def following(self, tokens: int) -> list[int]:
+        """Returns the forced token after each of the next `tokens` tokens; past the end the last
+        one repeats, usually a stop token."""
+        last = len(self.forced_tokens) - 1
+        begin = self.consumed + 1 - self.prompt
+        return [self.forced_tokens[min(max(at, 0), last)] for at in range(begin, begin + tokens)]
 
 
 class ReplayCache:
@@ -72,6 +73,10 @@ class ReplayCache:
             row.consumed -= tokens
         return tokens
 
+    def take_back(self, counts: Sequence[int]) -> None:
+        for row, tokens in zip(self.rows, counts, strict=True):
+            row.consumed -= tokens
+
     def size(self) -> int:
         return max(row.consumed for row in self.rows)
 
@@ -96,15 +101,13 @@ class ReplayModel(nn.Module):
         return [ReplayCache()]
 
     def __call__(self, inputs: mx.array, cache: list[ReplayCache] | None = None) -> mx.array:
-        """inputs: [rows, tokens]; returns logits [rows, tokens, vocabulary], where every token has
-        the logits of the last one."""
+        """inputs: [rows, tokens]; returns logits [rows, tokens, vocabulary]."""
         positions = (
             cache[0] if cache else ReplayCache([ReplayPosition() for _ in range(inputs.shape[0])])
         )
+        nexts = mx.array([row.following(inputs.shape[1]) for row in positions.rows])
         positions.advance(inputs.shape[1])
-        nexts = mx.array([[row.next] for row in positions.rows])
-        logits = (mx.arange(self.vocabulary) == nexts[..., None]).astype(mx.float32) * CERTAIN
-        return mx.broadcast_to(logits, (*inputs.shape, self.vocabulary))
+        return (mx.arange(self.vocabulary) == nexts[..., None]).astype(mx.float32) * CERTAIN
 
 
 def force_tokens(cache: list[Any], forced_tokens: Sequence[int], prompt: int) -> None:

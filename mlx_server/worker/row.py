@@ -22,6 +22,7 @@ from mlx_server.worker.constrained_decoding.mask_threads import SlowMask
 from mlx_server.worker.lora_layers import NO_ADAPTER, RowAdapter
 from mlx_server.worker.prefill.memory_tier import Key
 from mlx_server.worker.sight import RowPictures
+from mlx_server.worker.speculation.draft import Drafter
 
 FIXED_PIECE, EXPERTS_PIECE = 128, 512
 """The tokens of a deterministic prompt that are computed together: more make others wait longer,
@@ -69,6 +70,12 @@ class Row:
         alone, pieces of the prompt that begin at multiples of `fixed_piece`, and then one token at
         a time. What such pieces computed may be used again, up to such a multiple."""
         self.fixed_piece = FIXED_PIECE
+        self.drafter: Drafter | None = None
+        """What proposes the row's next tokens; None for a row that gets one token a pass."""
+        self.followed = 0
+        """The number of tokens of the answer that the drafter knows."""
+        self.drafts: tuple[int, int] | None = None
+        """How many drafted tokens the latest pass computed, and how many of them held."""
         seed = request.sampling.seed
         self._seed = os.urandom(8) if seed is None else (seed & (2**64 - 1)).to_bytes(8, "little")
         if self.penalised:
@@ -79,6 +86,12 @@ class Row:
             batch."""
             self.counts = mx.zeros((1, vocabulary)), 0
             """How often each token is in the answer, in such a place."""
+
+    @property
+    def may_draft(self) -> bool:
+        """Whether it may get several tokens a pass: a deterministic row's passes have one shape,
+        and a recording with a delay waits before each token."""
+        return not self.deterministic and not self.request.delay
 
     @property
     def failure(self) -> str | None:

@@ -10,11 +10,14 @@ import pytest
 from mlx_server.engine.messages import AdapterLoaded, LoadAdapter
 from mlx_server.families import FAMILIES
 from mlx_server.models.architectures import module_of
+from mlx_server.worker.kv_caches import make_caches
 from tests.worker.architectures import ARCHITECTURES, CONFIGS
+from tests.worker.bench import GREEDY
 from tests.worker.kinds import Kind
 from tests.worker.lora_files import linears_of, mlx_adapter, network, with_adapter
 from tests.worker.one_pass import generated, is_greedy
 from tests.worker.served import TOKENS, Served, prompts
+from tests.worker.speculation.drafted_runs import Asked, DraftedRun
 
 ALONE = {
     *("afm7", "deepseek_v41", "gemma2", "gpt_bigcode", "jamba", "llama4"),
@@ -53,6 +56,36 @@ def test_it_is_known_which_can_batch(served: Served) -> None:
 @pytest.mark.slow
 def test_four_ragged_rows_say_what_mlx_lm_says(served: Served) -> None:
     assert served.ragged.answers == served.expected
+
+
+@pytest.mark.slow
+def test_a_shorter_row_of_a_pass_keeps_its_state(served: Served) -> None:
+    """Greedy answers of such small models hardly show a state that was lost."""
+    if served.name in ALONE:
+        return
+    prompts = [list(range(1, 40)), list(range(50, 60))]
+    ends = []
+    for rows in ([0], [1], [0, 1]):
+        lengths = [len(prompts[row]) for row in rows]
+        layers = zip(*(make_caches(served.model) for _ in rows), strict=True)
+        batch = [layer[0].merge(list(layer)) for layer in layers]
+        padding = [max(lengths) - length for length in lengths]
+        for entry in batch:
+            entry.prepare(lengths=lengths, right_padding=padding)
+        tokens = [prompts[row] + [0] * pad for row, pad in zip(rows, padding, strict=True)]
+        served.model(mx.array(tokens), cache=batch)
+        for entry in batch:
+            entry.finalize()
+        ends.append(served.model(mx.array([[7]] * len(rows)), cache=batch)[:, -1])
+    assert mx.allclose(mx.concatenate(ends[:2]), ends[2], atol=1e-3)
+
+
+@pytest.mark.slow
+def test_drafts_change_no_answer(served: Served) -> None:
+    asked = [Asked(prompt, GREEDY, TOKENS, right=0.8) for prompt in served.prompts]
+    run = DraftedRun(served.model, asked, served.expected).finish()
+    assert run.answers == served.expected
+    assert bool(run.drafted[1]) == (served.name not in ALONE)
 
 
 @pytest.mark.slow

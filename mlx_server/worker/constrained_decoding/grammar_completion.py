@@ -19,6 +19,7 @@ is `","age":0}`, which is 10 tokens and the stop token.
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass, field
 from itertools import chain, takewhile
 
@@ -253,6 +254,12 @@ class GrammarCompletion:
             self._tokens = self._endings.get(token)
             self._fits = self._tokens is not None
         self._endings = {}
+
+    def copy(self) -> "GrammarCompletion":
+        """Returns a copy that advances by itself."""
+        completion = copy(self)
+        completion._text, completion._endings = self._text.after(b""), {**self._endings}
+        return completion
 
     def abandon(self) -> None:
         """Ends a search that another thread may be making."""

@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, wait
+from copy import copy
 from pathlib import Path
 
 import msgspec
@@ -82,6 +83,12 @@ class ThinkingBudget:
     def next(self) -> int | None:
         """The next forced token while reasoning is being ended, else None."""
         return self._forced[0] if self._forced else None
+
+    def copy(self) -> "ThinkingBudget":
+        """Returns a copy that advances by itself."""
+        budget = copy(self)
+        budget._forced = [*self._forced]
+        return budget
 
     def close(self) -> None:
         self._forced = list(self.end)
@@ -326,6 +333,19 @@ class LogitConstraint:
         following = [*answer[self._read :]]
         return copy if copy.try_consume_tokens(following) == len(following) else None
 
+    def copy(self) -> "LogitConstraint":
+        """Returns a copy that steps by itself, along tokens that may not come."""
+        constraint = copy(self)
+        constraint._matcher = self._matcher and self._matcher.copy()
+        constraint._completion = self._completion and self._completion.copy()
+        constraint._budget = self._budget and self._budget.copy()
+        constraint._recording = copy(self._recording)
+        return constraint
+
+    def become(self, other: "LogitConstraint") -> None:
+        """Takes the state of a copy whose tokens have come."""
+        vars(self).update(vars(other))
+
     @property
     def demands_more(self) -> bool:
         """Whether the grammar does not allow the row to end here."""
@@ -348,6 +368,11 @@ class LogitConstraint:
     def loop(self) -> int:
         """The number of tokens whose repetition has ended the answer; 0 if none has."""
         return self._loop or 0
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether its masks take so little time that several of them fit into a step."""
+        return self.threads is None or self.threads.is_quick(self)
 
     @property
     def lexer(self) -> object:
@@ -624,6 +649,14 @@ class AdditiveMask:
         elif row in self._restricted:
             self._mask[row] = np.inf
             self._restricted.remove(row)
+
+    def of(self, bitmasks: Sequence[Bitmask | None], width: int) -> NDArray[np.float32]:
+        """Returns the mask of bitmasks, one for each row; None for a row that is not restricted."""
+        self._widen(width)
+        for row, bitmask in enumerate(bitmasks):
+            if bitmask is not None:
+                self._put(row, bitmask, True)
+        return self._mask.reshape(self._rows, -1)[:, :width]
 
     def put(self, slow: SlowMask, width: int) -> NDArray[np.float32] | None:
         """Returns the mask of the only row, which was made meanwhile."""

@@ -256,11 +256,15 @@ class MaskThreads:
     def fits(self, constraint: Constraint) -> bool:
         """Whether the row's mask is likely to be made within its client's part of the step."""
         history, client = constraint.history, constraint.client
-        if history.quick <= 0 or self._is_computed(constraint.lexer):
+        if not self.is_quick(constraint):
             return False
         if client in self._debts and history.quick <= TRUSTED:
             return False
         return self._spent[client] + history.seconds <= self._share
+
+    def is_quick(self, constraint: Constraint) -> bool:
+        """Whether the row's masks have taken little time, and no thread makes one for it."""
+        return constraint.history.quick > 0 and not self._is_computed(constraint.lexer)
 
     def make_later(self, constraint: Constraint, token: int | None, words: int) -> SlowMask:
         """Makes a mask in a thread, as soon as the row's client has none there."""

@@ -95,6 +95,11 @@ class Gate:
         self._drafting = False
         """Whether the last pass computed drafts."""
 
+    @property
+    def is_known(self) -> bool:
+        """Whether the curve says what more tokens cost; if not, there are no drafts."""
+        return not self._curve.is_flat
+
     def use(self, curve: CostCurve) -> None:
         """Decides by another curve from now on."""
         self._curve, self._most = curve, {}

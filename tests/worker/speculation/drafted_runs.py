@@ -1,0 +1,189 @@
+"""Rows that draft, and the same rows without drafts."""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from mlx_server.engine.messages import Generate, Token
+from mlx_server.requests import SamplingParams
+from mlx_server.worker.batch import Batch
+from mlx_server.worker.constrained_decoding.logit_constraints import LogitConstraint
+from mlx_server.worker.costs import FLAT
+from mlx_server.worker.prompt_store import PromptStore
+from mlx_server.worker.row import Row
+from mlx_server.worker.speculation.draft import Draft
+from mlx_server.worker.speculation.gate import MOST_DRAFTED, Gate
+
+SAMPLINGS = [
+    SamplingParams(temperature=0.0),
+    SamplingParams(temperature=0.0, logprobs=3),
+    SamplingParams(temperature=0.7, seed=1, top_p=0.9),
+    SamplingParams(temperature=1.0, seed=2, top_k=20, logprobs=2),
+    SamplingParams(temperature=1.0, seed=3, repetition_penalty=1.2, presence_penalty=0.5),
+    SamplingParams(temperature=0.0, frequency_penalty=0.4, logit_bias={5: 2.0}),
+    SamplingParams(temperature=0.0, repetition_penalty=1.1, logprobs=0),
+    SamplingParams(temperature=0.7, seed=4, min_p=0.05, logit_bias={7: 3.0, 8: -100.0}),
+]
+
+
+class Always(Gate):
+    """Sends every draft whole."""
+
+    is_known = True
+
+    def __init__(self) -> None:
+        super().__init__(FLAT)
+
+    def most(self, rows: int) -> int:
+        return MOST_DRAFTED
+
+    def widths(
+        self, drafts: Sequence[Draft | None], extra: float = 0.0, *, launched: bool = True
+    ) -> list[int]:
+        return [len(draft.tokens) if draft else 0 for draft in drafts]
+
+
+class Oracle:
+    """Knows the answer, and drafts each of its tokens with some probability, else another one."""
+
+    def __init__(
+        self, answer: Sequence[int], right: float | None, vocabulary: int, seed: int
+    ) -> None:
+        self._answer, self._right, self._vocabulary = list(answer), right, vocabulary
+        self._known = 0
+        self._dice = random.Random(seed)
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        self._known += len(tokens)
+
+    def draft(self, most: int) -> Draft | None:
+        if self._right is None or self._dice.random() < 0.25:
+            return None
+        begin = self._known
+        count = self._dice.randint(1, min(most, self._dice.choice([3, 8, 31])))
+        tokens = [self._drafted(token) for token in self._answer[begin : begin + count]]
+        return Draft(tokens, "oracle", 2) if tokens else None
+
+    def _drafted(self, token: int) -> int:
+        is_right = self._dice.random() < (self._right or 0.0)
+        return token if is_right else self._dice.randrange(self._vocabulary)
+
+
+@dataclass
+class Asked:
+    prompt: list[int]
+    sampling: SamplingParams
+    max_tokens: int
+    right: float | None = 0.9
+    """The probability that a drafted token is right; None: it drafts nothing."""
+    fields: dict[str, Any] = field(default_factory=dict)
+    constraint: Callable[[Generate], LogitConstraint] | None = None
+
+    def request(self, number: int) -> Generate:
+        stops = self.fields.get("stop_tokens", [])
+        fields = {name: value for name, value in self.fields.items() if name != "stop_tokens"}
+        made = Generate(number, "m", self.prompt, self.max_tokens, stops, self.sampling)
+        for name, value in fields.items():
+            setattr(made, name, value)
+        return made
+
+
+class DraftedRun:
+    def __init__(
+        self, model: Any, asked: Sequence[Asked], answers: Sequence[Sequence[int]] | None
+    ) -> None:
+        """answers: those without drafts, of which the drafts are made; None: nobody drafts."""
+        self.asked, self.truth = asked, answers or ()
+        self.cached: dict[int, int] = {}
+        self.tokens: dict[int, list[Token]] = {}
+        self.steps = 0
+
+        def drafter(row: Row, gate: Gate) -> Oracle:
+            right = self.asked[row.number].right
+            return Oracle(self.truth[row.number], right, self.batch.vocabulary, row.number)
+
+        self.prompts = PromptStore(1 << 30)
+        gate = None if answers is None else Always()
+        self.batch = Batch(model, concurrency=16, prompts=self.prompts, gate=gate, drafter=drafter)
+
+    def join(self, number: int) -> None:
+        one = self.asked[number]
+        request = one.request(number)
+        self.tokens[number] = []
+        self.batch.add(request, constraint=one.constraint and one.constraint(request))
+
+    def step(self) -> None:
+        done = self.batch.step()
+        assert not done.failed
+        self.steps += bool(done.tokens)
+        self.cached.update((each.row, each.cached_tokens) for each in done.prefilled)
+        for token in done.tokens:
+            self.tokens[token.row].append(token)
+
+    def finish(self) -> "DraftedRun":
+        for number in range(len(self.asked)):
+            if number not in self.tokens:
+                self.join(number)
+        while self.batch:
+            self.step()
+        return self
+
+    def come_and_go(self, dice: random.Random) -> "DraftedRun":
+        """Rows join between passes, and are preempted, resumed and set aside."""
+        away: list[int] = []
+        while self.batch or away or len(self.tokens) < len(self.asked):
+            if len(self.tokens) < len(self.asked) and dice.random() < 0.3:
+                self.join(len(self.tokens))
+            decoding = [row.number for row in self.batch.decoder.rows]
+            if decoding and dice.random() < 0.1:
+                away.append(dice.choice(decoding))
+                self.batch.preempt(away[-1])
+            elif decoding and dice.random() < 0.1:
+                self.batch.set_aside(dice.choice(decoding))
+            if away and dice.random() < 0.3:
+                self.batch.resume(away.pop(0))
+            self.step()
+        return self
+
+    @property
+    def answers(self) -> list[list[int]]:
+        return [[token.id for token in self.tokens[number]] for number in sorted(self.tokens)]
+
+    @property
+    def drafted(self) -> tuple[int, int]:
+        """How many drafted tokens were computed, and how many of them held."""
+        drafts = [t.drafts for tokens in self.tokens.values() for t in tokens if t.drafts]
+        return sum(sent for sent, _ in drafts), sum(held for _, held in drafts)
+
+
+def random_requests(dice: random.Random, vocabulary: int, count: int) -> list[Asked]:
+    asked = []
+    for _ in range(count):
+        length = dice.randint(1, 150)
+        prompt = [dice.randrange(vocabulary) for _ in range(length)]
+        if dice.random() < 0.5:
+            prompt = (prompt[:20] * 8)[:length]
+        right = dice.choice([None, 0.3, 0.7, 0.95, 1.0])
+        stop = [dice.randrange(vocabulary) for _ in range(dice.choice([0, 0, 30]))]
+        one = Asked(prompt, dice.choice(SAMPLINGS), dice.randint(1, 48), right)
+        one.fields["stop_tokens"] = stop
+        asked.append(one)
+    return asked
+
+
+def assert_equal(off: Sequence[Token], on: Sequence[Token]) -> None:
+    assert [t.id for t in on] == [t.id for t in off]
+    assert [(t.finish, t.looped) for t in on] == [(t.finish, t.looped) for t in off]
+    for a, b in zip(on, off, strict=True):
+        assert (a.logprobs is None) == (b.logprobs is None)
+        if a.logprobs and b.logprobs:
+            assert a.logprobs.chosen == pytest.approx(b.logprobs.chosen, abs=1e-4)
+            assert [t for t, _ in a.logprobs.top] == [t for t, _ in b.logprobs.top]
+
+
+def assert_all_equal(off: DraftedRun, on: DraftedRun) -> None:
+    for number, tokens in off.tokens.items():
+        assert_equal(tokens, on.tokens[number])
