@@ -23,6 +23,10 @@ most of them streamed and not.
 
 The five sessions are: {SESSIONS}.
 
+Not in the table: Zed, VS Code, JetBrains AI Assistant and Xcode have no mode without a window, and
+Crush's program could not be downloaded here. Kimi Code 2.1.0, OpenClaw 2026.9.6 and OpenHands
+1.16.0 answered when they were run by hand; the other sessions do not fit them yet.
+
 | Client | Version | What was done | Result |
 |---|---|---|---|
 """
