@@ -26,6 +26,7 @@ from bench_parts.plan import CASES, QUICK, REPETITIONS, Case, CaseOutcome, Model
 from bench_parts.sessions import count
 from bench_parts.simulated import links, servers, short_prompts
 from bench_parts.simulated.roofline import PAIRS, pair
+from bench_parts.speculation import report
 
 PIPE_WIDTH = 120
 MOST_OTHERS = 0.1
@@ -92,6 +93,12 @@ def main(
     kv_bits: Annotated[
         bool, typer.Option("--kv-bits", help="Measure keys and values in fewer bits instead.")
     ] = False,
+    speculation: Annotated[
+        bool,
+        typer.Option(
+            "--speculation", help="Count tokens a pass instead, and simulate what they are worth."
+        ),
+    ] = False,
     restart: Annotated[
         bool, typer.Option("--restart", help="With --sessions: restart the servers in the middle.")
     ] = False,
@@ -128,6 +135,7 @@ def main(
     scripts/bench --structured
     scripts/bench --sessions
     scripts/bench --kv-bits
+    scripts/bench --speculation
     scripts/bench --gateway
     scripts/bench --sessions --restart --swap --only mlx-server
     scripts/bench --distributed --model tiny
@@ -150,6 +158,9 @@ def main(
         return
     if kv_bits:
         _kv_bits(json, markdown)
+        return
+    if speculation:
+        _speculation(json, markdown)
         return
     if sessions:
         wanted: list[count.Interruption] = ["restart"] if restart else []
@@ -258,6 +269,14 @@ def _gateway(turns: int, json: Path | None, markdown: bool) -> None:
 def _kv_bits(json: Path | None, markdown: bool) -> None:
     found = list(drift.drifts())
     _show({"kv_bits": found}, [(drift.COLUMNS, drift.rows(found))], json, markdown)
+
+
+def _speculation(json: Path | None, markdown: bool) -> None:
+    found = list[report.Measured]()
+    for each in report.measurements():
+        found.append(each)
+        progress.out(" ".join(next(report.rows([each]))))
+    _show({"speculation": found}, [(report.COLUMNS, report.rows(found))], json, markdown)
 
 
 def _distributed(models: list[Model], json: Path | None, markdown: bool) -> None:

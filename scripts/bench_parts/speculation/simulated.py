@@ -20,7 +20,7 @@ from mlx_server.grammars.compiler import LIMITS
 from mlx_server.grammars.grammar import text_of
 from mlx_server.worker.constrained_decoding.vocabulary import Vocabulary
 from mlx_server.worker.costs import MOST_ROWS, CostCurve
-from mlx_server.worker.kernels import time_of
+from mlx_server.worker.kernels import SORTED, time_of
 from mlx_server.worker.speculation.draft import Draft, Drafter
 from mlx_server.worker.speculation.gate import LAUNCH, Gate
 from mlx_server.worker.speculation.row_drafter import MatcherAfter, row_drafter
@@ -42,10 +42,13 @@ class Mac:
     machine: str
     model: str
     curve: str = "m4"
+    shares: bool = False
+    """Whether an expert is read once for all positions that use it, from 64 pairs on, as if the
+    chip's cache or another kernel gave them that."""
 
     @property
     def name(self) -> str:
-        return f"{self.machine} {self.model}"
+        return f"{self.machine} {self.model}{', experts shared' * self.shares}"
 
     def pass_seconds(self, positions: int) -> float:
         """Returns what a pass takes without keys and values."""
@@ -70,6 +73,9 @@ def _pass_seconds(mac: Mac, positions: int) -> float:
         [product for product in model.products if product.experts],
         *(positions, machine.known_chip, machine.bandwidth, machine.operations),
     )
+    if mac.shares and positions * model.used >= SORTED:
+        reached = 1 - (1 - model.used / model.experts) ** positions
+        experts = reached * model.expert_bytes / machine.bandwidth
     computed = 0 if mac.curve == "flat" else 2 * model.active * positions / machine.operations
     return machine.launch + max(dense + experts, computed)
 
