@@ -24,7 +24,7 @@ from bench_parts.machine import Others
 from bench_parts.models import model_folder
 from bench_parts.plan import CASES, QUICK, REPETITIONS, Case, CaseOutcome, Model, Turn
 from bench_parts.sessions import count
-from bench_parts.simulated import links, servers, short_prompts
+from bench_parts.simulated import links, schedules, servers, short_prompts
 from bench_parts.simulated.roofline import PAIRS, pair
 from bench_parts.speculation import report
 
@@ -112,8 +112,9 @@ def main(
     simulate: Annotated[
         str | None,
         typer.Option(
-            metavar="MACHINE:MODEL|all|links",
-            help="Measure schedules on simulated Macs instead; links: one Mac or two for a model.",
+            metavar="MACHINE:MODEL|all|schedules|links",
+            help="Measure schedules on simulated Macs instead; schedules: all, by a virtual clock; "
+            "links: one Mac or two for a model.",
         ),
     ] = None,
     short: Annotated[
@@ -142,6 +143,7 @@ def main(
     scripts/bench --simulate m4-max:gpt-oss-120b
     scripts/bench --simulate all --only mlx-server
     scripts/bench --simulate all --short
+    scripts/bench --simulate schedules
     scripts/bench --simulate links
 
     Latencies are medians of all answers unless they say p95, and every number is the median of
@@ -169,6 +171,9 @@ def main(
         return
     if simulate == "links":
         _links(json, markdown)
+        return
+    if simulate == "schedules":
+        _schedules(json, markdown)
         return
     if simulate:
         scenario: Scenario = short_prompts if short else servers
@@ -317,6 +322,12 @@ def _links(json: Path | None, markdown: bool) -> None:
     progress.out(links.NOTE)
     shown = [(links.COLUMNS, links.rows(found)), (links.LEAST_COLUMNS, links.least_rows())]
     _show({"links": found}, shown, json, markdown)
+
+
+def _schedules(json: Path | None, markdown: bool) -> None:
+    found, prices = [*schedules.rows()], [*schedules.price_rows()]
+    shown = [(schedules.COLUMNS, iter(found)), (schedules.PRICE_COLUMNS, iter(prices))]
+    _show({"schedules": found, "deterministic": prices}, shown, json, markdown)
 
 
 def _show(measured: Measured, found: Sequence[Columns], json: Path | None, markdown: bool) -> None:

@@ -15,12 +15,16 @@ from typing import Any
 import mlx.core as mx
 
 from gpu_parts import models
-from gpu_parts.runs import answers, first_token_beside, forever, tokens_per_second
+from gpu_parts.runs import answers, bits, first_token_beside, forever, tokens_per_second
+from mlx_server.worker.costs import products_of, this_chip
 from mlx_server.worker.device import device, recommended_bytes
+from mlx_server.worker.kernels import Chip, time_of
 
 ROOT = Path(__file__).parents[2]
 ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 64)
 """The rows of a pass whose time is measured."""
+EXACT = ("experts", "float32"), ("dense", "float32"), ("dense", "affine4"), ("experts", "mxfp4")
+"""The models of which deterministic rows are compared by bits."""
 TEST_SECONDS = 150
 
 Part = Callable[[bool, float], Any]
@@ -87,8 +91,24 @@ def _differences(network: Any, most: int) -> dict[str, Any]:
 
 
 @part
+def deterministic(small: bool, seconds: float) -> Any:
+    """How many of three rows have other bits than alone: 0 if they are deterministic. Beside it the
+    same for rows that are not."""
+    prompts = [models.prompt(length, length) for length in (7, 60, 200)]
+    return {
+        f"{kind} {precision}": {
+            "deterministic": _tried(bits, network, prompts, True),
+            "others": _tried(bits, network, prompts, False),
+        }
+        for kind, precision in (EXACT[:1] if small else EXACT)
+        for network in [models.network(kind, precision, small)]
+    }
+
+
+@part
 def cost_curve(small: bool, seconds: float) -> Any:
-    """Milliseconds of a pass by its rows, and by the tokens of one prompt; the least of five."""
+    """Milliseconds of a pass by its rows, and by the tokens of one prompt, the least of five; and
+    how many times as long as one row they take, by MLX's kernels on this chip and on Macs."""
     return {
         f"{kind} {precision}": _tried(_curve, models.network(kind, precision, small))
         for kind, precision in (("dense", "float16"), ("dense", "affine4"), ("experts", "mxfp4"))
@@ -96,9 +116,15 @@ def cost_curve(small: bool, seconds: float) -> Any:
 
 
 def _curve(network: Any) -> dict[str, dict[str, float]]:
-    return {
+    measured = {
         shape: {str(n): _milliseconds(network, n, shape) for n in ROWS}
         for shape in ("rows", "tokens")
+    }
+    chips = {"here": this_chip(), "m2": Chip(14), "m4": Chip(16)}
+    products = products_of(network)
+    return measured | {
+        name: {str(n): round(time_of(products, n, c) / time_of(products, 1, c), 2) for n in ROWS}
+        for name, c in chips.items()
     }
 
 

@@ -2,15 +2,18 @@
 
 import random
 import time
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
+import msgspec
 from mlx_lm.generate import BatchGenerator
 
 from gpu_parts.models import prompt
 from mlx_server.engine.messages import Generate
 from mlx_server.requests import SamplingParams
 from mlx_server.worker.batch import Batch
+from mlx_server.worker.prompt_store import PromptStore
 
 GREEDY = SamplingParams(temperature=0)
 SAMPLED = SamplingParams(temperature=0.8, top_p=0.9, seed=7)
@@ -36,6 +39,44 @@ def answers(network: Any, prompts: list[list[int]], tokens: int) -> list[list[in
         for token in batch.step().tokens:
             found[token.row].append(token.id)
     return found
+
+
+def bits(network: Any, prompts: list[list[int]], deterministic: bool) -> dict[str, int]:
+    """How many of the rows have other tokens, or other bits of a log probability, than alone: in
+    company of rows that are not deterministic, with a preemption, and from a warm cache."""
+    each = [
+        _row(number, ids, 12, replace(SAMPLED, logprobs=2)) for number, ids in enumerate(prompts)
+    ]
+    for row in each:
+        row.deterministic = deterministic
+    alone = [answer for row in each for answer in _streams(network, [row], PromptStore(0))]
+    others = [_row(100 + n, prompt(30 + 40 * n, n), 6) for n in range(5)]
+    store = PromptStore(1 << 30)
+    company = _streams(network, [*each, *others], store, preempted=0)[: len(each)]
+    warm = _streams(network, each, store)
+    found = {"in_company": company, "warm": warm}
+    return {
+        name: sum(a != b for a, b in zip(alone, rows, strict=True)) for name, rows in found.items()
+    }
+
+
+def _streams(
+    network: Any, rows: list[Generate], store: PromptStore, preempted: int | None = None
+) -> list[list[tuple[int, bytes]]]:
+    """The tokens of each row, with their log probabilities."""
+    batch = Batch(network, concurrency=64, prompts=store)
+    found: dict[int, list[tuple[int, bytes]]] = {row.row: [] for row in rows}
+    for row in rows:
+        batch.add(row)
+    while batch:
+        for token in batch.step().tokens:
+            found[token.row].append((token.id, msgspec.msgpack.encode(token.logprobs)))
+        if preempted is not None and len(found[preempted]) == 3:
+            batch.preempt(preempted)
+            batch.step()
+            batch.resume(preempted)
+            preempted = None
+    return [*found.values()]
 
 
 def tokens_per_second(network: Any, prompts: list[list[int]], tokens: int) -> dict[str, float]:

@@ -109,7 +109,7 @@ def test_a_python_that_can_not_be_used_is_named_with_what_to_do(clone: Path) -> 
 @pytest.mark.slow
 def test_a_gpu_is_checked_part_by_part() -> None:
     """Here on a CPU, which lacks one combination: its error is part of the report."""
-    parts = ("machine", "batch_against_alone", "first_token", "soak")
+    parts = ("machine", "batch_against_alone", "deterministic", "first_token", "soak")
     command = [sys.executable, "-m", "gpu_parts", "--small", "--seconds", "1"]
     command += [word for part in parts for word in ("--part", part)]
     path = os.pathsep.join((str(ROOT), str(ROOT / "scripts")))
@@ -120,4 +120,8 @@ def test_a_gpu_is_checked_part_by_part() -> None:
     assert companies["dense float32"]["2"]["different_answers"] == 0
     assert companies["dense affine4"]["2"]["logit"] < 1e-3
     assert "float32" in companies["experts float16"]["error"]
+    assert report["deterministic"]["result"]["experts float32"]["deterministic"] == {
+        "in_company": 0,
+        "warm": 0,
+    }
     assert report["soak"]["result"]["rows"] > 0

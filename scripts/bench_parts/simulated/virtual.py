@@ -102,12 +102,15 @@ class Simulation:
         tokens: int,
         client: str = "",
         adapter: str | None = None,
+        *,
+        deterministic: bool = False,
     ) -> Answer:
         """Adds a request. prompt: its tokens, or their number."""
         number = len(self.answers)
         begun = [number % 200 + 1, number // 200]  # no two of these prompts begin alike
         ids = [*begun, *[7] * (prompt - 2)] if isinstance(prompt, int) else list(prompt)
         asked = Generate(number, "m", ids, tokens, [], GREEDY, client=client, adapter=adapter)
+        asked.deterministic = deterministic
         self.batch.add(asked)
         self.answers.append(Answer(self.now, client))
         return self.answers[-1]

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from bench_parts.simulated.bounds import least_crowd, tile_gap, waited
 from bench_parts.simulated.roofline import PAIRS
-from bench_parts.simulated.virtual import Answer, CrowdTimes, Simulation, together_by_mlx_lm
+from bench_parts.simulated.schedules import short_prompts
+from bench_parts.simulated.virtual import Answer, Simulation, together_by_mlx_lm
 
 from mlx_server.worker.prefill_groups import SHARED
 from tests.worker.batch_runs import (
@@ -60,17 +61,8 @@ def test_a_long_prompt_does_not_part_the_short_ones_around_it_and_is_next() -> N
 
 @pytest.mark.parametrize("named", PAIRS)
 def test_sixteen_short_prompts_next_to_a_stream(named: str) -> None:
-    simulation = Simulation(named, concurrency=32)
-    stream = simulation.ask(300, 100_000, "stream")
-    while len(stream.times) < 60:
-        simulation.step()
-    asked = simulation.now
-    answers = [simulation.ask(200, 32, "crowd") for _ in range(16)]
-    while not all(answer.ended for answer in answers):
-        simulation.step()
-    first_token = sum(answer.first_token for answer in answers) / 16
-    gap = max(stream.between(asked, simulation.now))
-    ours = CrowdTimes(first_token, simulation.now - asked)
+    ours = short_prompts(named)
+    gap = ours.longest_gap
     at_once = together_by_mlx_lm(named, 32, prompt=200, count=16)
     if ours.first_token > 0.75 * at_once.first_token or ours.done > 1.25 * at_once.done:
         assert waited(ours) <= OF_LEAST * waited(least_crowd(named, 32, 200, 16, gap, streams=1))
