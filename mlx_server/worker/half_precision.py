@@ -25,8 +25,6 @@ from mlx_server.worker.kv_caches import make_caches
 from mlx_server.worker.mlx_lm_internals import read_config
 from mlx_server.worker.weights import arrays
 
-HALF_PRECISIONS = {"bfloat16": mx.bfloat16, "float16": mx.float16}
-
 OVERFLOWING = frozenset(
     ["gemma2", "gemma3", "gemma3_text", "gemma3n", "gemma4", "gemma4_text", "glm4", "plamo2"]
 )

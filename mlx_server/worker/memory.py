@@ -27,7 +27,6 @@ from mlx_server.models.architectures import is_encoder, texts
 from mlx_server.system.files import read_regular
 from mlx_server.worker.device import has_gpu
 from mlx_server.worker.encoders import encoder_classes
-from mlx_server.worker.half_precision import HALF_PRECISIONS
 from mlx_server.worker.kv_caches import make_caches, set_kv_bits
 from mlx_server.worker.mlx_lm_internals import (
     ArraysCache,
@@ -35,7 +34,7 @@ from mlx_server.worker.mlx_lm_internals import (
     QuantizedKVCache,
     make_prompt_cache,
 )
-from mlx_server.worker.weights import arrays, model_classes
+from mlx_server.worker.weights import HALF_PRECISIONS, arrays, model_classes
 
 log = logging.getLogger("mlx_server.engine")
 

@@ -26,6 +26,8 @@ log = logging.getLogger("mlx_server.engine")
 MODULES = "modules.json"
 """The file that shows a checkpoint of sentence-transformers."""
 
+HALF_PRECISIONS = {"bfloat16": mx.bfloat16, "float16": mx.float16}
+
 REPLAY = "replay"
 """The model type of checkpoints without weights."""
 
