@@ -146,6 +146,13 @@ class EngineDied(Unavailable):
     code = "engine_died"
 
 
+class ModelSuspended(Unavailable):
+    """Engines have ended again and again while they loaded the model or began its answers."""
+
+    code = "model_suspended"
+    headers: ClassVar[dict[str, str]] = {"Retry-After": "60"}
+
+
 class ModelReplaced(Unavailable):
     """The model's files changed after the request arrived."""
 
@@ -218,6 +225,13 @@ class GenerationFailed(ServerError):
     """The engine could not continue this one answer."""
 
     code = "generation_failed"
+
+
+class RequestEndsEngine(ServerError):
+    """Each engine that began the request has ended."""
+
+    code = "request_ends_engine"
+    headers: ClassVar[dict[str, str]] = NO_RETRY
 
 
 class ModelUnusable(ServerError):

@@ -271,6 +271,7 @@ REASONING_DELIMITERS           = _limit(64,            "items",      "model",   
 REASONING_DELIMITER_TOKENS     = _limit(256,           "tokens",     "model",      "a delimiter that ends reasoning", "the request fails")
 CACHED_PROMPTS                 = _limit(512,           "items",      "model",      "prompts in the prompt cache of a model and adapter", "the least recently used is dropped")
 PROMPT_SNAPSHOTS               = _limit(16,            "items",      "request",    "snapshots of a cached prompt's recurrent states and sliding windows", "the one whose neighbours are the nearest is dropped")
+FATAL_REQUESTS                 = _limit(64,            "items",      "model",      "requests that are refused because they have ended engines", "the oldest is tried again")
 PROMPTS_AHEAD                  = _limit(16,            "items",      "server",     "next prompts of conversations to be computed ahead", "the oldest is dropped")
 AHEAD_TOKENS                   = _limit(4096,         "tokens",     "conversation", "a conversation's next prompt computed ahead, or `compute_ahead`", "the rest is computed when it is sent")
 PROMPT_FILE_BYTES              = _limit(20_000_000_000, "bytes",      "server",     "the prompt cache's files, as the disk counts them", "the least recently used are removed", "server.prompt_cache.disk")

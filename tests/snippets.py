@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import typer
 import yaml
@@ -174,6 +175,26 @@ def chats(snippet: Snippet) -> None:
     chat = f"{shlex.quote(sys.executable)} -m mlx_server chat --url {snippet.server.url} "
     code = snippet.block.code.replace("mlx-server chat ", chat)
     assert output(["sh", "-c", code], snippet.folder) == snippet.shown
+
+
+def outlives(snippet: Snippet) -> None:
+    """The engine is killed when the stream has begun, and the stream ends as it would have."""
+    code = snippet.code.replace("curl ", "curl -sS --noproxy '*' ")
+    with subprocess.Popen(["sh", "-c", code], stdout=subprocess.PIPE, text=True) as stream:
+        assert stream.stdout
+        first = stream.stdout.readline()
+        snippet.server.engine.kill()
+        rest = stream.stdout.read()
+    assert first.startswith("data: {")
+    assert rest.rstrip().endswith("data: [DONE]")
+    assert '"error"' not in rest
+
+
+def kills_engine(snippet: Snippet) -> None:
+    """The pattern is found in the command line of the engine, and not in the server's."""
+    pattern = shlex.split(snippet.block.code)[-1]
+    processes = snippet.server.engine, psutil.Process(snippet.server.process.pid)
+    assert [pattern in " ".join(each.cmdline()) for each in processes] == [True, False]
 
 
 def shows_metrics(snippet: Snippet) -> None:

@@ -36,7 +36,9 @@ from tests.snippets import (
     generates,
     hostfile,
     is_shown,
+    kills_engine,
     names_paris,
+    outlives,
     output,
     python,
     python_printing,
@@ -78,6 +80,7 @@ HOW: dict[str, dict[str, Ways]] = {
         ),
         "Web search": (chats, is_shown, python_printing("It starts faster."), settings),
         "Structured output": (structured,),
+        "Answers outlive the engine": (outlives, kills_engine),
         "In your app's tests": (app_tests, runs_app_tests),
     },
     "mlx_server/api/README.md": {

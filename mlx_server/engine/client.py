@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import secrets
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 from contextlib import asynccontextmanager
@@ -218,6 +219,8 @@ class EngineClient:
         self._frames = 0
         self._serves = False
         self._liveness = Liveness()
+        self.has_answered = False
+        """Whether any row has had a token."""
         self.doing = EngineActivity()
         self._watching: asyncio.Task[None] | None = None
         self._death: ServerError | None = None
@@ -372,6 +375,8 @@ class EngineClient:
         self._send(row)
 
     def _number(self, row: Generate | Embed, answers: RowStream) -> None:
+        if isinstance(row, Generate) and row.own_seed is None:
+            row.own_seed = secrets.randbits(64)  # so that another engine can go on with the row
         row.row = self._next_row
         self._next_row += 1
         self.row_streams[row.row] = answers
@@ -473,6 +478,7 @@ class EngineClient:
                 if is_stuck_in_step(report, self._is_runnable):
                     self._abandon("is stuck in a step")
             case messages.StepOutput(tokens=tokens):
+                self.has_answered = self.has_answered or bool(tokens)
                 for token in tokens:
                     self._deliver(token.row, token, last=token.finish is not None)
                 self.on_step(report)

@@ -203,11 +203,21 @@ class Generate(msgspec.Struct, tag=True):
     """The pictures of the prompt, in order; the prompt has their `media_ids`."""
     prediction: list[int] = []
     """What the client expects the answer to be like: drafts are taken from it."""
+    own_seed: int | None = None
+    """The seed of its noise if the request has none; None: any."""
+    generated: list[int] = []
+    """The answer's tokens so far, if another engine generated them: the row goes on after them as
+    if it had."""
+
+    @property
+    def tokens(self) -> list[int]:
+        """The tokens that precede the next one."""
+        return [*self.prompt, *self.generated] if self.generated else self.prompt
 
     @property
     def length(self) -> int:
         """The number of tokens that have to be computed for the row before it generates any."""
-        return len(self.prompt)
+        return len(self.prompt) + len(self.generated)
 
     def end_within(self, tokens: int) -> None:
         """Lowers the token limit to `tokens`, taking from the overflow tokens first."""
@@ -533,6 +543,8 @@ class DiskCacheUse(msgspec.Struct, tag=True):
 class RowFailed(msgspec.Struct, tag=True):
     row: int
     message: str
+    lost: bool = False
+    """Whether it did not fail by itself, but with all work of the device, and may be sent again."""
 
 
 class RowLeftGrammar(msgspec.Struct, tag=True):

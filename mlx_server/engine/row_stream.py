@@ -16,7 +16,7 @@ from mlx_server.engine.messages import (
     RowTurnedAway,
     Token,
 )
-from mlx_server.errors import GenerationFailed, InvalidGrammar, Overloaded, ServerError
+from mlx_server.errors import EngineDied, GenerationFailed, InvalidGrammar, Overloaded, ServerError
 
 Item = Admitted | Prefilled | PrefillProgress | PromptLogprobs | RowLeftGrammar | Token | Embedded
 
@@ -65,6 +65,8 @@ def error_of(report: RowFailed | RowRefused | RowTurnedAway) -> ServerError:
     match report:
         case RowRefused(message=message):
             return InvalidGrammar(f"The answer can't be constrained: {message}")
+        case RowFailed(message=message, lost=True):
+            return EngineDied(f"The answer was lost: {message}")
         case RowTurnedAway(message=message):
             return Overloaded(f"The answer can't be constrained now: {message}")
     return GenerationFailed(f"The answer could not be generated: {report.message}")

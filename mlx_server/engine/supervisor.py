@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 
 from mlx_server.engine.client import EngineClient
 from mlx_server.engine.liveness import EngineActivity
@@ -15,7 +16,10 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.25, 8.0
 """Seconds before a restart; the pause doubles while engines are lost soon after their start."""
 
 LIVED_SECONDS = 60.0
-"""An engine that ran longer than this resets the pause."""
+"""An engine that ran longer than this, or that has answered, resets the pause."""
+
+REPLACED_SECONDS = 180.0
+"""How long requests wait for an engine that replaces a lost one."""
 
 
 class Supervisor:
@@ -32,6 +36,8 @@ class Supervisor:
         self._on_started = on_started
         self._client: EngineClient | None = None
         self._keeping: asyncio.Task[None] | None = None
+        self._started = asyncio.Event()
+        """Set, and made anew, when an engine has started or none will."""
         self.restarts = 0
         self.ready: Ready | None = None
         """The facts that the engine reported at its latest start; None before."""
@@ -56,6 +62,19 @@ class Supervisor:
             raise EngineDied("The engine is restarting. Try again in a moment.")
         return self._client
 
+    async def running(self) -> EngineClient:
+        """Returns the client of the running engine; if that was lost, waits for the next one.
+        Raises EngineDied if none comes."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(REPLACED_SECONDS):
+                while self._keeping and not self.alive:
+                    await self._started.wait()
+        return self.client
+
+    def _tell_waiting(self) -> None:
+        self._started.set()
+        self._started = asyncio.Event()
+
     async def start(self) -> Ready:
         self._client = self._spawn()
         self.ready = ready = await self._client.start()
@@ -70,9 +89,11 @@ class Supervisor:
         self._keeping = asyncio.create_task(self._keep_running())
 
     async def stop(self, error: ServerError | None = None) -> None:
-        if self._keeping:
-            self._keeping.cancel()
-            await asyncio.wait({self._keeping})
+        if keeping := self._keeping:
+            self._keeping = None
+            self._tell_waiting()
+            keeping.cancel()
+            await asyncio.wait({keeping})
         if self._client:
             await self._client.stop(error)
 
@@ -89,7 +110,8 @@ class Supervisor:
             await self._client.lost.wait()
             self._on_lost()
             await self._client.stop()
-            pause = FIRST_PAUSE if clock() - began > LIVED_SECONDS else pause
+            has_lived = self._client.has_answered or clock() - began > LIVED_SECONDS
+            pause = FIRST_PAUSE if has_lived else pause
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
             await self._restart()
@@ -105,3 +127,4 @@ class Supervisor:
             return
         log.info("the engine was restarted as process %s", self._client.pid)
         self._on_started()
+        self._tell_waiting()

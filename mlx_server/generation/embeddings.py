@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 
@@ -14,6 +15,7 @@ from mlx_server.pool.lease import MemoryDemand
 from mlx_server.pool.models import LoadedModel
 from mlx_server.pool.pool import Pool
 from mlx_server.pool.prepare import PreparedModel
+from mlx_server.pool.readmission import Attempts, fingerprint
 from mlx_server.request_threads import check_wanted, in_thread
 
 GROUP_ROWS, GROUP_TOKENS = 32, 2048
@@ -70,19 +72,29 @@ async def compute(
     """
     groups: list[list[int]] = await in_thread(list, grouped(texts))
     found: dict[int, bytes] = {}
-    async with pool.lease(prepared, _demand(prepared, command, texts, groups)) as lease:
-        await in_thread(_check_ids, lease.model, texts)
-        for sent in _sent_together(groups, texts):
-            rows = [_row(command, texts, second_from, group) for group in sent]
-            async with lease.engine.embed(rows) as feed:
-                lease.began(rows)
-                places = dict(zip((row.row for row in rows), sent, strict=True))
-                while places:
-                    for item in await feed.take():
-                        assert isinstance(item, Embedded)
-                        found.update(zip(places.pop(item.row), item.vectors, strict=True))
-                        lease.left([item.row])
+    demand = _demand(prepared, command, texts, groups)
+    attempts = Attempts(prepared.id, partial(_fingerprint, command, texts))
+    while not attempts.is_done:
+        async with pool.visit(attempts, prepared, demand) as lease:
+            await in_thread(_check_ids, lease.model, texts)
+            attempts.was_sent = True
+            groups = [group for group in groups if group[0] not in found]
+            for sent in _sent_together(groups, texts):
+                rows = [_row(command, texts, second_from, group) for group in sent]
+                async with lease.engine.embed(rows) as feed:
+                    lease.began(rows)
+                    places = dict(zip((row.row for row in rows), sent, strict=True))
+                    while places:
+                        for item in await feed.take():
+                            assert isinstance(item, Embedded)
+                            pool.answered(attempts)
+                            found.update(zip(places.pop(item.row), item.vectors, strict=True))
+                            lease.left([item.row])
     return tuple(found[place] for place in range(len(texts)))
+
+
+def _fingerprint(command: Embed, texts: Sequence[Sequence[int]]) -> str:
+    return fingerprint([msgspec.structs.replace(command, inputs=[list(each) for each in texts])])
 
 
 def _sent_together(

@@ -8,9 +8,20 @@ from functools import cache, partial
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 
+from msgspec import structs
+
 from mlx_server import __version__
 from mlx_server.engine.client import EngineClient
-from mlx_server.engine.messages import Admitted, ComputeAhead, Generate, PromptLogprobs
+from mlx_server.engine.messages import (
+    Admitted,
+    ComputeAhead,
+    Generate,
+    Logprobs,
+    Prefilled,
+    PrefillProgress,
+    PromptLogprobs,
+    Token,
+)
 from mlx_server.engine.row_stream import Item, RowStream
 from mlx_server.errors import (
     BadRequest,
@@ -39,6 +50,7 @@ from mlx_server.pool.lease import Lease
 from mlx_server.pool.models import LoadedModel
 from mlx_server.pool.pool import Pool
 from mlx_server.pool.prepare import PreparedModel
+from mlx_server.pool.readmission import Attempts, fingerprint
 from mlx_server.prompts.branches import next_beginning
 from mlx_server.request_threads import in_thread
 from mlx_server.requests import GenerateRequest
@@ -106,40 +118,67 @@ async def generate_here(request: GenerateRequest, pool: Pool) -> AsyncGenerator[
         most = pool.most_tokens(prepared, planned.demand.rows, adapter)
         planned = shortened(planned, prepared, request, most)
         demand = replace(planned.demand, client=request.client)
-        async with pool.lease(prepared, demand, adapter) as lease, AsyncExitStack() as on:
-            _check_ids(lease.model, request)
-            engine = lease.engine
-            planned, feed, items = await _admit(engine, lease, on, planned, request)
-            answers = {
-                row.row: RetryingAnswer(prepared, index, row, request, unchecked=planned.unchecked)
-                for index, row in enumerate(planned.rows)
-            }
-            started = _started(prepared, planned, adapter, partial(_unfinished, answers.values()))
-            yield replace(started, normalized=left_out, rows=lease.progress)
-            for answer in answers.values():
-                for event in answer.begin():
-                    yield event
-            first, answered = planned.rows[0], Answer()
-            while True:
-                for item in items:
-                    await turn()  # there may be as many as came while the client read nothing
-                    answer = answers[item.row]
-                    for event in (reported := await answer.feed(item)):
-                        answered.add(event)
-                        yield event
-                        if len(reported) > FEW_EVENTS:
-                            await turn()
-                    if answer.finished:
-                        engine.cancel([item.row])
-                        lease.left([item.row])
-                    elif more := answer.next_row():
-                        engine.add(more, feed)
-                        lease.began([more])
-                        answers[more.row] = answer
-                if all(answer.finished for answer in answers.values()):
-                    break
-                items = await feed.take()
-        compute_ahead(pool, prepared, request, first, answered)
+        attempts = Attempts(prepared.id, partial(fingerprint, planned.rows))
+        answers: list[RetryingAnswer] = []
+        items: list[Item] = []
+        answered = Answer()
+        while not attempts.is_done:
+            visit = pool.visit(attempts, prepared, demand, adapter)
+            async with visit as lease, AsyncExitStack() as on:
+                _check_ids(lease.model, request)
+                engine = lease.engine
+                attempts.was_sent = True
+                if answers:  # the engine that had them was lost
+                    feed, items = await _sent(engine, lease, on, [a.resumed for a in answers]), []
+                else:
+                    planned, feed, items = await _admit(engine, lease, on, planned, request)
+                    answers = _answers(prepared, planned, request)
+                    started = _started(prepared, planned, adapter, partial(_unfinished, answers))
+                    yield replace(started, normalized=left_out, rows=lease.progress)
+                    for answer in answers:
+                        for event in answer.begin():
+                            yield event
+                by_row = {answer.row.row: answer for answer in answers}
+                while True:
+                    for item in items:
+                        await turn()  # there may be as many as came while the client read nothing
+                        answer = by_row[item.row]
+                        if isinstance(item, Token | PromptLogprobs):
+                            pool.answered(attempts)
+                        for event in (reported := await answer.feed(item)):
+                            answered.add(event)
+                            yield event
+                            if len(reported) > FEW_EVENTS:
+                                await turn()
+                        if answer.finished:
+                            engine.cancel([item.row])
+                            lease.left([item.row])
+                        elif more := answer.next_row():
+                            engine.add(more, feed)
+                            lease.began([more])
+                            by_row[more.row] = answer
+                    answers = [answer for answer in answers if not answer.finished]
+                    if not answers:
+                        break
+                    items = await feed.take()
+        compute_ahead(pool, prepared, request, planned.rows[0], answered)
+
+
+def _answers(
+    prepared: PreparedModel, planned: RequestPlan, request: GenerateRequest
+) -> list["RetryingAnswer"]:
+    return [
+        RetryingAnswer(prepared, index, row, request, unchecked=planned.unchecked)
+        for index, row in enumerate(planned.rows)
+    ]
+
+
+async def _sent(
+    engine: EngineClient, lease: Lease, on: AsyncExitStack, rows: Sequence[Generate]
+) -> RowStream:
+    feed = await on.enter_async_context(engine.generate(rows))
+    lease.began(rows)
+    return feed
 
 
 async def _planned(
@@ -164,8 +203,7 @@ async def _admit(
     Returns the plan of the admitted rows, their stream, and the items that it has given so far.
     """
     while True:
-        feed = await on.enter_async_context(engine.generate(planned.rows))
-        lease.began(planned.rows)
+        feed = await _sent(engine, lease, on, planned.rows)
         try:
             return planned, feed, await _until_admitted(feed, len(planned.rows))
         except InvalidGrammar as error:
@@ -259,6 +297,12 @@ class RetryingAnswer:
         self.review = Review(index, request, prepared.family, policy, self, unchecked=unchecked)
         self._prepared, self._index, self._request = prepared, index, request
         self._first_row = row
+        self.row = row
+        """The row that generates the answer now."""
+        self._generated: list[int] = []
+        """What it has generated."""
+        self._scored = self._scored_again = 0
+        """The log probabilities of its prompt, of which the first ones have come once more."""
         self.attempt = RowOutput(prepared, index, row, request)
         self._next: Generate | None = None
 
@@ -272,9 +316,28 @@ class RetryingAnswer:
     def next_row(self) -> Generate | None:
         """Takes the row that is to continue this answer or generate it again, if there is one."""
         row, self._next = self._next, None
+        if row:
+            self.row, self._generated = row, []
         return row
 
+    @property
+    def resumed(self) -> Generate:
+        """The row, for another engine than the one that was lost with it."""
+        scores = self.row.prompt_logprobs and not self._generated
+        self.row = structs.replace(
+            self.row, generated=list(self._generated), prompt_logprobs=scores
+        )
+        self._scored_again = 0
+        return self.row
+
     async def feed(self, item: Item) -> list[Event]:
+        match item:
+            case Token(id=id):
+                self._generated.append(id)
+            case PromptLogprobs(logprobs=logprobs):
+                item = self._unscored(item, logprobs)
+            case Prefilled() | PrefillProgress() if self._generated:
+                return []  # of tokens that the client has
         events: Iterable[Event] = self.attempt.feed(item)
         if isinstance(item, PromptLogprobs):  # those of a long prompt take seconds
             events = await in_thread(list, events)
@@ -285,6 +348,12 @@ class RetryingAnswer:
             await in_thread(constrain_continuation, self._prepared, self._request, prompt, row)
             self._next = row
         return reported
+
+    def _unscored(self, item: PromptLogprobs, logprobs: list[Logprobs]) -> PromptLogprobs:
+        known = min(self._scored - self._scored_again, len(logprobs))
+        self._scored_again += len(logprobs)
+        self._scored = max(self._scored, self._scored_again)
+        return structs.replace(item, logprobs=logprobs[known:])
 
     async def begin_again(self, conversation: Conversation) -> bool:
         prepared, request = self._prepared, self._request

@@ -93,6 +93,8 @@ GAUGES = {
     "buffer_bytes": "Memory that MLX keeps for reuse.",
     "peak_bytes": "Peak memory held by MLX.",
     "disk_cache_bytes": "Size of the prompt cache's files on disk.",
+    "engine_restarts": "Engine processes that were lost and replaced.",
+    "resumed_requests": "Requests that went on in the engine that replaced a lost one.",
     "disk_cache_written_today_bytes": "Bytes written to these files today, by all servers.",
 }
 
@@ -290,6 +292,7 @@ class EngineMetrics:
         """Sets the gauges that no report sets."""
         if not self._pool.row_slots.taken:  # no step follows that would reset the gauges
             self._set(batch_size=0, queue=0)
+        self._set(engine_restarts=self._pool.restarts, resumed_requests=self._pool.resumed)
         if writes := self._pool.disk_writes:
             self._set(disk_cache_written_today_bytes=writes.today)
         for model in self._pool.models.loaded:

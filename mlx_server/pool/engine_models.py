@@ -14,7 +14,13 @@ from typing import Any
 
 from mlx_server import limits
 from mlx_server.engine.client import NO_DISK, EngineClient, PromptDisk
-from mlx_server.engine.messages import ComputeAhead, ComputedAhead, DiskCacheUse, StepOutput
+from mlx_server.engine.messages import (
+    ComputeAhead,
+    ComputedAhead,
+    DeviceFailed,
+    DiskCacheUse,
+    StepOutput,
+)
 from mlx_server.engine.supervisor import Supervisor
 from mlx_server.engine.worker_arguments import RankGroup
 from mlx_server.errors import EngineDied, Overloaded, ServerError, ShuttingDown
@@ -28,6 +34,7 @@ from mlx_server.pool.models import (
 )
 from mlx_server.pool.policy import ModelFacts, Policy
 from mlx_server.pool.prepare import PreparedModel
+from mlx_server.pool.readmission import Readmission
 from mlx_server.pool.scheduler import BackgroundWork, MemoryScheduler, cancelled, now
 from mlx_server.request_threads import in_thread
 
@@ -131,6 +138,7 @@ class EngineModels:
             memory_changed,
             self._claim,
         )
+        self.readmission = Readmission(self._running)
         self.next_prompts = NextPrompts(lambda: self.engine)
         self.supervisor = Supervisor(self._spawn, self.scheduler.engine_lost, self._restarted)
 
@@ -141,6 +149,14 @@ class EngineModels:
     @property
     def policy(self) -> Policy:
         return self.scheduler.policy
+
+    async def _running(self) -> EngineClient:
+        """The engine, or the next one if that was lost. The other machines of a group may be gone
+        for good."""
+        if self.group is None:
+            await self.supervisor.running()
+        self.scheduler.check_open()
+        return self.engine
 
     def views(self) -> Iterator[ModelView]:
         """The models as clients see them."""
@@ -252,8 +268,12 @@ class EngineModels:
         client.on_ahead = lambda computed: self._events.ahead(computed)
         client.on_step = self._stepped
         client.on_prefill = self.scheduler.leases.prefilled
-        client.on_device_failed = self.scheduler.device_failed
+        client.on_device_failed = self._device_failed
         return client
+
+    def _device_failed(self, failure: DeviceFailed) -> None:
+        self.readmission.lose()
+        self.scheduler.device_failed(failure)
 
     def _stepped(self, step: StepOutput) -> None:
         self.scheduler.stepped(step)

@@ -50,6 +50,7 @@ from mlx_server.pool.prepare import (
     PreparedModel,
     capabilities_of,
 )
+from mlx_server.pool.readmission import Attempts
 from mlx_server.pool.scheduler import now
 from mlx_server.requests import GenerateRequest
 from mlx_server.system.daily_bytes import DailyBytes
@@ -199,6 +200,16 @@ class Pool:
     def healthy(self) -> bool:
         return all(each.supervisor.alive for each in self.engines) or not self.needs_engine
 
+    @property
+    def restarts(self) -> int:
+        """The number of engine processes that were lost and replaced."""
+        return sum(each.supervisor.restarts for each in self.engines)
+
+    @property
+    def resumed(self) -> int:
+        """The number of requests that went on in another engine process."""
+        return sum(each.readmission.resumed for each in self.engines)
+
     def kill(self) -> None:
         """Kills all engine processes, without waiting for their rows."""
         for each in self.engines:
@@ -325,6 +336,22 @@ class Pool:
         """Keeps the model and the adapter loaded, with memory for the rows, until the block is
         left. It waits for the memory, and loads what is not loaded."""
         return self.engine_of(prepared.id).scheduler.lease(prepared, demand, adapter)
+
+    def visit(
+        self,
+        attempts: Attempts,
+        prepared: PreparedModel,
+        demand: MemoryDemand,
+        adapter: LeasedAdapter | None = None,
+    ) -> AbstractAsyncContextManager[Lease]:
+        """Gives the request a lease that may be followed by another one, in another engine: see
+        `Readmission.visit`."""
+        lease = partial(self.lease, prepared, demand, adapter)
+        return self.engine_of(prepared.id).readmission.visit(attempts, lease)
+
+    def answered(self, attempts: Attempts) -> None:
+        """Notes that a row of the request has had a token."""
+        self.engine_of(attempts.model).readmission.answered(attempts)
 
     async def load(self, name: str, client: str = "") -> None:
         """Loads the model by taking a lease and releasing it. An upstream model is never loaded."""

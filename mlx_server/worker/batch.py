@@ -297,12 +297,21 @@ class Batch:
         gate, may_draft = self.decoder.gate, row.may_draft and not self.why_alone
         if gate and self._new_drafter and may_draft and (self.plays or gate.is_known):
             row.drafter = self._new_drafter(row, gate)
-        known = len(request.prompt) - 1
-        if cache is None:
-            known = self._cache.known(row, request.prompt[:-1])
-        waiting = WaitingPrompt(row, request.prompt, cache, known)
+        self._follow(row)
+        tokens = request.tokens
+        known = len(tokens) - 1 if cache is not None else self._cache.known(row, tokens[:-1])
+        waiting = WaitingPrompt(row, tokens, cache, known)
         self._preempted.add(waiting)
         self._turns.add(waiting)
+
+    def _follow(self, row: Row) -> None:
+        """Takes what constrains and ends the row to where another engine left it. Its last token is
+        the input of the next step, in which the constraint advances by it."""
+        for at, token in enumerate(row.request.generated):
+            if row.constraint:
+                row.constraint.follow(row.request.generated[at - 1] if at else None)
+            if row.loops and row.loops.add(token):
+                self._ended(row, row.loops, Token(row.number, token))
 
     def preempt(self, number: int) -> None:
         """Frees a row's cache, or moves it to the prompt cache if there is room; the row waits for

@@ -302,7 +302,7 @@ class Engine:
         message = f"{MESSAGES[kind]}; send the request again"
         log.error("%s: %s", MESSAGES[kind], message_of(error))
         failure = messages.DeviceFailed(kind, message, self.broken)
-        return [failure, *(messages.RowFailed(row, message) for row in sorted(lost))]
+        return [failure, *(messages.RowFailed(row, message, lost=True) for row in sorted(lost))]
 
     def _step_output(self, model: str, tokens: list[Token]) -> messages.StepOutput:
         waiting = len(self._admission) + sum(batch.waiting for batch in self._batches.values())

@@ -233,7 +233,7 @@ class PrefillGroups:
             greedy_sampler,
             [()] * len(rows),
             [_stop_sequences(tuple(waiting.row.request.stop_tokens)) for waiting in rows],
-            [waiting.row.request.max_tokens for waiting in rows],
+            [waiting.row.tokens_left for waiting in rows],
         )
 
 

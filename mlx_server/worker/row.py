@@ -60,7 +60,7 @@ class Row:
         """A draw that waits for its mask; meanwhile the row sits steps out."""
         self.undecided: Token | None = None
         """The latest token, if only the mask shows whether the row ends with it, as in a loop."""
-        self.sampled = 0
+        self.sampled = len(request.generated)
         self.fault: Fault = lambda: None
         """The fault of the latest draw, which may not be computed yet."""
         self.error: str | None = None
@@ -76,15 +76,17 @@ class Row:
         """The number of tokens of the answer that the drafter knows."""
         self.drafts: tuple[int, int] | None = None
         """How many drafted tokens the latest pass computed, and how many of them held."""
-        seed = request.sampling.seed
+        seed = request.own_seed if request.sampling.seed is None else request.sampling.seed
         self._seed = os.urandom(8) if seed is None else (seed & (2**64 - 1)).to_bytes(8, "little")
         if self.penalised:
             seen = np.zeros((1, vocabulary), np.bool_)
-            seen[0, [id for id in request.prompt if id < vocabulary]] = True
+            seen[0, [id for id in request.tokens if id < vocabulary]] = True
             self.seen = mx.array(seen), 0
             """Which tokens are in the prompt or the answer: the place of a row among those of a
             batch."""
-            self.counts = mx.zeros((1, vocabulary)), 0
+            counts = np.zeros((1, vocabulary), np.float32)
+            np.add.at(counts[0], request.generated[:-1], 1)  # the last one counts when it is fed
+            self.counts = mx.array(counts), 0
             """How often each token is in the answer, in such a place."""
 
     @property
@@ -115,6 +117,11 @@ class Row:
     def penalised(self) -> bool:
         s = self.sampling
         return (s.repetition_penalty, s.presence_penalty, s.frequency_penalty) != (1.0, 0.0, 0.0)
+
+    @property
+    def tokens_left(self) -> int:
+        """The tokens that the row may generate after those of another engine."""
+        return self.request.max_tokens - len(self.request.generated)
 
     def next_piece(self, computed: int) -> int:
         """Returns the tokens of a deterministic row's next pass after `computed` ones."""

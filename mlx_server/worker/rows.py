@@ -45,6 +45,8 @@ def check_row(command: Generate, batch: Batch) -> None:
         raise ValueError("the prompt is empty")
     if command.max_tokens < (0 if command.prompt_logprobs else 1):
         raise ValueError(f"the token limit is {command.max_tokens}, which is too low")
+    if command.generated and len(command.generated) >= command.max_tokens:
+        raise ValueError("all tokens that the limit allows have been generated")
     if command.forced_tokens is not None and not (command.forced_tokens and batch.plays):
         raise ValueError("forced tokens need a replay model and must not be empty")
     if not 0 <= command.adapter_scale <= LARGEST_SCALE:
@@ -52,8 +54,8 @@ def check_row(command: Generate, batch: Batch) -> None:
     if not 0 <= command.delay < math.inf:
         raise ValueError("the delay is out of range")
     # MLX does not check indices: an id past the end reads or overwrites other memory.
-    ids = [*text_ids(command, batch), *command.grammar_prefix, *command.sampling.logit_bias]
-    ids += command.prediction
+    ids = [*text_ids(command, batch), *command.generated, *command.grammar_prefix]
+    ids += [*command.sampling.logit_bias, *command.prediction]
     if command.thinking:
         _check_thinking(command.thinking)
         ids += command.thinking.end
@@ -219,7 +221,7 @@ class RowAdmission:
 
     def add(self, command: Generate) -> list[Report]:
         if not command.prompt_logprobs:
-            self._prompts.disk.begin(command.row, prompt_key_of(command), command.prompt[:-1])
+            self._prompts.disk.begin(command.row, prompt_key_of(command), command.tokens[:-1])
         self.waiting[command.row] = command
         return self.admit(command)
 
@@ -336,7 +338,7 @@ class Rows:
 
     def add(self, command: Generate) -> list[Report]:
         if not command.prompt_logprobs:
-            self._prompts.memory.hold(command.row, prompt_key_of(command), command.prompt[:-1])
+            self._prompts.memory.hold(command.row, prompt_key_of(command), command.tokens[:-1])
         return self._admission.add(command)
 
     def embed(self, command: Embed) -> list[Report]:

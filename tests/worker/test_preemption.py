@@ -9,9 +9,11 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
+from msgspec import structs
 
 from mlx_server.engine.messages import (
     Admitted,
+    Generate,
     LoadModel,
     PreemptRows,
     Prefilled,
@@ -189,16 +191,20 @@ def guided(path: Path, prompt_cache: int) -> Engine:
     return engine
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("prompt_cache", [0, 1 << 30], ids=["recomputed", "kept"])
-def test_grammars_scores_and_budgets_go_on_too(tiny_path: Path, prompt_cache: int) -> None:
+def every_kind() -> list[Generate]:
     thinking = Thinking(6, inside=True, opens=[b"<think>"], closes=[b"</think>"], end=[5, 6, 7])
-    asks = [
+    return [
         *(ask(row, grammar=each, tokens=40, stop_tokens=ENDS) for row, each in enumerate(GRAMMARS)),
         ask(3, thinking=thinking, tokens=30, stop_tokens=ENDS),
         ask(4, prompt_logprobs=True, tokens=20, sampling=SamplingParams(temperature=0, logprobs=2)),
         ask(5, tokens=20, sampling=SamplingParams(seed=5, presence_penalty=1.0)),
     ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("prompt_cache", [0, 1 << 30], ids=["recomputed", "kept"])
+def test_grammars_scores_and_budgets_go_on_too(tiny_path: Path, prompt_cache: int) -> None:
+    asks = every_kind()
     expected = run(guided(tiny_path, 0), *deepcopy(asks))
     engine = guided(tiny_path, prompt_cache)
     reports = [report for each in asks for report in engine.handle(each)]
@@ -216,6 +222,34 @@ def test_grammars_scores_and_budgets_go_on_too(tiny_path: Path, prompt_cache: in
     assert len(of(PromptLogprobs, reports)) == 1
     assert sorted(report.row for report in of(Admitted, reports)) == list(range(6))
     assert sorted(report.row for report in of(Prefilled, reports)) == list(range(6))
+
+
+def test_another_engine_goes_on_where_one_has_ended(tiny_path: Path) -> None:
+    """Whatever a row asked for, and after any of its tokens."""
+    drawn = SamplingParams(temperature=0.9, frequency_penalty=0.5, repetition_penalty=1.2)
+    asks = [
+        *every_kind(),
+        ask(6, tokens=24, sampling=replace(drawn, seed=1), deterministic=True),
+        ask(7, tokens=24, sampling=drawn, own_seed=2**63),
+        ask(8, tokens=60, loops=2, grammar=GRAMMARS[0], stop_tokens=ENDS, prompt=3 * PIECE),
+    ]
+    expected = run(guided(tiny_path, 0), *deepcopy(asks))
+    answers = [tokens_of(each.row, expected) for each in asks]
+    another = guided(tiny_path, 1 << 30)
+    for cut in (1, 2, 5, 9, 17, 29):
+        left = [each for each in asks if len(answers[each.row]) > cut]
+        assert left
+        reports = run(
+            another,
+            *(
+                structs.replace(each, generated=ids(answers[each.row])[:cut], prompt_logprobs=False)
+                for each in deepcopy(left)
+            ),
+        )
+        for each in left:
+            rest = tokens_of(each.row, reports)
+            assert ids(rest) == ids(answers[each.row])[cut:], (each.row, cut)
+            assert rest[-1].finish == answers[each.row][-1].finish
 
 
 def test_what_is_preempted_fails_with_its_model(tiny_path: Path) -> None:

@@ -346,6 +346,10 @@ class LogitConstraint:
         """Takes the state of a copy whose tokens have come."""
         vars(self).update(vars(other))
 
+    def follow(self, token: int | None) -> None:
+        """Advances as `step` does, by a token that another engine has generated."""
+        self.step(token, np.empty_like(self._vocabulary.ends))
+
     @property
     def demands_more(self) -> bool:
         """Whether the grammar does not allow the row to end here."""

@@ -136,6 +136,7 @@ function Figures({ now }) {
     ["requests ended", number(ended)],
     ["of prompts cached", prompt_tokens ? percent(cached_tokens / prompt_tokens) : "–"],
     ["engine restarts", number(now.restarts)],
+    ...(now.resumed ? [["requests resumed", number(now.resumed)]] : []),
     ...(now.disk_writes ? [["written to disk today", bytes(now.disk_writes.today)]] : []),
   ];
   return html`

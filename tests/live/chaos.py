@@ -1,0 +1,280 @@
+"""Streams of every kind while their engine is killed again and again: `scripts/chaos`."""
+
+import random
+import re
+import signal
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any
+
+import httpx
+import psutil
+import typer
+
+from tests.live.server import DEMO, DEMO_MODEL, PLAIN, SAMPLES, LiveServer, eventually, serving
+from tests.tiny import tiny_embedder, tiny_llama
+from tests.worker.kinds import GPT_OSS, Kind
+from tests.worker.lora_files import mlx_adapter
+from tests.worker.prefill.disk_runs import QWEN3_5
+
+CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
+OLLAMA, COMPLETIONS, EMBEDDINGS = "/api/chat", "/v1/completions", "/v1/embeddings"
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "look",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+            "required": ["city", "days"],
+        },
+    },
+}
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string"},
+        "sizes": {"type": "array", "items": {"type": "number"}},
+    },
+    "required": ["name", "sizes"],
+    "additionalProperties": False,
+}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "a", "strict": True, "schema": SCHEMA}}
+
+DRAWN: dict[str, Any] = {"temperature": 1, "seed": 3}
+
+
+def streams(tokens: int) -> dict[str, tuple[str, dict[str, Any]]]:
+    """The route and the body of each kind of stream, but for its model and its question."""
+    length = {"max_tokens": tokens}
+    chat: dict[str, dict[str, Any]] = {
+        "greedy": {"temperature": 0},
+        "seeded": DRAWN,
+        "penalties": {**DRAWN, "frequency_penalty": 0.7, "repetition_penalty": 1.2},
+        "schema": {**DRAWN, "response_format": FORMAT},
+        "tools": {**DRAWN, "tools": [TOOL], "tool_choice": "required"},
+        "thinking budget": {**DRAWN, "reasoning_effort": "low"},
+        "log probabilities": {"temperature": 0, "logprobs": True, "top_logprobs": 3},
+        "stop strings": {**DRAWN, "stop": ["zq", "Zq"]},
+        "n of 2": {**DRAWN, "n": 2},
+        "adapter": {**DRAWN, "adapter": "x"},
+        "JSON object": {**DRAWN, "response_format": {"type": "json_object"}},
+    }
+    usage = {"stream_options": {"include_usage": True}}
+    kinds = {name: (CHAT, {**length, **usage, **body}) for name, body in chat.items()}
+    return {
+        **kinds,
+        "completion": (COMPLETIONS, {**length, **DRAWN, "echo": True, "logprobs": 1}),
+        "response": (RESPONSES, {"max_output_tokens": tokens, "temperature": 0}),
+        "message": (MESSAGES, {**length, "temperature": 0}),
+        "Ollama": (OLLAMA, {"options": {"num_predict": tokens, "temperature": 0}}),
+        "embeddings": (EMBEDDINGS, {}),
+    }
+
+
+def asked(kind: str, model: str, tokens: int) -> tuple[str, dict[str, Any]]:
+    route, body = streams(tokens)[kind]
+    text = f"Tell me {kind} about the sea and the hills, the {model} and the town. " * 4
+    said: dict[str, Any] = {"messages": [{"role": "user", "content": text}]}
+    if route == RESPONSES:
+        said = {"input": text}
+    if route == COMPLETIONS:
+        said = {"prompt": text}
+    if route == EMBEDDINGS:
+        return route, {"model": model, "input": [text * n for n in range(1, 30)]}
+    return route, {"model": model, "stream": True, **said, **body}
+
+
+OWN = re.compile(
+    r'"(?:id|item_id|response_id|call_id|created|created_at|completed_at|cached_tokens|'
+    r"cache_read_input_tokens|input_tokens|input_tokens_details|total_duration|load_duration|"
+    r'prompt_eval_duration|eval_duration|obfuscation|sequence_number)":(?:"[^"]*"|[\d.]+)'
+)
+NUMBER = re.compile(r"-?\d+\.\d{3,}")
+
+
+def normalised(stream: str) -> str:
+    """The stream without what no two answers share: ids, times, and what a cache had."""
+    lines = [line for line in stream.splitlines() if line and not line.startswith(":")]
+    events = [line for line in lines if "response.in_progress" not in line and "ping" not in line]
+    events.sort(key=lambda line: re.findall(r'"choices":\[{"index":(\d)', line))  # of n answers
+    text = OWN.sub("", "\n".join(events))
+    return NUMBER.sub(lambda number: f"{float(number[0]):.3f}", text)
+
+
+def is_healthy(server: LiveServer) -> bool:
+    with server.http() as http:
+        return http.get("/health").status_code == 200
+
+
+@dataclass
+class Chaos:
+    server: LiveServer
+    models: Sequence[str]
+    tokens: int
+    expected: dict[tuple[str, str], str] = field(default_factory=dict)
+    wrong: list[str] = field(default_factory=list)
+    answers: int = 0
+    kills: int = 0
+    pauses: list[float] = field(default_factory=list)
+    """Seconds without an event of streams that were under way at a kill."""
+    begun: list[float] = field(default_factory=list)
+    """Seconds to the first event of requests that were sent within 3 s of a kill."""
+    killed_at: list[float] = field(default_factory=list)
+
+    @property
+    def kinds(self) -> list[tuple[str, str]]:
+        return [
+            (kind, model) for model in self.models for kind in streams(1) if self._can(kind, model)
+        ]
+
+    def _can(self, kind: str, model: str) -> bool:
+        if "embeddings" in (kind, model):
+            return kind == model
+        return kind != "adapter" or model in ("llama", DEMO)
+
+    def answer(self, kind: str, model: str) -> str:
+        route, body = asked(kind, model, self.tokens)
+        pieces, sent = [], time.monotonic()
+        last, longest = sent, 0.0
+        with (
+            httpx.Client(**PLAIN, base_url=self.server.url, timeout=120) as http,
+            http.stream("POST", route, json=body) as answer,
+        ):
+            for piece in answer.iter_text():
+                pieces.append(piece)
+                if "data:" in piece or route == OLLAMA:
+                    now = time.monotonic()
+                    if last == sent and any(0 < sent - at < 3 for at in self.killed_at):
+                        self.begun.append(now - sent)
+                    if last != sent and any(last < at < now for at in self.killed_at):
+                        longest = max(longest, now - last)
+                    last = now
+        if longest:
+            self.pauses.append(longest)
+        return "".join(pieces)
+
+    def learn(self, clients: int) -> None:
+        with ThreadPoolExecutor(clients) as threads:
+            answers = threads.map(lambda each: normalised(self.answer(*each)), self.kinds)
+            self.expected = dict(zip(self.kinds, answers, strict=True))
+
+    def ask(self, number: int) -> None:
+        chance = random.Random(number)
+        kind, model = chance.choice(self.kinds)
+        try:
+            came = normalised(self.answer(kind, model))
+        except httpx.HTTPError as error:
+            came = f"lost: {type(error).__name__} {error}"
+        self.answers += 1
+        if came != self.expected[kind, model]:
+            wanted = self.expected[kind, model]
+            at = next(
+                (i for i, (a, b) in enumerate(zip(came, wanted, strict=False)) if a != b),
+                min(len(came), len(wanted)),
+            )
+            self.wrong.append(
+                f"{kind} of {model} (number {number}) differs at {at}: "
+                f"{came[max(0, at - 150) : at + 250]!r} for {wanted[max(0, at - 150) : at + 250]!r}"
+            )
+
+    def kill(self, times: int, seed: int, over: threading.Event) -> None:
+        chance = random.Random(seed)
+        while self.kills < times:
+            over.wait(chance.uniform(0.1, 4.0))
+            eventually(lambda: is_healthy(self.server), "an engine runs", seconds=120)
+            with suppress(psutil.NoSuchProcess, ValueError):
+                engine = self.server.engine
+                engine.send_signal(
+                    chance.choice([signal.SIGKILL] * 3 + [signal.SIGSTOP, signal.SIGSEGV])
+                )
+                self.killed_at.append(time.monotonic())
+                self.kills += 1
+        over.set()
+
+    def rage(self, times: int, clients: int, seed: int) -> None:
+        over = threading.Event()
+
+        def client(first: int) -> None:
+            number = first
+            while not over.is_set():
+                self.ask(number)
+                number += clients
+
+        with ThreadPoolExecutor(clients + 1) as threads:
+            each = [threads.submit(client, seed + at) for at in range(clients)]
+            each.append(threads.submit(self.kill, times, seed, over))
+            for one in each:
+                one.result()
+
+
+def configuration(folder: Path, *, demo: bool) -> dict[str, Any]:
+    llama = tiny_llama(folder / "llama")
+    models: dict[str, Any] = {
+        "llama": {
+            "source": str(llama),
+            "adapters": {"x": {"path": str(mlx_adapter(folder / "x", llama))}},
+        },
+    }
+    for kind in (Kind("gpt-oss", GPT_OSS), QWEN3_5):
+        path = kind.save(folder / kind.name)
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            (path / name).write_bytes((llama / name).read_bytes())
+        models[kind.name] = {"source": str(path), "family": "smollm2"}
+    models["embeddings"] = {"source": str(tiny_embedder(folder / "embedder"))}
+    if demo:
+        models[DEMO] = {**DEMO_MODEL, "adapters": {"x": {"path": str(next(SAMPLES.iterdir()))}}}
+    return {"server": {"log_level": "info"}, "models": models}
+
+
+def raged(
+    folder: Path,
+    *,
+    kills: int,
+    clients: int,
+    tokens: int,
+    seed: int,
+    demo: bool = False,
+    models: Sequence[str] = (),
+) -> Chaos:
+    """models: those that are asked; by default all."""
+    config = configuration(folder, demo=demo)
+    with serving(folder, config) as server:
+        chaos = Chaos(server, models or [*config["models"]], tokens)
+        chaos.learn(clients)
+        chaos.rage(kills, clients, seed)
+    return chaos
+
+
+def main(
+    kills: Annotated[int, typer.Option(min=1, help="How often the engine ends.")] = 200,
+    clients: Annotated[int, typer.Option(min=1, help="Streams at a time.")] = 16,
+    tokens: Annotated[int, typer.Option(min=2, help="Tokens of each answer.")] = 60,
+    seed: int = 0,
+    demo: Annotated[bool, typer.Option("--demo", help="The demo model too.")] = False,
+) -> None:
+    """Kills, stops and crashes the engine at random moments while streams of every kind run, and
+    compares each with an undisturbed one. Fails if one is lost or has another byte."""
+    with TemporaryDirectory() as name:
+        chaos = raged(Path(name), kills=kills, clients=clients, tokens=tokens, seed=seed, demo=demo)
+    print(*chaos.wrong[:8], sep="\n")
+    print(f"{chaos.kills} kills, {chaos.answers} answers, {len(chaos.wrong)} lost or different")
+    if chaos.pauses:
+        longest = f"median {median(chaos.pauses):.2f} s, most {max(chaos.pauses):.2f} s"
+        print(f"{len(chaos.pauses)} pauses: {longest}")
+    if chaos.begun:
+        p95 = sorted(chaos.begun)[int(0.95 * (len(chaos.begun) - 1))]
+        print(f"{len(chaos.begun)} began within 3 s of a kill: p95 {p95:.2f} s")
+    raise typer.Exit(bool(chaos.wrong))
+
+
+if __name__ == "__main__":
+    typer.run(main)
