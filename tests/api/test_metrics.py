@@ -180,7 +180,11 @@ def test_usage_counts_a_prompt_and_what_is_cached_of_it_once_for_its_answers() -
         "completion_tokens": 40,
         "total_tokens": 90,
         "prompt_tokens_details": {"cached_tokens": 3 + 5, "tool_output_tokens": 2},
-        "completion_tokens_details": {"reasoning_tokens": 4},
+        "completion_tokens_details": {
+            "reasoning_tokens": 4,
+            "accepted_prediction_tokens": 0,
+            "rejected_prediction_tokens": 0,
+        },
     }
 
 
