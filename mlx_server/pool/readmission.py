@@ -122,7 +122,10 @@ class Readmission:
     async def _enter(self, attempts: Attempts) -> None:
         attempts.number = attempts.number or next(self._numbers) + 1
         try:
-            self._judge(await self._running())
+            try:
+                self._judge(await self._running())
+            except EngineDied as error:
+                raise attempts.lost_by or error  # noqa: B904  there is no other engine
             if attempts.lost_by and attempts.came_after == self._losses:
                 raise attempts.lost_by  # another attempt would end as soon
             self._check(attempts)

@@ -80,6 +80,10 @@ def test_what_init_writes_is_served_and_the_demo_answers_with_no_sampling_parame
 OF_A_CLONE = re.compile(r"^(scripts/|uv tool install \.)", re.MULTILINE)
 
 
+ELSEWHERE = re.compile(r"mlx-server init|pkill")
+"""Blocks that this file has run already, or that would end the engines of other servers."""
+
+
 def test_the_readmes_blocks_run_or_say_that_they_are_of_a_clone(installed: Installed) -> None:
     paragraphs = README.read_text("utf-8").split("\n\n")
     printed, codes = "", list[str]()
@@ -91,7 +95,7 @@ def test_the_readmes_blocks_run_or_say_that_they_are_of_a_clone(installed: Insta
             (installed.folder / "test_app.py").write_text(block.code)
         elif block.language == "python":
             codes.append(here(block, installed.server))
-        elif block.language == "sh" and "mlx-server init" not in block.code:
+        elif block.language == "sh" and not ELSEWHERE.search(block.code):
             printed += installed.run("sh", "-ec", here(block, installed.server))
     # in one interpreter: the import of a client takes longer than its use
     printed += installed.run("python", "-c", f"for code in {codes}: exec(code, {{}})")

@@ -83,7 +83,7 @@ def test_a_failed_load_is_told_to_all_who_wait_and_tried_again(a: ModelSpec) -> 
 def test_a_load_that_fails_in_no_known_way_leaves_nobody_waiting(
     a: ModelSpec, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def broken(*_: Any) -> ModelLoaded:
+    async def broken(*_: Any, **how: Any) -> ModelLoaded:
         raise ZeroDivisionError("secret")
 
     async def test() -> None:

@@ -25,6 +25,7 @@ from tests.api import wire
 from tests.api.folding import body_of
 from tests.api.wire import TEXT, Json, error, ok
 
+UNDRAFTED = {"accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0}
 BODY: Json = {"messages": [{"role": "user", "content": "hi"}]}
 
 
@@ -44,7 +45,7 @@ def test_an_answer(client: TestClient, asked: Json) -> None:
             "completion_tokens": tokens,
             "total_tokens": tokens + prompt_tokens,
             "prompt_tokens_details": {"cached_tokens": 0},
-            "completion_tokens_details": {"reasoning_tokens": 0},
+            "completion_tokens_details": {"reasoning_tokens": 0, **UNDRAFTED},
         },
     }
 
@@ -84,7 +85,7 @@ def test_thinking_text_and_calls_apart() -> None:
         {"id": "c1", "name": "f", "arguments": {}},
     ]
     assert body["finish_reason"] == "tool_calls"
-    assert body["usage"]["completion_tokens_details"] == {"reasoning_tokens": 4}
+    assert body["usage"]["completion_tokens_details"] == {"reasoning_tokens": 4, **UNDRAFTED}
     assert body["mlx_server"]["repairs"] == [{"index": 0, "what": "reasoning", "where": "content"}]
     assert "errors" not in body
 
