@@ -93,9 +93,11 @@ def costs(there: Start, folder: Path, cases: Sequence[Case], turns: int) -> Iter
         servers = [stack.enter_context(start(folder)) for start in (mlx_server, there)]
         for case in cases:
             measured = []
-            for _ in range(turns):
+            for turn in range(turns):
                 workload = case.load(secrets.token_hex(8))
-                measured.append([_figures(server, workload) for server in servers])
+                order = servers[:: -1 if turn % 2 else 1]  # who is first has a colder machine
+                figures = [_figures(server, workload) for server in order]
+                measured.append(figures[:: -1 if turn % 2 else 1])
             for what in measured[0][0]:
                 yield Cost(
                     case, what, tuple((ours[what], theirs[what]) for ours, theirs in measured)
