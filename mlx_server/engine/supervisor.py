@@ -65,10 +65,11 @@ class Supervisor:
     async def running(self) -> EngineClient:
         """Returns the client of the running engine; if that was lost, waits for the next one.
         Raises EngineDied if none comes."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(REPLACED_SECONDS):
-                while self._keeping and not self.alive:
-                    await self._started.wait()
+        if self._keeping and not self.alive:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(REPLACED_SECONDS):
+                    while self._keeping and not self.alive:
+                        await self._started.wait()
         return self.client
 
     def _tell_waiting(self) -> None:

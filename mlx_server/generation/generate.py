@@ -143,7 +143,7 @@ async def generate_here(request: GenerateRequest, pool: Pool) -> AsyncGenerator[
                     for item in items:
                         await turn()  # there may be as many as came while the client read nothing
                         answer = by_row[item.row]
-                        if isinstance(item, Token | PromptLogprobs):
+                        if not attempts.has_answered and isinstance(item, Token | PromptLogprobs):
                             pool.answered(attempts)
                         for event in (reported := await answer.feed(item)):
                             answered.add(event)

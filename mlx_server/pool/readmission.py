@@ -136,7 +136,7 @@ class Readmission:
             self._judge(await self._running())  # much may have happened meanwhile
             self._check(attempts)
         except BaseException:
-            self._end_turn(attempts)
+            self._leave(attempts)
             raise
         attempts.came_after = self._losses
         self._inside.append(attempts)
