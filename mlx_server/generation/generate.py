@@ -301,8 +301,8 @@ class RetryingAnswer:
         """The row that generates the answer now."""
         self._generated: list[int] = []
         """What it has generated."""
-        self._scored = self._scored_again = 0
-        """The log probabilities of its prompt, of which the first ones have come once more."""
+        self._pieces = self._scored = self._scored_again = 0
+        """The pieces of its prompt's log probabilities, these, and those that came once more."""
         self.attempt = RowOutput(prepared, index, row, request)
         self._next: Generate | None = None
 
@@ -323,7 +323,8 @@ class RetryingAnswer:
     @property
     def resumed(self) -> Generate:
         """The row, for another engine than the one that was lost with it."""
-        scores = self.row.prompt_logprobs and not self._generated
+        is_scored = self._pieces > 0 and self._scored >= len(self.row.prompt) - 1
+        scores = self.row.prompt_logprobs and not is_scored
         self.row = structs.replace(
             self.row, generated=list(self._generated), prompt_logprobs=scores
         )
@@ -350,6 +351,7 @@ class RetryingAnswer:
         return reported
 
     def _unscored(self, item: PromptLogprobs, logprobs: list[Logprobs]) -> PromptLogprobs:
+        self._pieces += 1
         known = min(self._scored - self._scored_again, len(logprobs))
         self._scored_again += len(logprobs)
         self._scored = max(self._scored, self._scored_again)
