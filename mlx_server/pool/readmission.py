@@ -80,8 +80,8 @@ class Readmission:
         """The models that have answered since the engine has run."""
         self._deaths: dict[str, deque[float]] = {}
         """The times at which an engine was lost without an answer of the model."""
-        self._fatal: dict[str, float] = {}
-        """The fingerprints of the requests that have ended engines, and when they did."""
+        self._fatal: dict[str, None] = {}
+        """The fingerprints of the requests that have ended engines, the latest last."""
         self.resumed = 0
         """The number of requests that have gone on in another engine."""
 
@@ -163,7 +163,7 @@ class Readmission:
     def _check(self, attempts: Attempts) -> None:
         time = now()
         if attempts.strikes >= STRIKES:
-            self._fatal[attempts.fingerprint()] = time
+            self._fatal[attempts.fingerprint()] = None
             self._fatal = dict([*self._fatal.items()][-limits.FATAL_REQUESTS :])
         if self._fatal and attempts.fingerprint() in self._fatal:
             raise RequestEndsEngine(

@@ -64,7 +64,7 @@ class DecodeBatch(GenerationBatch):
     """The width of the logits."""
     _made: tuple[Sampler, RowAdapters] | None = None
     _can_draft: bool | None = None
-    """Whether its caches can give tokens back; None: nobody has asked."""
+    """Whether its caches can give tokens back; None: not known yet."""
 
     def __init__(self, model: nn.Module, uids: list[int], *rest: Any, **named: Any) -> None:
         self.unfed: list[list[int]] = [[] for _ in uids]
@@ -478,7 +478,7 @@ class DecodeGroups:
         self, costs: StepCosts, most_padding: int | None = None, gate: Gate | None = None
     ) -> None:
         """most_padding: the tokens by which the groups may be padded together. gate: says how many
-        tokens of drafts pay; None: nobody drafts."""
+        tokens of drafts pay; None: no row drafts."""
         self._costs = costs
         self._most_padding = most_padding
         self._groups: list[DecodeBatch] = []
