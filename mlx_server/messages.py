@@ -56,14 +56,14 @@ class Media:
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class PicturePart:
     """A picture that the model sees."""
 
     placeholder: str
     """What the model's chat templates write for a picture."""
 
 
-ContentPart = str | Media | Picture
+ContentPart = str | Media | PicturePart
 
 REPEATED = {"repeated": True}
 """Marks a field whose text is in another field too."""
@@ -77,15 +77,15 @@ def content_of(parts: Sequence[ContentPart]) -> str:
     return "".join(pieces)
 
 
-def pieces_of(parts: Iterable[ContentPart]) -> Iterator[str | Picture]:
+def pieces_of(parts: Iterable[ContentPart]) -> Iterator[str | PicturePart]:
     """The texts, each on a line of its own, and the pictures between them."""
-    before: ContentPart = Picture("")
+    before: ContentPart = PicturePart("")
     for part in parts:
-        if isinstance(part, Picture):
+        if isinstance(part, PicturePart):
             yield part
         else:
             text = part if isinstance(part, str) else part.line
-            yield text if isinstance(before, Picture) else f"\n{text}"
+            yield text if isinstance(before, PicturePart) else f"\n{text}"
         before = part
 
 

@@ -19,8 +19,7 @@ from hashlib import sha256
 from mlx_server import limits
 from mlx_server.engine.messages import Picture, media_ids
 from mlx_server.errors import BadRequest
-from mlx_server.messages import ContentPart, Conversation, Media, Message, content_of
-from mlx_server.messages import Picture as PicturePart
+from mlx_server.messages import ContentPart, Conversation, Media, Message, PicturePart, content_of
 from mlx_server.models.vision import Vision
 from mlx_server.prompts.branches import Branches
 from mlx_server.prompts.template_prompt import RenderedPrompt

@@ -212,7 +212,7 @@ class Attempt(Protocol):
         """Whether the attempt ended within its reasoning."""
 
 
-class Attempts(Protocol):
+class AnswerAttempts(Protocol):
     """The attempts at one answer."""
 
     @property
@@ -236,7 +236,7 @@ class Review:
         request: GenerateRequest,
         family: ModelFamily,
         policy: RepairPolicy,
-        attempts: Attempts,
+        attempts: AnswerAttempts,
         *,
         unchecked: bool,
         nudges: int = 0,

@@ -27,12 +27,7 @@ log = logging.getLogger("mlx_server.pool")
 LONGEST_TURN = 5.0
 """Seconds after which the next request is let in, though a long prompt has no token yet."""
 
-DEATHS, MINUTE = 3, 60.0
-"""So many engines that are lost within a minute without a token of a model suspend the model for
-another one."""
-
-STRIKES = 2
-"""How many engines a request may end in a row."""
+MINUTE = 60.0
 
 
 class Attempts:
@@ -152,7 +147,7 @@ class Readmission:
         if len(suspects) == 1 and engine is not before:
             suspects[0].strikes += 1
         for model in {each.model for each in self._inside} - self._answered:
-            self._deaths.setdefault(model, deque(maxlen=DEATHS)).append(now())
+            self._deaths.setdefault(model, deque(maxlen=limits.MODEL_DEATHS)).append(now())
         self.resumed += len(self._inside)
         log.info("%d requests that the engine has lost are sent again", len(self._inside))
         for each in self._inside:
@@ -162,19 +157,19 @@ class Readmission:
 
     def _check(self, attempts: Attempts) -> None:
         time = now()
-        if attempts.strikes >= STRIKES:
+        if attempts.strikes >= limits.REQUEST_DEATHS:
             self._fatal[attempts.fingerprint()] = None
             self._fatal = dict([*self._fatal.items()][-limits.FATAL_REQUESTS :])
         if self._fatal and attempts.fingerprint() in self._fatal:
             raise RequestEndsEngine(
-                f"This request has ended the engine process {STRIKES} times, so it is not tried "
-                "again. Other answers went on. Send a shorter or another request, and please "
-                "report it with the server's log."
+                f"This request has ended the engine process {limits.REQUEST_DEATHS} times, so it "
+                "is not tried again. Other answers went on. Send a shorter or another request, and "
+                "please report it with the server's log."
             )
-        deaths = [*self._deaths.get(attempts.model, ())]
-        if len(deaths) == DEATHS and deaths[-1] - deaths[0] < MINUTE > time - deaths[-1]:
+        deaths, most = [*self._deaths.get(attempts.model, ())], limits.MODEL_DEATHS
+        if len(deaths) == most and deaths[-1] - deaths[0] < MINUTE > time - deaths[-1]:
             raise ModelSuspended(
-                f"{attempts.model} has ended the engine process {DEATHS} times within a minute, so "
+                f"{attempts.model} has ended the engine process {most} times within a minute, so "
                 "it is not used for a minute. Other models go on. See the server's log."
             )
 

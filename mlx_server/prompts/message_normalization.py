@@ -27,7 +27,7 @@ from mlx_server.grammars.view import named
 from mlx_server.messages import (
     Conversation,
     Message,
-    Picture,
+    PicturePart,
     Tool,
     ToolCall,
     content_of,
@@ -203,7 +203,8 @@ def _turn(message: Message, roles: Mapping[str, str]) -> Turn:
 def _parts(message: Message) -> tuple[Part, ...]:
     parts = message.parts
     # a rule may have replaced the content since
-    if any(isinstance(part, Picture) for part in parts) and content_of(parts) == message.content:
+    shows = any(isinstance(part, PicturePart) for part in parts)
+    if shows and content_of(parts) == message.content:
         pieces = pieces_of(parts)
         return tuple(e if isinstance(e, str) else OwnText(e.placeholder) for e in pieces)
     return (message.content,) if message.content else ()

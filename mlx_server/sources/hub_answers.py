@@ -50,10 +50,10 @@ def _use_client() -> None:
         "response": [_check_headers],
     }
     # as the hub client itself makes it; redirected requests go through the hooks too
-    set_client_factory(lambda: _Client(event_hooks=hooks, follow_redirects=True, timeout=None))
+    set_client_factory(lambda: _HubClient(event_hooks=hooks, follow_redirects=True, timeout=None))
 
 
-class _Client(httpx2.Client):
+class _HubClient(httpx2.Client):
     def send(
         self, request: httpx2.Request, *, stream: bool = False, **options: Any
     ) -> httpx2.Response:

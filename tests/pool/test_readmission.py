@@ -158,8 +158,8 @@ async def test_a_model_that_ends_engines_is_suspended(monkeypatch: pytest.Monkey
     monkeypatch.setattr(readmission, "now", lambda: now[0])
     engines = Engines()
     tasks = engines.begin("a", "b", answers=False)  # neither is alone, so nobody is to blame
-    monkeypatch.setattr(readmission, "STRIKES", 10)
-    for _ in range(readmission.DEATHS):
+    monkeypatch.setattr(limits, "REQUEST_DEATHS", 10)
+    for _ in range(limits.MODEL_DEATHS):
         await turns()
         engines.end()
     await turns()
