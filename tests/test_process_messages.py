@@ -11,7 +11,7 @@ from mlx_server.engine import messages, worker_arguments
 from mlx_server.engine.messages import Admitted, Command, Report, RowFailed, Token
 from mlx_server.engine.worker_arguments import RankArguments, WorkerArguments, encode_arguments
 from mlx_server.grammars import compiled as schemas
-from mlx_server.sandbox import pdf, pictures
+from mlx_server.sandbox import files
 from mlx_server.sandbox import template_messages as templates
 from mlx_server.worker.ranks import link
 from tests.structs import broken, filled, tagged
@@ -21,11 +21,10 @@ UNIONS: Mapping[str, tuple[ModuleType, Any]] = {
     "rank": (link, link.RankReport),
     "template": (templates, templates.Request),
     "rendered": (templates, templates.Reply),
-    "PDF": (pdf, pdf.ReadPdf),
-    "text": (pdf, pdf.Reply),
-    "picture": (pictures, pictures.ReadPicture),
-    "fit": (pictures, pictures.Fit),
-    "pixels": (pictures, pictures.Reply),
+    "PDF": (files, files.ReadPdf),
+    "picture": (files, files.ReadPicture),
+    "fit": (files, files.Fit),
+    "file": (files, files.FileReply),
     "schema": (schemas, schemas.Request),
     "compiled": (schemas, schemas.Reply),
     "worker's arguments": (worker_arguments, WorkerArguments),
@@ -69,8 +68,8 @@ def test_every_message_that_has_a_tag_is_read_by_its_receiver() -> None:
     ("request_", "reply"),
     [
         (templates.Request, "rendered"),
-        (pdf.ReadPdf, "text"),
-        (pictures.ReadPicture, "pixels"),
+        (files.ReadPdf, "file"),
+        (files.ReadPicture, "file"),
         (schemas.Request, "compiled"),
     ],
 )

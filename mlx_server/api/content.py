@@ -17,8 +17,8 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag
 from mlx_server import limits
 from mlx_server.api.fields import REPORTED_ELSEWHERE, Items, Text, WireModel, as_text, type_of
 from mlx_server.messages import ContentPart, Media, MediaKind
-from mlx_server.sandbox import pdf
-from mlx_server.sandbox.parent import FileRefused
+from mlx_server.sandbox import files
+from mlx_server.sandbox.files import FileRefused
 
 HEAD_BYTES = 256 << 10
 """How much of a picture is decoded to find its size, which JPEG has after its other segments."""
@@ -231,7 +231,7 @@ def text_of_data(given: str) -> str:
 
 def pdf_text(data: bytes) -> str:
     try:
-        return pdf.text_of(data)
+        return files.pdf_text(data)
     except FileRefused as refused:
         raise UnreadableFile(f"the PDF file {refused}") from None
 

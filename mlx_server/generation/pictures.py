@@ -24,8 +24,7 @@ from mlx_server.models.vision import Vision
 from mlx_server.prompts.branches import Branches
 from mlx_server.prompts.template_prompt import RenderedPrompt
 from mlx_server.request_threads import check_wanted
-from mlx_server.sandbox.parent import FileRefused
-from mlx_server.sandbox.pictures import Fit, decoded
+from mlx_server.sandbox.files import FileRefused, Fit, decoded
 
 SHOWN_ROLES = ("user", "tool")
 """The roles of messages whose pictures are shown: templates have no place for others."""

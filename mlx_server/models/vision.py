@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from mlx_server import limits
 from mlx_server.models.files import read_optional_json
-from mlx_server.sandbox.pictures import Fit, Grid
+from mlx_server.sandbox.files import Fit, Grid
 
 log = logging.getLogger("mlx_server.models")
 

@@ -18,7 +18,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import BinaryIO
 
-import msgspec
 import psutil
 
 from mlx_server.errors import Unavailable
@@ -49,10 +48,6 @@ class Stopped(Exception):
 
 class OutOfTime(Stopped):
     """The request exceeded its processor time, which also depends on what else the machine does."""
-
-
-class FileRefused(Exception):
-    """A file can't be read. The message is a sentence's end, such as "is encrypted"."""
 
 
 class _ChildLost(Exception):
@@ -294,15 +289,6 @@ class WarmProcesses:
                 yield own
             finally:
                 self._keep(own)
-
-    def read(self, request: msgspec.Struct, seconds: float) -> tuple[bytearray, bytearray]:
-        """The reply to a request to read a file, and its payload. Raises FileRefused."""
-        packed = bytearray(msgspec.msgpack.encode(request))
-        try:
-            with self.one() as own:
-                return own.ask(packed, seconds)
-        except Stopped as stopped:
-            raise FileRefused(f"can't be read: its reader {stopped}") from None
 
     @contextmanager
     def _place(self, client: str) -> Iterator[None]:

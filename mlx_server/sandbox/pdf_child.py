@@ -10,35 +10,20 @@ from importlib import import_module
 from io import BytesIO
 from typing import Any
 
-import msgspec
 import pypdf
 from pypdf import PdfReader, PdfWriter
-from pypdf.errors import PyPdfError
 from pypdf.generic import DecodedStreamObject, NameObject
 
-from mlx_server.sandbox.child import Served, run, time_limit
-from mlx_server.sandbox.pdf import PdfText, ReadPdf, Refused, Reply
+from mlx_server.sandbox.files import FileRefused, FileReply, ReadPdf, run_reader
 
 
-def reply_to(request: ReadPdf) -> tuple[Reply, str]:
-    try:
-        with time_limit(request.seconds):
-            return _extracted(request)
-    except MemoryError:
-        raise  # the process ends, and the server says so
-    except (PyPdfError, RecursionError):
-        return Refused("is damaged"), ""
-    except Exception as error:  # a damaged file can cause any
-        return Refused(f"is damaged ({type(error).__name__})"), ""
-
-
-def _extracted(request: ReadPdf) -> tuple[Reply, str]:
+def read_pdf(request: ReadPdf) -> tuple[FileReply, bytes]:
     reader = PdfReader(BytesIO(_ended(request.data)))
     if reader.is_encrypted and not reader.decrypt(""):
-        return Refused("is encrypted"), ""
+        raise FileRefused("is encrypted")
     pages = len(reader.pages)
     if pages > request.pages:
-        return Refused(f"has {pages} pages; the limit is {request.pages}"), ""
+        raise FileRefused(f"has {pages} pages; the limit is {request.pages}")
     texts, size, forms = list[str](), 0, _Forms(request.characters)
     known: dict[str, str] = {}
     for page in reader.pages:
@@ -52,13 +37,13 @@ def _extracted(request: ReadPdf) -> tuple[Reply, str]:
         texts.append(known[drawn])
         size += len(texts[-1])
         if forms.are_too_deep:
-            return Refused(f"has forms within more than {MOST_FORMS} others"), ""
+            raise FileRefused(f"has forms within more than {MOST_FORMS} others")
         if size > request.characters or forms.have_too_much:
             limit = f"{request.characters:,} characters"
-            return Refused(f"has more text than the limit of {limit}"), ""
+            raise FileRefused(f"has more text than the limit of {limit}")
     if not size:
-        return Refused("has no text; scanned pages are not read"), ""
-    return PdfText(pages), "\n\n".join(filter(None, texts))
+        raise FileRefused("has no text; scanned pages are not read")
+    return FileReply(), "\n\n".join(filter(None, texts)).encode("utf-8", "replace")
 
 
 MOST_FORMS = 32
@@ -95,17 +80,6 @@ def _ended(data: bytes) -> bytes:
     return data if b"startxref" in data else data + b"\nstartxref\n0\n%%EOF\n"
 
 
-def main() -> None:
-    logging.disable()
-    decoder = msgspec.msgpack.Decoder(ReadPdf)
-
-    def answer(frame: bytearray) -> Served:
-        reply, text = reply_to(decoder.decode(frame))
-        return Served(msgspec.msgpack.encode(reply), text.encode("utf-8", "replace"))
-
-    run(_warm, answer)
-
-
 def _warm() -> None:
     """Imports what is imported late: nothing can be opened afterwards."""
     for package in (pypdf, encodings):
@@ -121,8 +95,9 @@ def _warm() -> None:
         if encrypted:
             writer.encrypt("", algorithm="AES-256")
         writer.write(file)
-        reply_to(ReadPdf(file.getvalue(), 1, 1, 60))
+        read_pdf(ReadPdf(file.getvalue(), 1, 1, 60))
 
 
 if __name__ == "__main__":
-    main()
+    logging.disable()
+    run_reader(ReadPdf, read_pdf, _warm)

@@ -5,11 +5,16 @@ Only pixels leave the process: no metadata, colour profile or further frame.
 
 from io import BytesIO
 
-import msgspec
 from PIL import Image, ImageFile, ImageOps, PngImagePlugin, UnidentifiedImageError
 
-from mlx_server.sandbox.child import Served, run, time_limit
-from mlx_server.sandbox.pictures import MOST_ASPECT, Decoded, ReadPicture, Refused, Reply, Square
+from mlx_server.sandbox.files import (
+    MOST_ASPECT,
+    FileRefused,
+    FileReply,
+    ReadPicture,
+    Square,
+    run_reader,
+)
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 
@@ -21,32 +26,22 @@ ImageFile.LOAD_TRUNCATED_IMAGES = False
 PngImagePlugin.MAX_TEXT_CHUNK = PngImagePlugin.MAX_TEXT_MEMORY = 1 << 20
 
 
-def reply_to(request: ReadPicture) -> tuple[Reply, bytes]:
-    try:
-        with time_limit(request.seconds):
-            return _decoded(request)
-    except MemoryError:
-        raise  # the process ends, and the server says so
-    except Exception as error:  # a damaged file can cause any
-        return Refused(f"is damaged ({type(error).__name__})"), b""
-
-
-def _decoded(request: ReadPicture) -> tuple[Reply, bytes]:
+def read_picture(request: ReadPicture) -> tuple[FileReply, bytes]:
     try:
         image: Image.Image = Image.open(BytesIO(request.data), formats=FORMATS)
     except UnidentifiedImageError:
-        return Refused(_why_unknown(request.data)), b""
+        raise FileRefused(_why_unknown(request.data)) from None
     width, height = image.size
     if width * height > request.pixels:
         limit = f"the limit is {request.pixels:,} pixels"
-        return Refused(f"is {width} x {height}; {limit}. Send it smaller"), b""
+        raise FileRefused(f"is {width} x {height}; {limit}. Send it smaller")
     if max(width, height) > MOST_ASPECT * min(width, height):
-        return Refused(f"is {width} x {height}: a side is over {MOST_ASPECT} times the other"), b""
+        raise FileRefused(f"is {width} x {height}: a side is over {MOST_ASPECT} times the other")
     image = _plain(ImageOps.exif_transpose(image))
     wanted = request.fit.size(*image.size)
     if image.size != wanted:
         image = image.resize(wanted, Image.Resampling(request.filter))
-    return Decoded(*image.size), image.tobytes()
+    return FileReply(*image.size), image.tobytes()
 
 
 def _why_unknown(data: bytes) -> str:
@@ -74,19 +69,9 @@ def _warm() -> None:
     for kind in FORMATS:
         file = BytesIO()
         Image.new("RGB", (8, 8)).save(file, kind)
-        reply, _ = reply_to(ReadPicture(file.getvalue(), Square(4), 3, 64, 60))
-        assert reply == Decoded(4, 4)
-
-
-def main() -> None:
-    decoder = msgspec.msgpack.Decoder(ReadPicture)
-
-    def answer(frame: bytearray) -> Served:
-        reply, pixels = reply_to(decoder.decode(frame))
-        return Served(msgspec.msgpack.encode(reply), pixels)
-
-    run(_warm, answer)
+        request = ReadPicture(file.getvalue(), Square(4), 3, 64, 60)
+        assert read_picture(request)[0] == FileReply(4, 4)
 
 
 if __name__ == "__main__":
-    main()
+    run_reader(ReadPicture, read_picture, _warm)

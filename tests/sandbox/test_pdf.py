@@ -3,19 +3,18 @@
 import pytest
 
 from mlx_server import limits
-from mlx_server.sandbox.parent import FileRefused
-from mlx_server.sandbox.pdf import PROCESSES, text_of
+from mlx_server.sandbox.files import PDF_PROCESSES, FileRefused, pdf_text
 from tests.sandbox.pdf_files import assembled, bomb, composite, pdf, with_forms
 
 
 def refusal(data: bytes) -> str:
     with pytest.raises(FileRefused) as refused:
-        text_of(data)
+        pdf_text(data)
     return str(refused.value)
 
 
 def test_the_text_of_all_pages_is_read() -> None:
-    assert text_of(pdf("Hello", "World")) == "Hello\n\nWorld"
+    assert pdf_text(pdf("Hello", "World")) == "Hello\n\nWorld"
 
 
 @pytest.mark.parametrize(
@@ -30,7 +29,7 @@ def test_the_text_of_all_pages_is_read() -> None:
 )
 def test_characters_of_all_codecs_are_read(codec: str, cmap: str) -> None:
     """The process that reads can import nothing any more."""
-    assert text_of(composite("日本".encode(codec), cmap)) == "日本"
+    assert pdf_text(composite("日本".encode(codec), cmap)) == "日本"
 
 
 def test_scanned_pages_have_no_text() -> None:
@@ -38,7 +37,7 @@ def test_scanned_pages_have_no_text() -> None:
 
 
 def test_a_file_without_a_table_of_its_objects_is_read() -> None:
-    assert text_of(pdf("Hello").rpartition(b"xref\n0")[0] + b"trailer<</Root 1 0 R>>") == "Hello"
+    assert pdf_text(pdf("Hello").rpartition(b"xref\n0")[0] + b"trailer<</Root 1 0 R>>") == "Hello"
 
 
 @pytest.mark.parametrize(
@@ -53,7 +52,7 @@ def test_a_file_without_a_table_of_its_objects_is_read() -> None:
     ids=["one", "three", "itself", "each other", "doubled"],
 )
 def test_a_form_is_read_once_however_often_it_is_drawn(drawn: list[list[int]], times: int) -> None:
-    assert text_of(with_forms(*drawn)).count("x") == times
+    assert pdf_text(with_forms(*drawn)).count("x") == times
 
 
 @pytest.mark.slow
@@ -93,18 +92,18 @@ NESTED = assembled(
 )
 def test_a_damaged_file_is_refused_and_the_next_one_is_read(data: bytes) -> None:
     assert refusal(data)
-    assert text_of(pdf("Hello")) == "Hello"
+    assert pdf_text(pdf("Hello")) == "Hello"
 
 
 def test_pages_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "PDF_PAGES", 2)
-    assert text_of(pdf("a", "b")) == "a\n\nb"
+    assert pdf_text(pdf("a", "b")) == "a\n\nb"
     assert refusal(pdf("a", "b", "c")) == "has 3 pages; the limit is 2"
 
 
 def test_text_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "PDF_CHARACTERS", 3)
-    assert text_of(pdf("abc")) == "abc"
+    assert pdf_text(pdf("abc")) == "abc"
     assert "limit of 3 characters" in refusal(pdf("ab", "cd"))
 
 
@@ -116,7 +115,7 @@ def test_time_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_processes_and_their_memory_have_limits() -> None:
-    processes = PROCESSES
+    processes = PDF_PROCESSES
     assert processes._program.memory == limits.PDF_MEMORY
     assert limits.PDF_PROCESSES >= limits.IDLE_PDF_PROCESSES
     assert processes._most_each == limits.CLIENT_PDF_PROCESSES

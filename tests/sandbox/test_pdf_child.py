@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 from pypdf import PageObject
 
-from mlx_server.sandbox.pdf import PdfText, ReadPdf, Refused, Reply
-from mlx_server.sandbox.pdf_child import reply_to
+from mlx_server.sandbox.files import FileReply, ReadPdf, read_safely
+from mlx_server.sandbox.pdf_child import read_pdf
 from tests.sandbox.pdf_files import locked, pdf, sharing
 
 
-def read(data: bytes, pages: int = 10, characters: int = 1000) -> tuple[Reply, str]:
-    return reply_to(ReadPdf(data, pages, characters, 60))
+def read(data: bytes, pages: int = 10, characters: int = 1000) -> tuple[FileReply, bytes]:
+    return read_safely(read_pdf, ReadPdf(data, pages, characters, 60))
 
 
 def test_content_that_pages_share_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,23 +23,22 @@ def test_content_that_pages_share_is_read_once(monkeypatch: pytest.MonkeyPatch) 
         return parsed[-1]
 
     monkeypatch.setattr(PageObject, "extract_text", counted)
-    assert read(sharing(9, b"BT /F1 1 Tf (x) Tj ET")) == (PdfText(9), "\n\n".join("x" * 9))
+    assert read(sharing(9, b"BT /F1 1 Tf (x) Tj ET")) == (FileReply(), b"\n\n".join([b"x"] * 9))
     assert len(parsed) == 1
-    refused = Refused("has more text than the limit of 8 characters")
-    assert read(sharing(9, b"BT /F1 1 Tf (x) Tj ET"), characters=8) == (refused, "")
+    refused = FileReply(refusal="has more text than the limit of 8 characters")
+    assert read(sharing(9, b"BT /F1 1 Tf (x) Tj ET"), characters=8) == (refused, b"")
 
 
 def test_a_password_is_asked_for_only_if_there_is_one() -> None:
-    assert read(locked(pdf("Hello"), "")) == (PdfText(1), "Hello")
-    assert read(locked(pdf("Hello"), "hush")) == (Refused("is encrypted"), "")
+    assert read(locked(pdf("Hello"), "")) == (FileReply(), b"Hello")
+    assert read(locked(pdf("Hello"), "hush")) == (FileReply(refusal="is encrypted"), b"")
 
 
 @pytest.mark.parametrize("size", [0, 1, 8, 100, 300])
 def test_a_file_that_was_cut_is_damaged_or_has_its_text(size: int) -> None:
     reply, text = read(pdf("Hello")[:size])
-    assert isinstance(reply, Refused)
-    assert reply.why.startswith("is damaged")
-    assert text == ""
+    assert reply.refusal.startswith("is damaged")
+    assert text == b""
 
 
 def test_only_memory_that_runs_out_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,8 +49,8 @@ def test_only_memory_that_runs_out_ends_the_process(monkeypatch: pytest.MonkeyPa
 
         monkeypatch.setattr("mlx_server.sandbox.pdf_child.PdfReader", fail)
         reply, _ = read(b"")
-        assert isinstance(reply, Refused)
-        assert "secret" not in reply.why
+        assert reply.refusal.startswith("is damaged")
+        assert "secret" not in reply.refusal
 
     def exhausted(data: object) -> None:
         raise MemoryError

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from mlx_server import limits
-from mlx_server.sandbox.parent import FileRefused
-from mlx_server.sandbox.pictures import PROCESSES, Grid, Square, decoded
+from mlx_server.sandbox.files import PICTURE_PROCESSES, FileRefused, Grid, Square, decoded
 
 Image = pytest.importorskip("PIL.Image", reason="the extra `vision` is not installed")
 
@@ -148,6 +147,6 @@ def test_time_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_processes_and_their_memory_have_limits() -> None:
-    assert PROCESSES._program.memory == limits.PICTURE_MEMORY
-    assert PROCESSES._most_each == limits.CLIENT_PICTURE_PROCESSES
-    assert PROCESSES._most_idle == limits.IDLE_PICTURE_PROCESSES
+    assert PICTURE_PROCESSES._program.memory == limits.PICTURE_MEMORY
+    assert PICTURE_PROCESSES._most_each == limits.CLIENT_PICTURE_PROCESSES
+    assert PICTURE_PROCESSES._most_idle == limits.IDLE_PICTURE_PROCESSES

@@ -15,7 +15,7 @@ import pytest
 from mlx_server.engine.messages import FIRST_MEDIA_ID, Generate, Picture, media_ids
 from mlx_server.models.vision import Vision, can_see, vision_of
 from mlx_server.requests import SamplingParams
-from mlx_server.sandbox.pictures import Grid
+from mlx_server.sandbox.files import Grid
 from mlx_server.worker import weights
 from mlx_server.worker.batch import Batch
 from mlx_server.worker.kv_caches import set_kv_bits

@@ -1,0 +1,167 @@
+"""Reads clients' files, PDF files and pictures, in processes with limits: both ends of these."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from mlx_server import limits
+from mlx_server.errors import PdfUnavailable, PicturesUnavailable
+from mlx_server.sandbox.child import Served, run, time_limit
+from mlx_server.sandbox.parent import Program, Stopped, WarmProcesses
+
+MOST_ASPECT = 200
+"""How many times as long as the other one a side may be; Qwen's models refuse more."""
+
+
+class Square(msgspec.Struct, frozen=True, tag=True):
+    """Each picture is made a square of the same size."""
+
+    side: int
+
+    def size(self, width: int, height: int) -> tuple[int, int]:
+        return self.side, self.side
+
+
+class Grid(msgspec.Struct, frozen=True, tag=True):
+    """Each picture keeps its aspect, and its sides become multiples of `cell`."""
+
+    cell: int
+    least: int
+    """The least number of pixels, as far as multiples allow; so is `most`."""
+    most: int
+
+    def size(self, width: int, height: int) -> tuple[int, int]:
+        cell = self.cell
+        wide, high = round(width / cell) * cell, round(height / cell) * cell
+        if wide * high > self.most:
+            times = math.sqrt(width * height / self.most)
+            wide, high = (max(1, int(side / times / cell)) * cell for side in (width, height))
+        elif wide * high < self.least:
+            times = math.sqrt(self.least / (width * height))
+            wide, high = (math.ceil(side * times / cell) * cell for side in (width, height))
+        return wide, high
+
+
+Fit = Square | Grid
+"""The size that a picture has for a model, by the size of its file."""
+
+
+class ReadPdf(msgspec.Struct, frozen=True):
+    data: bytes
+    pages: int
+    characters: int
+    seconds: float
+
+
+class ReadPicture(msgspec.Struct, frozen=True):
+    data: bytes
+    fit: Fit
+    filter: int
+    """How it is resized: a number of Pillow's."""
+    pixels: int
+    """The most pixels of the file."""
+    seconds: float
+
+
+class FileReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Its payload is the text of a PDF file, or a picture's pixels, three bytes each."""
+
+    width: int = 0
+    height: int = 0
+    refusal: str = ""
+    """Why the file is not read: a sentence's end, such as "is encrypted"."""
+
+
+class FileRefused(Exception):
+    """A file can't be read. The message is a sentence's end, such as "is encrypted"."""
+
+
+PDF_PROCESSES = WarmProcesses(
+    Program(
+        # not imported here, because the reader stays out of the server process
+        str(Path(__file__).with_name("pdf_child.py")),
+        "reads PDF files",
+        memory=limits.PDF_MEMORY,
+        largest=4 * limits.PDF_CHARACTERS,
+        unavailable=PdfUnavailable,
+    ),
+    limits.PDF_PROCESSES,
+    limits.IDLE_PDF_PROCESSES,
+    limits.CLIENT_PDF_PROCESSES,
+)
+
+PICTURE_PROCESSES = WarmProcesses(
+    Program(
+        str(Path(__file__).with_name("picture_child.py")),
+        "decodes pictures",
+        memory=limits.PICTURE_MEMORY,
+        largest=4 * limits.PICTURE_PIXELS,
+        unavailable=PicturesUnavailable,
+    ),
+    limits.PICTURE_PROCESSES,
+    limits.IDLE_PICTURE_PROCESSES,
+    limits.CLIENT_PICTURE_PROCESSES,
+)
+
+_replies = msgspec.msgpack.Decoder(FileReply)
+
+
+def pdf_text(data: bytes) -> str:
+    """The text of all pages. Raises FileRefused, and PdfUnavailable."""
+    request = ReadPdf(data, limits.PDF_PAGES, limits.PDF_CHARACTERS, limits.PDF_SECONDS)
+    _, text = _read(PDF_PROCESSES, request)
+    return text.decode()
+
+
+def decoded(data: bytes, fit: Fit, filter: int) -> tuple[int, int, bytes]:
+    """The width, the height and the pixels of a picture in the size for a model. Raises
+    FileRefused, and PicturesUnavailable."""
+    request = ReadPicture(data, fit, filter, limits.PICTURE_PIXELS, limits.PICTURE_SECONDS)
+    reply, pixels = _read(PICTURE_PROCESSES, request)
+    return reply.width, reply.height, bytes(pixels)
+
+
+def _read(processes: WarmProcesses, request: ReadPdf | ReadPicture) -> tuple[FileReply, bytearray]:
+    packed = bytearray(msgspec.msgpack.encode(request))
+    try:
+        with processes.one() as own:
+            answer, payload = own.ask(packed, request.seconds)
+    except Stopped as stopped:
+        raise FileRefused(f"can't be read: its reader {stopped}") from None
+    reply = _replies.decode(answer)
+    if reply.refusal:
+        raise FileRefused(reply.refusal)
+    return reply, payload
+
+
+R = TypeVar("R", ReadPdf, ReadPicture)
+
+
+def run_reader(
+    kind: type[R], read: Callable[[R], tuple[FileReply, bytes]], warm: Callable[[], None]
+) -> None:
+    """The program of a child. read: raises FileRefused, and any other error of a damaged file."""
+    decoder = msgspec.msgpack.Decoder(kind)
+
+    def answer(frame: bytearray) -> Served:
+        reply, payload = read_safely(read, decoder.decode(frame))
+        return Served(msgspec.msgpack.encode(reply), payload)
+
+    run(warm, answer)
+
+
+def read_safely(
+    read: Callable[[R], tuple[FileReply, bytes]], request: R
+) -> tuple[FileReply, bytes]:
+    try:
+        with time_limit(request.seconds):
+            return read(request)
+    except MemoryError:
+        raise  # the process ends, and the server says so
+    except FileRefused as refused:
+        return FileReply(refusal=str(refused)), b""
+    except Exception as error:
+        return FileReply(refusal=f"is damaged ({type(error).__name__})"), b""
