@@ -19,6 +19,7 @@ from mlx_server.events import (
     Repaired,
     Started,
     TextDelta,
+    TokenCounts,
     TokenLogprob,
     Violation,
     total,
@@ -115,6 +116,14 @@ class KeptLogprobs:
             )
 
 
+def prediction_tokens(counts: TokenCounts | Finished) -> dict[str, int]:
+    """The members of a usage's details that say how drafts fared."""
+    return {
+        "accepted_prediction_tokens": counts.accepted_draft_tokens,
+        "rejected_prediction_tokens": counts.rejected_draft_tokens,
+    }
+
+
 def logprob_json(token: TokenLogprob) -> msgspec.Raw:
     """The log probabilities of a token and of its alternatives, as most APIs have them."""
     tops = [_logprob(top) for top in token.top]
@@ -189,8 +198,7 @@ class Accumulator:
             },
             "completion_tokens_details": {
                 "reasoning_tokens": counts.reasoning_tokens,
-                "accepted_prediction_tokens": counts.accepted_draft_tokens,
-                "rejected_prediction_tokens": counts.rejected_draft_tokens,
+                **prediction_tokens(counts),
             },
         }
 
@@ -202,9 +210,13 @@ class Accumulator:
 
     def timings(self) -> dict[str, Any]:
         """llama.cpp's `timings` of all answers together."""
-        tokens = sum(answer.counts.completion_tokens for answer in self.answers)
+        counts = total(answer.counts for answer in self.answers)
         cached = sum(answer.counts.cached_tokens for answer in self.answers[:: self._n])
-        return {"timings": self._timing.timings(self.prompt_tokens, cached, tokens)}
+        timings = self._timing.timings(self.prompt_tokens, cached, counts.completion_tokens)
+        accepted = counts.accepted_draft_tokens
+        if drafted := accepted + counts.rejected_draft_tokens:
+            timings |= {"draft_n": drafted, "draft_n_accepted": accepted}
+        return {"timings": timings}
 
     def warnings(self, *answers: Answer, ignored: Sequence[str] = ()) -> dict[str, Any]:
         repairs = [repair for each in answers for repair in each.repairs]

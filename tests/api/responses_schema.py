@@ -28,6 +28,8 @@ OURS = {
     "status",  # of a `custom_tool_call`: OpenAI's server sends it
     # that vLLM's server sends
     "tool_output_tokens",
+    # that OpenAI's chat completions have
+    *("accepted_prediction_tokens", "rejected_prediction_tokens"),
     # our own remarks
     "mlx_server",
 }

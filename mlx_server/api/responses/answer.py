@@ -6,7 +6,12 @@ A response that is not streamed is made from the same stream events.
 import time
 from collections.abc import Iterable, Iterator
 
-from mlx_server.api.accumulator import Accumulator, KeptLogprobs, prompt_progress
+from mlx_server.api.accumulator import (
+    Accumulator,
+    KeptLogprobs,
+    prediction_tokens,
+    prompt_progress,
+)
 from mlx_server.api.responses import stream
 from mlx_server.api.responses.items import Seal, Wire
 from mlx_server.api.responses.stream import End, OutputItem
@@ -279,6 +284,7 @@ class ResponseOutput:
             "output_tokens": event.completion_tokens,
             "output_tokens_details": {
                 "reasoning_tokens": event.reasoning_tokens,
+                **prediction_tokens(event),  # as in OpenAI's chat completions
                 **self._accumulator.tool_output_tokens(),  # in vLLM's place
             },
             "total_tokens": prompt + event.completion_tokens,

@@ -212,7 +212,9 @@ def test_usage_tells_how_many_drafted_tokens_came(
     client: TestClient, engine: ScriptedEngine
 ) -> None:
     engine.drafts = 5, 3
-    usage = ok(post(client, n=2))["usage"]
+    body = ok(post(client, n=2, timings_per_token=True))
+    usage, timings = body["usage"], body["timings"]
+    assert (timings["draft_n"], timings["draft_n_accepted"]) == (10, 6)
     details = usage["completion_tokens_details"]
     assert details["accepted_prediction_tokens"] == 6
     assert details["rejected_prediction_tokens"] == 4

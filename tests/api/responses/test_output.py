@@ -257,12 +257,19 @@ def test_items_come_as_they_were_made(answer: str, items: list[tuple[str, str]])
 
 
 def test_usage() -> None:
-    end = Finished(0, "stop", 5, 3, reasoning_tokens=2, further_prompt_tokens=10)
+    drafted = replace(STOPPED, accepted_draft_tokens=3, rejected_draft_tokens=1)
+    end = replace(
+        drafted, completion_tokens=5, cached_tokens=3, reasoning_tokens=2, further_prompt_tokens=10
+    )
     assert gathered([*said("a"), end])["usage"] == {
         "input_tokens": 17,
         "input_tokens_details": {"cached_tokens": 3, "cache_write_tokens": 0},
         "output_tokens": 5,
-        "output_tokens_details": {"reasoning_tokens": 2},
+        "output_tokens_details": {
+            "reasoning_tokens": 2,
+            "accepted_prediction_tokens": 3,
+            "rejected_prediction_tokens": 1,
+        },
         "total_tokens": 22,
     }
 
