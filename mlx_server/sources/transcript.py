@@ -11,7 +11,8 @@ import json
 import logging
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from pathlib import Path
 from threading import Lock
 from typing import Any, Literal, Protocol
@@ -27,6 +28,8 @@ from mlx_server.models.tokenizer import Tokenizer
 from mlx_server.requests import Infill, Prompt
 
 REGEX = "regex:"
+REMINDERS = 8
+"""The number of user messages at the end that are compared with entries."""
 SURROGATE = re.compile("[\ud800-\udfff]")
 ESCAPE = re.compile(r"(?>\\u[0-9a-fA-F]{4})++")
 """Characters as JSON escapes them, such as an emoji in a tool's result."""
@@ -38,6 +41,8 @@ class RequestFacts:
 
     user: str
     """The last user message."""
+    before: tuple[str, ...]
+    """Those right before it, the latest first: agents send reminders after a question."""
     last: tuple[str, ...]
     """The latest message; the results of the latest calls, if it is one of them."""
     turn: int
@@ -55,13 +60,17 @@ def facts_of(prompt: Prompt, models: tuple[str, ...]) -> RequestFacts:
         text = prompt if isinstance(prompt, str) else ""
         if isinstance(prompt, Infill):
             text = prompt.prefix
-        return RequestFacts(text, (text,), 1, 0, "", models, frozenset())
+        return RequestFacts(text, (), (text,), 1, 0, "", models, frozenset())
     messages = prompt.messages
     # an answer at the end is continued, so it is not one of the earlier answers
     earlier = messages[:-1] if messages and messages[-1].role == "assistant" else messages
     asked = max((at for at, m in enumerate(messages) if m.role == "user"), default=-1)
+    latest = reversed(messages[max(0, asked + 1 - REMINDERS) : asked + 1])
+    users = takewhile(lambda message: message.role == "user", latest)
+    user, *before = [message.content for message in users] or [""]
     return RequestFacts(
-        user=messages[asked].content if asked >= 0 else "",
+        user=user,
+        before=tuple(before),
         last=tuple(_last(messages)),
         turn=1 + _answers(earlier),
         step=_answers(earlier[asked + 1 :]),
@@ -109,7 +118,7 @@ class TranscriptEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     output_token_ids: tuple[int, ...] | None = None
     answer: RecordedAnswer | None = None
     match: str | None = None
-    """The last user message."""
+    """The last user message; if no entry has that, one right before it."""
     last: str | None = None
     """The last message of any role, such as a tool's result."""
     turn: int | None = None
@@ -432,8 +441,8 @@ class Transcript:
         """
         facts = facts_of(prompt, models)
         mismatches = [(each, each.entry.mismatch(facts)) for each in self._conditional]
-        matching = [each for each, mismatch in mismatches if mismatch is None]
         refused = [(each, why) for each, why in mismatches if why]
+        matching = self._matching(facts)
         found = _of_matching(matching, facts) or self._next_in_order()
         what = f"turn {facts.turn}"
         if found is None:
@@ -443,6 +452,13 @@ class Transcript:
         others = [pair for pair in refused if pair[0].number < found.number]
         log.info("%s answers %s%s", name, what, _reasons(others))
         return Recording(found.entry, name)
+
+    def _matching(self, facts: RequestFacts) -> list[PlacedEntry]:
+        for user in (facts.user, *facts.before):
+            asked = replace(facts, user=user)
+            if found := [each for each in self._conditional if not each.entry.mismatch(asked)]:
+                return found
+        return []
 
     def _next_in_order(self) -> PlacedEntry | None:
         with self._lock:

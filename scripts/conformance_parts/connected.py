@@ -137,6 +137,13 @@ AGENTS: Mapping[str, Agent] = {
         ("write_file", {"path": "{file}", "content": "{content}"}),
         overflow="below the minimum 64,000 required",
     ),
+    "kimi-code": Agent(
+        "@moonshot-ai/kimi-code@2.1.0",
+        ("-p", "{prompt}"),
+        ("--continue", "-p", "{prompt}"),
+        ("Write", {"path": "{file}", "content": "{content}"}),
+        unrepeated=700,  # a reminder of its mode follows each question
+    ),
 }
 
 

@@ -32,6 +32,20 @@ def test_a_match_is_the_whole_last_user_text(tmp_path: Path) -> None:
     ) == ["matched", "other", "other", "other", "matched", "matched", "other", "matched", "other"]
 
 
+def test_a_reminder_after_the_question_hides_no_match(tmp_path: Path) -> None:
+    found = read(tmp_path, [{"match": "Hi", "output": "matched"}, {"output": "other"}])
+    asked = (Message("user", "Hi"), Message("user", "Mind the date."))
+    later = (*asked, Message("assistant", "Ho"))
+    prompts = [
+        Conversation(asked),
+        Conversation((*asked, CALL, result("Ho"))),
+        said("What?", *later),
+    ]
+    assert outputs(found, *prompts) == ["matched", "other", "other"]
+    both = read(tmp_path, [{"match": "Hi", "output": "first"}, {"match": "Ho", "output": "last"}])
+    assert outputs(both, said("Ho", Message("user", "Hi"))) == ["last"]
+
+
 def test_a_regular_expression_is_searched_for(tmp_path: Path) -> None:
     found = read(
         tmp_path,
