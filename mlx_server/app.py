@@ -23,6 +23,7 @@ from mlx_server.api import (
     completions,
     conversations,
     embeddings,
+    files,
     infill,
     models,
     native,
@@ -179,7 +180,7 @@ def _keyed_routes(server: ServerSettings, pool: Pool) -> APIRouter:
     )
     for router in (chat_completions, completions, responses, conversations, messages, native):
         keyed.include_router(router.router)
-    for router in (models, metrics, pool_api, ollama, tokenize, embeddings, rerank, infill):
+    for router in (models, metrics, pool_api, ollama, tokenize, embeddings, rerank, infill, files):
         keyed.include_router(router.router)
     keyed.include_router(pool_api.keyed)
     if server.page:
@@ -207,8 +208,9 @@ async def _opened(settings: StoreSettings) -> AsyncIterator[Store]:
 
 async def _prune(store: Store) -> None:
     while True:
-        with suppress(StoreUnavailable):  # the store has logged it
+        with suppress(StoreUnavailable, OSError):  # the store has logged it
             await store.prune()
+            await store.sweep()
         await asyncio.sleep(PRUNE_SECONDS)
 
 

@@ -9,6 +9,8 @@ import base64
 import re
 from base64 import b64decode as decode
 from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
 from email.message import Message
 from typing import Annotated, Any, Literal, get_args
 
@@ -38,6 +40,29 @@ FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 """JPEG's markers of segments that begin with the size."""
 
 
+@dataclass(frozen=True, slots=True)
+class GivenFile:
+    """An uploaded file that the request names."""
+
+    name: str
+    media_type: str
+    data: str
+    """In base64."""
+
+    @property
+    def url(self) -> str:
+        """As a data URL; of an unknown type it is base64 alone."""
+        known = "" if self.media_type == UNKNOWN_TYPE else self.media_type
+        known = known or _signed(_head(self.data, 16))
+        return f"data:{known};base64,{self.data}" if known else self.data
+
+
+UNKNOWN_TYPE = "application/octet-stream"
+
+given_files: ContextVar[Mapping[str, GivenFile]] = ContextVar("given_files", default={})  # noqa: B039
+"""Those of the present request, by their ids."""
+
+
 def kind_of(name: str) -> MediaKind | None:
     """The kind of a part or of a media type, by its name."""
     named: dict[str, MediaKind] = {
@@ -62,7 +87,9 @@ def of_part(kind: MediaKind, part: Mapping[str, Any], place: str) -> Media:
             kind, data, next((each for each in types if isinstance(each, str)), ""), place
         )
     detail = inner.get("detail") or part.get("detail")
-    return of_url(kind, inner.get("url"), place, detail if isinstance(detail, str) else None)
+    file = given_files.get().get(str(inner.get("file_id") or part.get("file_id")))
+    url = file.url if file else inner.get("url")
+    return of_url(kind, url, place, detail if isinstance(detail, str) else None)
 
 
 def of_url(kind: MediaKind, url: object, place: str, detail: str | None = None) -> Media:
@@ -173,7 +200,7 @@ ENCODINGS = {
 length of the text."""
 
 
-NO_DATA = "this server keeps no files and fetches none"
+NO_DATA = "no file of this id is stored, and none is fetched by URL"
 NO_BASE64 = "its data is not base64"
 
 
@@ -191,6 +218,9 @@ class FileData(WireModel):
 
 def content_of_file(file: FileData, place: str) -> ContentPart:
     """The file's name and its text; a picture or a sound is a medium of its own kind."""
+    given = given_files.get().get(file.file_id or "")
+    if file.file_data is None and given:
+        return content_of_data(given.url, place, file.filename or given.name)
     if file.file_data is None:
         where = " ".join(filter(None, (file.filename, file.file_url, file.file_id)))
         return Media("file", place, where[:URL_CHARACTERS], why=NO_DATA)

@@ -25,6 +25,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
 from mlx_server.api.fields import ignored_header
+from mlx_server.api.file_inputs import give_files
 from mlx_server.api.histories import WITHOUT_MENDING
 from mlx_server.events import Event, Started
 from mlx_server.generation.generate import generate
@@ -54,6 +55,7 @@ async def read(http: Request, wire_type: type[Body]) -> Body:
     raw = b"".join([chunk async for chunk in http.stream()])
     http.state.body_bytes = len(raw)
     size_of_request.set(len(raw))
+    await give_files(http, raw)
     if len(raw) > LARGE_BYTES or not wire_type.__pydantic_complete__:
         return await in_thread(_parsed, raw, wire_type)
     body = strict_json.parse_request(raw)

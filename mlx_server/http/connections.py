@@ -20,6 +20,7 @@ from websockets.server import ServerProtocol
 from mlx_server import limits
 from mlx_server.errors import BadRequest, Overloaded, ServerError
 from mlx_server.http.admission import Admission, source_of
+from mlx_server.http.middleware import is_upload
 
 BARE_LINE_END = re.compile(rb"(?<!\r)\n|\r(?!\n)")
 HEAD_END = re.compile(rb"\n\r?\n")
@@ -184,7 +185,8 @@ UNUSED = {h11.IDLE, h11.SEND_RESPONSE}
 class StrictHttp(SlowClientGuard, H11Protocol):
     receive_seconds: ClassVar[float] = float(limits.RECEIVE_SECONDS)
     """How long a request may take to arrive, from its first byte or from the connection. It is a
-    total: a timeout per byte would let a client send one byte at a time for ever."""
+    total: a timeout per byte would let a client send one byte at a time for ever. An upload gets it
+    again for each MiB."""
 
     admission: ClassVar[Admission]
 
@@ -192,6 +194,8 @@ class StrictHttp(SlowClientGuard, H11Protocol):
         super().__init__(*args, **options)
         self.conn = self._strict = StrictConnection()
         self._arrival: asyncio.TimerHandle | None = None
+        self._received = 0
+        """Bytes since the timer was set."""
         self._source = ""
         self._await_arrival()
 
@@ -208,6 +212,7 @@ class StrictHttp(SlowClientGuard, H11Protocol):
         if self.transport.is_closing():
             return
         self._await_arrival()
+        self._received += len(data)
         super().data_received(data)
         self._keep_listening()
         self._look()
@@ -305,10 +310,16 @@ class StrictHttp(SlowClientGuard, H11Protocol):
 
     def _await_arrival(self) -> None:
         if self._arrival is None:
+            self._received = 0
             self._arrival = self.loop.call_later(self.receive_seconds, self._cut)
 
     def _cut(self) -> None:
-        self.transport.close()
+        unanswered = self.conn.our_state in UNUSED and self.cycle is not None
+        if unanswered and self._received >= limits.UPLOAD_BYTES and is_upload(self.cycle.scope):
+            self._arrival = None
+            self._await_arrival()
+        else:
+            self.transport.close()
 
     def _arrived(self) -> None:
         if self._arrival:

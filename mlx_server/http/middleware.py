@@ -4,8 +4,9 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
+from typing import Any
 
 from fastapi.routing import iter_route_contexts
 from starlette.applications import Starlette
@@ -107,6 +108,7 @@ VERSIONED = {
     "completions",
     "conversations",
     "embeddings",
+    "files",
     "fim",
     "messages",
     "models",
@@ -171,6 +173,14 @@ def served_path(path: str) -> str:
         return path.removeprefix(VERSION)
     first = path.removeprefix("/").partition("/")[0]
     return VERSION + path if first in VERSIONED else path
+
+
+FILES_PATH = "/v1/files"
+
+
+def is_upload(scope: Mapping[str, Any]) -> bool:
+    """Whether the request brings a file, which is written to disk while it arrives."""
+    return scope.get("method") == "POST" and served_path(scope["path"]) == FILES_PATH
 
 
 server_log = logging.getLogger("mlx_server")

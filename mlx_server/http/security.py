@@ -39,6 +39,7 @@ from mlx_server.errors import (
 from mlx_server.fair_queue import Programs
 from mlx_server.http.admission import source_of
 from mlx_server.http.errors import error_response, is_anthropic
+from mlx_server.http.middleware import is_upload
 from mlx_server.http.strict_json import quoted
 from mlx_server.request_threads import client_of_request
 from mlx_server.requests import DETERMINISTIC_HEADER, HOPS_HEADER, GenerateRequest
@@ -110,6 +111,9 @@ def _decoded(signature: str, kind: str) -> bytes | None:
 METHODS = "GET, POST, DELETE, OPTIONS"
 
 METHODS_WITH_BODY = {"POST", "PUT", "PATCH"}
+
+UPLOAD_FORM_BYTES = 64 << 10
+"""What a body that uploads a file may have besides."""
 
 EXPOSED = "x-request-id, x-mlx-server-ignored, retry-after"
 
@@ -198,8 +202,11 @@ class SecurityMiddleware:
             if _is_preflight(scope, headers) and "access-control-allow-origin" in stamp:
                 await _preflight(headers)(scope, receive, reply)
                 return
-            self._check_body(scope, headers)
-            await self._app(scope, _limited(receive, self._max_body_bytes), reply)
+            most, setting = self._max_body_bytes, "the limit `server.max_body_bytes`"
+            if is_upload(scope):
+                most, setting = limits.FILE_BYTES + UPLOAD_FORM_BYTES, "the limit on a file"
+            self._check_body(scope, headers, most, setting)
+            await self._app(scope, _limited(receive, most, setting), reply)
         except ServerError as error:
             if reply.started:
                 raise
@@ -241,20 +248,20 @@ class SecurityMiddleware:
             return {}
         raise _forbidden_page(f"The origin {quoted(', '.join(origins))}")
 
-    def _check_body(self, scope: Scope, headers: Headers) -> None:
+    def _check_body(self, scope: Scope, headers: Headers, most: int, setting: str) -> None:
         if scope["type"] != "http":
             return
         sent = headers.getlist("content-length") or ["0"]
         if len(sent) > 1 or not LENGTH.fullmatch(sent[0]):
             raise BadRequest("Content-Length must be one whole number.")
-        if (length := int(sent[0])) > self._max_body_bytes:
-            raise _too_large(self._max_body_bytes)
+        if (length := int(sent[0])) > most:
+            raise _too_large(most, setting)
         has_body = length > 0 or "transfer-encoding" in headers
         encodings = ",".join(headers.getlist("content-encoding")).lower().split(",")
         is_encoded = any(encoding.strip() not in {"", "identity"} for encoding in encodings)
         if is_encoded and (has_body or scope["method"] in METHODS_WITH_BODY):
             raise UnsupportedMediaType("The body must not be compressed (no Content-Encoding).")
-        if has_body:
+        if has_body and not is_upload(scope):
             _check_content_type(headers)
 
 
@@ -279,7 +286,7 @@ class _StampedSend:
         await self._send(message)
 
 
-def _limited(receive: Receive, limit: int) -> Receive:
+def _limited(receive: Receive, limit: int, setting: str) -> Receive:
     """`receive` that raises TooLarge over the limit: a body need not have a Content-Length."""
     seen = 0
 
@@ -288,7 +295,7 @@ def _limited(receive: Receive, limit: int) -> Receive:
         message = await receive()
         seen += len(message.get("body", b""))
         if seen > limit:
-            raise _too_large(limit)
+            raise _too_large(limit, setting)
         return message
 
     return receive_counted
@@ -476,8 +483,8 @@ def _is_utf8_json(content_type: str) -> bool:
     return media == "application/json" and charsets <= {"utf-8", "utf8"}
 
 
-def _too_large(limit: int) -> TooLarge:
-    return TooLarge(f"The body is larger than {limit} bytes, the limit `server.max_body_bytes`.")
+def _too_large(limit: int, setting: str) -> TooLarge:
+    return TooLarge(f"The body is larger than {limit} bytes, {setting}.")
 
 
 async def _refuse(error: ServerError, scope: Scope, receive: Receive, send: Send) -> None:

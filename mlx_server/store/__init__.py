@@ -1,14 +1,27 @@
 """The SQLite store of responses, conversations and chat completions, with their items."""
 
-from mlx_server.store.records import RUNNING, ItemRecord, Page, Record, Retention, RunNews, Stats
-from mlx_server.store.store import CompletionFilter, Store, items_too_large
+from mlx_server.store.records import (
+    RUNNING,
+    BatchKind,
+    ItemRecord,
+    Kind,
+    Page,
+    Record,
+    Retention,
+    RunNews,
+    Stats,
+)
+from mlx_server.store.store import ALL, RecordFilter, Store, items_too_large
 
 __all__ = [
+    "ALL",
     "RUNNING",
-    "CompletionFilter",
+    "BatchKind",
     "ItemRecord",
+    "Kind",
     "Page",
     "Record",
+    "RecordFilter",
     "Retention",
     "RunNews",
     "Stats",

@@ -19,7 +19,7 @@ from mlx_server.system.servers import Servers
 
 log = logging.getLogger("mlx_server.store")
 
-VERSION = 5
+VERSION = 6
 
 BUSY_SECONDS = 5.0
 """How long a call waits for another server to finish writing."""
@@ -35,11 +35,13 @@ PRAGMAS = (
 )
 
 SCHEMA = (
-    # of a running response: the id of its server, and whether a client of another one cancels it
+    # of a running response or batch: the id of its server; of a response also whether a client of
+    # another one cancels it
     """CREATE TABLE records (
         seq INTEGER PRIMARY KEY,
         kind TEXT NOT NULL
-            CHECK (kind IN ('response', 'conversation', 'completion', 'page conversation')),
+            CHECK (kind IN ('response', 'conversation', 'completion', 'page conversation',
+                'file', 'batch', 'message batch')),
         owner TEXT NOT NULL,
         id TEXT NOT NULL,
         created_at REAL NOT NULL,

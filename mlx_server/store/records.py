@@ -6,7 +6,12 @@ from typing import Literal, NamedTuple
 
 from mlx_server import limits
 
-Kind = Literal["response", "conversation", "completion", "page conversation"]
+BatchKind = Literal["batch", "message batch"]
+Kind = Literal["response", "conversation", "completion", "page conversation", "file"] | BatchKind
+KINDS: tuple[Kind, ...] = (
+    *("response", "conversation", "completion", "page conversation", "file"),
+    *("batch", "message batch"),
+)
 Order = Literal["asc", "desc"]
 
 RUNNING = frozenset({"queued", "in_progress"})
@@ -23,8 +28,9 @@ class ItemRecord:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A response, a conversation (of the API or of the page) or a chat completion, without its
-    input items. The fields after `body` are a response's, but for the `labels`."""
+    """A response, a conversation (of the API or of the page), a chat completion, a file or a batch,
+    without its input items. The fields after `body` are a response's, but for the `labels` and the
+    `status`, which a batch has too."""
 
     kind: Kind
     id: str
@@ -36,7 +42,8 @@ class Record:
     conversation: str | None = None
     labels: str | None = None
     """A JSON object: of a chat completion the fields by which it is listed, `model` and `metadata`;
-    of a conversation of the page what is listed of it."""
+    of a conversation of the page what is listed of it; of a file its `purpose`, `bytes` and
+    `expires_at`; of a batch the `contents` that it has."""
     output: Sequence[ItemRecord] = ()
 
 

@@ -3,28 +3,32 @@
 Old records are removed by a clock of its own, which distrusts jumps of the system clock.
 """
 
+import asyncio
 import logging
 import math
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
 from sqlite3 import Connection
-from typing import Any, Self, get_args
+from typing import Any, Self
 
 import msgspec
 
 from mlx_server import limits
-from mlx_server.errors import BadRequest, NotFound, StoreUnavailable, TooLarge
+from mlx_server.errors import BadRequest, NotFound, StoreFull, StoreUnavailable, TooLarge
 from mlx_server.store import usage
+from mlx_server.store.contents import Contents
 from mlx_server.store.database import Database, checked_size, reads, writes
 from mlx_server.store.file import StoreFile
 from mlx_server.store.records import (
     CONVERSATION_STATUSES,
+    KINDS,
     RUNNING,
+    BatchKind,
     ItemRecord,
     Kind,
     Order,
@@ -87,22 +91,49 @@ HAS_LABEL = (
     " AND EXISTS (SELECT 1 FROM json_each(labels, '$.metadata') AS label"
     " WHERE label.key = ? AND label.value = ?)"
 )
+HAS_PURPOSE = " AND json_extract(labels, '$.purpose') = ?"
+NOT_EXPIRED = " AND json_extract(labels, '$.expires_at') > ?"
+
+FILE_USAGE = (
+    "SELECT count(*), total(json_extract(labels, '$.bytes')), total(owner = ?),"
+    " total(iif(owner = ?, json_extract(labels, '$.bytes'), 0)) FROM records WHERE kind = 'file'"
+)
+NAMED_CONTENTS = (
+    "SELECT id FROM records WHERE kind = 'file' UNION SELECT content.value"
+    " FROM records, json_each(labels, '$.contents') AS content"
+    " WHERE kind IN ('batch', 'message batch')"
+)
 
 
 @dataclass(frozen=True, slots=True)
-class CompletionFilter:
+class RecordFilter:
+    """Selects completions by their model and metadata, files by their purpose and whether they have
+    not expired."""
+
     model: str | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
+    purpose: str | None = None
+    expires_after: float | None = None
 
-    def condition(self) -> tuple[str, list[str]]:
+    def condition(self) -> tuple[str, list[str | float]]:
         """The filter as SQL to append to another condition, and the parameters of that SQL."""
-        model = [] if self.model is None else [self.model]
+        given: list[tuple[str, str | float | None]] = [
+            (HAS_MODEL, self.model),
+            (HAS_PURPOSE, self.purpose),
+            (NOT_EXPIRED, self.expires_after),
+        ]
+        set_ = [(sql, value) for sql, value in given if value is not None]
         pairs = [text for pair in self.metadata.items() for text in pair]
-        return HAS_MODEL * len(model) + HAS_LABEL * len(self.metadata), [*model, *pairs]
+        condition = "".join(sql for sql, _ in set_) + HAS_LABEL * len(self.metadata)
+        return condition, [*(value for _, value in set_), *pairs]
+
+
+ALL = RecordFilter()
 
 
 class Store(Database):
-    """Responses, conversations and chat completions in one file, which several servers may share.
+    """Responses, conversations, chat completions, files and batches in one file, which several
+    servers may share, and the contents of files in a folder next to it.
 
     A client sees only the records of its `owner`, which identifies the client, or is "" if clients
     are not distinguished. Every call except `close` raises StoreUnavailable while the file can't be
@@ -114,6 +145,7 @@ class Store(Database):
     ) -> None:
         super().__init__(file, retention)
         self.servers = file.servers
+        self.contents = Contents(file.path.parent)
         self._ageing = AgeClock(clock)
 
     @classmethod
@@ -134,6 +166,7 @@ class Store(Database):
         """Marks responses as failed that a server was running which has ended."""
         running = db.execute(
             "SELECT seq, server FROM records WHERE status IN ('queued', 'in_progress')"
+            " AND kind = 'response'"
         ).fetchall()
         living = {self.servers.id, *self.servers.others()} if running else set()
         interrupted = [seq for seq, server in running if server not in living]
@@ -293,18 +326,83 @@ class Store(Database):
         return _page(db, place, [_seq(db, kind, id, owner)], after, limit, order)
 
     @reads
-    def completions(
+    def records(
         self,
         db: Connection,
+        kind: Kind,
         owner: str,
-        wanted: CompletionFilter,
+        wanted: RecordFilter = ALL,
         after: str | None = None,
         limit: int = 20,
         order: Order = "asc",
     ) -> Page:
-        """A page of the completions that the filter selects, each as an item with its body."""
-        place = "records WHERE kind = 'completion' AND owner = ?"
-        return _page(db, place, [owner], after, limit, order, wanted.condition())
+        """A page of the records that the filter selects, each as an item with its body."""
+        place = "records WHERE kind = ? AND owner = ?"
+        return _page(db, place, [kind, owner], after, limit, order, wanted.condition())
+
+    @reads
+    def file_room(self, db: Connection, owner: str) -> int:
+        """The bytes that the owner's next file may have. Raises StoreFull if there are none."""
+        return _file_room(db, owner)
+
+    @writes
+    def add_file(self, db: Connection, file: Record, owner: str, nbytes: int) -> None:
+        """Stores the record of a file whose content is complete."""
+        if nbytes > _file_room(db, owner):
+            raise _files_full()
+        _add_file(db, file, owner)
+
+    @writes
+    def edit(
+        self,
+        db: Connection,
+        kind: BatchKind,
+        id: str,
+        owner: str,
+        change: Callable[[Record], Record],
+        files: Sequence[Record] = (),
+    ) -> Record:
+        """Replaces the status, body and labels of a batch by those that `change` makes of it, which
+        is called once, and stores its files in the same transaction."""
+        seq = _seq(db, kind, id, owner)
+        row = db.execute(
+            "SELECT created_at, body, status, labels FROM records WHERE seq = ?", (seq,)
+        ).fetchone()
+        created_at, body, status, labels = row
+        changed = change(Record(kind, id, created_at, body, status, labels=labels))
+        db.execute(
+            "UPDATE records SET status = ?, body = ?, labels = ? WHERE seq = ?",
+            (changed.status, checked_size(changed.body), changed.labels, seq),
+        )
+        for file in files:
+            _add_file(db, file, owner)
+        return changed
+
+    @writes
+    def claim(self, db: Connection, owners: Collection[str]) -> list[tuple[BatchKind, str, str]]:
+        """Takes over the running batches of these owners that no living server has. Returns the
+        kind, id and owner of each."""
+        running = db.execute(
+            "SELECT seq, kind, id, owner, server FROM records WHERE status = 'in_progress'"
+            " AND kind IN ('batch', 'message batch')"
+        ).fetchall()
+        living = {self.servers.id, *self.servers.others()} if running else set()
+        left = [row for row in running if row[4] not in living and row[3] in owners]
+        for seq, *_ in left:
+            db.execute("UPDATE records SET server = ? WHERE seq = ?", (self.servers.id, seq))
+        return [(kind, id, owner) for _, kind, id, owner, _ in left]
+
+    async def sweep(self) -> None:
+        """Removes the contents that no record names and no server is making."""
+        # those without a lock now have got their records before, or never will
+        left = await asyncio.to_thread(self.contents.unlocked)
+        named = await self._named_contents() if left else set()
+        left = [name for name in left if name not in named]
+        await asyncio.to_thread(self.contents.remove_unlocked, left)
+
+    @reads
+    def _named_contents(self, db: Connection) -> set[str]:
+        return {name for (name,) in db.execute(NAMED_CONTENTS)}
 
     @writes
     def add_items(
@@ -415,15 +513,24 @@ class Store(Database):
         """Removes records that exceed the age or the count, the least recently used first. Returns
         the number of removed records."""
         pruned = 0
-        for kind in get_args(Kind):
+        for kind in KINDS:
             while removed := await self._prune_some(kind):
                 pruned += removed
-        return pruned
+        return pruned + await self._prune_expired()
+
+    @writes
+    def _prune_expired(self, db: Connection) -> int:
+        """Removes the files whose clients let them expire."""
+        now = self._ageing.now(db)
+        return db.execute(
+            "DELETE FROM records WHERE kind = 'file' AND json_extract(labels, '$.expires_at') <= ?",
+            (now,),
+        ).rowcount
 
     @writes
     def _prune_some(self, db: Connection, kind: Kind) -> int:
         total = db.execute("SELECT count(*) FROM records WHERE kind = ?", (kind,)).fetchone()[0]
-        surplus = total - limits.STORED_RESPONSES
+        surplus = total - limits.STORED_RESPONSES if kind != "file" else 0  # no more are accepted
         expired = self._ageing.now(db) - self.retention.days * DAY
         # a clock that was set back makes new records look older than those made before
         by_creation = surplus > 0 and kind in ("response", "completion")
@@ -446,7 +553,7 @@ class Store(Database):
     @reads
     def stats(self, db: Connection) -> Stats:
         rows = db.execute("SELECT kind, count(*) FROM records GROUP BY kind").fetchall()
-        counts: dict[Kind, int] = dict.fromkeys(get_args(Kind), 0) | dict(rows)
+        counts: dict[Kind, int] = dict.fromkeys(KINDS, 0) | dict(rows)
         items = db.execute("SELECT count(*) FROM items").fetchone()[0]
         oldest, newest = db.execute(
             "SELECT min(created_at), max(created_at) FROM records WHERE kind = 'response'"
@@ -525,6 +632,29 @@ def _fail(db: Connection, seq: int) -> None:
         db.execute("INSERT INTO events VALUES (?, ?, ?)", (seq, last + 1, ended))
 
 
+def _add_file(db: Connection, file: Record, owner: str) -> None:
+    row = {name: getattr(file, name) for name in COLUMNS}
+    fields = {"owner": owner, "used_at": file.created_at, "body": file.body, "server": None}
+    db.execute(ADD_RECORD, {**row, **fields})
+
+
+def _file_room(db: Connection, owner: str) -> int:
+    row = db.execute(FILE_USAGE, (owner, owner)).fetchone()
+    files, nbytes, own_files, own_bytes = row
+    room = int(min(limits.FILES_BYTES - nbytes, limits.FILES_BYTES // 2 - own_bytes))
+    if room <= 0 or files >= limits.FILES or own_files >= limits.FILES // 2:
+        raise _files_full()
+    return room
+
+
+def _files_full() -> StoreFull:
+    return StoreFull(
+        f"There is no room for this file: there may be {limits.FILES} files with "
+        f"{limits.FILES_BYTES} bytes, half of them of one key. Delete files "
+        "(DELETE /v1/files/ID), or let them expire (`expires_after`)."
+    )
+
+
 def _items(db: Connection, record: int, condition: str = "") -> list[ItemRecord]:
     rows = db.execute(
         f"SELECT id, body FROM items WHERE record = ? {condition} ORDER BY output, seq",  # noqa: S608
@@ -589,7 +719,7 @@ def _page(
     after: str | None,
     limit: int,
     order: Order,
-    filtered: tuple[str, Sequence[str]] = ("", ()),
+    filtered: tuple[str, Sequence[str | float]] = ("", ()),
 ) -> Page:
     """A page of the rows of a `place`, a table and its condition, in the order in which they were
     stored. SQLite gets the `length` of a body without reading it."""

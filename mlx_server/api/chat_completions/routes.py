@@ -29,7 +29,7 @@ from mlx_server.api.responses.routes import After, Limit, Sorted
 from mlx_server.errors import BadRequest
 from mlx_server.http.errors import validation_error
 from mlx_server.request_threads import in_thread
-from mlx_server.store import CompletionFilter, ItemRecord, Record, Store
+from mlx_server.store import ItemRecord, Record, RecordFilter, Store
 
 ECHOED = frozenset(
     {
@@ -96,7 +96,7 @@ def _message_record(id: str, message: MessageParam) -> ItemRecord:
     return ItemRecord(id, msgspec.json.encode(stored))
 
 
-def filter_of(http: Request) -> CompletionFilter:
+def filter_of(http: Request) -> RecordFilter:
     """Which completions the query asks for."""
     metadata = {
         label[1]: value
@@ -105,7 +105,7 @@ def filter_of(http: Request) -> CompletionFilter:
     }
     if len(metadata) > (most := limits.METADATA):
         raise BadRequest(f"`metadata` can have {most} pairs at most.", param="metadata")
-    return CompletionFilter(http.query_params.get("model"), metadata)
+    return RecordFilter(http.query_params.get("model"), metadata)
 
 
 PATH = "/v1/chat/completions"
@@ -137,7 +137,7 @@ async def stored(
     http: Request, after: After = None, limit: Limit = 20, order: Sorted = "asc"
 ) -> Response:
     filter, owner = filter_of(http), http.state.owner
-    page = await _store(http).completions(owner, filter, after, limit, order)
+    page = await _store(http).records("completion", owner, filter, after, limit, order)
     return json_response(page_body(page))
 
 

@@ -268,8 +268,7 @@ def _document(block: DocumentBlock, place: str) -> Sequence[ContentPart]:
             return [content_of_data(data, place)]
         case "content":
             return parts_of(source.content, place)
-    known = filter(None, (source.url, source.file_id))
-    return [content_of_file(FileData(filename=" ".join(known)), place)]
+    return [content_of_file(FileData(file_url=source.url, file_id=source.file_id), place)]
 
 
 def turns_of(messages: Sequence[AnthropicMessageParam], signer: Signer) -> Turns:

@@ -12,6 +12,7 @@ import msgspec
 from starlette.requests import HTTPConnection
 
 from mlx_server import limits
+from mlx_server.api.file_inputs import give_files
 from mlx_server.api.responses.answer import ResponseOutput
 from mlx_server.api.responses.input import ParsedResponsesRequest, input_items, to_request
 from mlx_server.api.responses.items import (
@@ -107,6 +108,7 @@ async def read_all(
     stored = StoredItems(connection)
     earlier = await stored.earlier(body, recalled)
     references = await stored.referenced(body.input)
+    await give_files(connection, *(item.body for item in earlier))
     is_recalled = body.previous_response_id in recalled
     signer = signer_of(connection)
     return await in_thread(_resolved, body, earlier, references, is_recalled, signer)

@@ -13,6 +13,8 @@ from starlette.types import Message
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from mlx_server import limits
+from mlx_server.api.content import given_files
+from mlx_server.api.file_inputs import give_files
 from mlx_server.api.handlers import LARGE_BYTES
 from mlx_server.api.responses.answer import BROKEN
 from mlx_server.api.responses.create import as_stored, create
@@ -202,6 +204,8 @@ class Socket:
         request = await _parsed(frame)
         previous = request.get("previous_response_id")
         self._previous = previous if isinstance(previous, str) else None
+        given_files.set({})
+        await give_files(self._websocket, frame.data)
         body = await in_thread(_body, request)
         created = await create(self._websocket, body, self._unstored.contexts)
         created.run.output.add_ignored(created.ignored)
