@@ -112,8 +112,10 @@ class DecodeBatch(GenerationBatch):
         if not is_again and not any(widths):
             return None
         return [
-            self._until_stop(at, draft.tokens[:width]) if draft else []
-            for at, (draft, width) in enumerate(zip(drafts, widths, strict=True))
+            self._until_stop(row, token, draft.tokens[:width]) if draft else []
+            for row, token, draft, width in zip(
+                self.samplers, self.read(), drafts, widths, strict=True
+            )
         ]
 
     @property
@@ -159,10 +161,13 @@ class DecodeBatch(GenerationBatch):
         is_new = self.is_read and begin <= len(tokens) + len(unfed)
         return [*known, self.read()[at]] if is_new else known
 
-    def _until_stop(self, at: int, draft: list[int]) -> list[int]:
+    def _until_stop(self, row: Row, following: int, draft: list[int]) -> list[int]:
         """Cuts a draft after its first stop token, and before one outside of the vocabulary, such
-        as a picture's: MLX does not check indices."""
-        stops = self.samplers[at].request.stop_tokens
+        as a picture's: MLX does not check indices. It is empty after a stop token, so that a
+        recurrent state that ends with it can be continued."""
+        stops = row.request.stop_tokens
+        if following in stops:
+            return []
         for n, token in enumerate(draft):
             if token >= self.vocabulary:
                 return draft[:n]
