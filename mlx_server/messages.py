@@ -61,6 +61,8 @@ class PicturePart:
 
     placeholder: str
     """What the model's chat templates write for a picture."""
+    text: str = ""
+    """What replaces the placeholder in the rendered prompt."""
 
 
 ContentPart = str | Media | PicturePart

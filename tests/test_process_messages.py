@@ -11,7 +11,7 @@ from mlx_server.engine import messages, worker_arguments
 from mlx_server.engine.messages import Admitted, Command, Report, RowFailed, Token
 from mlx_server.engine.worker_arguments import RankArguments, WorkerArguments, encode_arguments
 from mlx_server.grammars import compiled as schemas
-from mlx_server.sandbox import files
+from mlx_server.sandbox import files, picture_fits
 from mlx_server.sandbox import template_messages as templates
 from mlx_server.worker.ranks import link
 from tests.structs import broken, filled, tagged
@@ -23,7 +23,7 @@ UNIONS: Mapping[str, tuple[ModuleType, Any]] = {
     "rendered": (templates, templates.Reply),
     "PDF": (files, files.ReadPdf),
     "picture": (files, files.ReadPicture),
-    "fit": (files, files.Fit),
+    "fit": (picture_fits, picture_fits.Fit),
     "file": (files, files.FileReply),
     "schema": (schemas, schemas.Request),
     "compiled": (schemas, schemas.Reply),

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
 from mlx.utils import tree_flatten
 from mlx_lm.models.llama import Model, ModelArgs
 from tokenizers import AddedToken, Tokenizer
@@ -24,140 +23,6 @@ CHAT_TEMPLATE = """\
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{ '<|im_start|>assistant\n' }}{%- endif -%}
 """
-
-
-IMAGE_TOKENS = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>")
-IMAGE_TOKEN = TOKENS + 1
-MROPE = {"type": "default", "mrope_section": [3, 3, 2], "mrope_interleaved": True}
-
-VISION_TEMPLATE = """\
-{%- for message in messages -%}
-{{ '<|im_start|>' + message['role'] + '\n' }}
-{%- if message['content'] is string -%}{{ message['content'] }}
-{%- else -%}
-{%- for part in message['content'] -%}
-{%- if part['type'] == 'image' -%}{{ '<|vision_start|><|image_pad|><|vision_end|>' }}
-{%- else -%}{{ part['text'] }}{%- endif -%}
-{%- endfor -%}
-{%- endif -%}
-{{ '<|im_end|>\n' }}
-{%- endfor -%}
-{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\n' }}{%- endif -%}
-"""
-
-LINEAR = {
-    "head_dim": 32,
-    "linear_num_value_heads": 4,
-    "linear_num_key_heads": 2,
-    "linear_key_head_dim": 32,
-    "linear_value_head_dim": 32,
-    "linear_conv_kernel_dim": 4,
-    "full_attention_interval": 2,
-    "rope_parameters": {
-        **MROPE,
-        "mrope_section": [2, 1, 1],
-        "rope_theta": 10000.0,
-        "partial_rotary_factor": 0.25,
-    },
-}
-
-VISION_FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "qwen2_5_vl": (
-        {"rope_scaling": {"type": "mrope", "mrope_section": [3, 3, 2]}},
-        {"patch_size": 14, "fullatt_block_indexes": [1], "window_size": 56, "in_channels": 3},
-    ),
-    "qwen3_vl": ({"rope_scaling": MROPE}, {"deepstack_visual_indexes": [0, 1]}),
-    "qwen3_vl_moe": (
-        {
-            "rope_scaling": MROPE,
-            "num_experts": 4,
-            "num_experts_per_tok": 2,
-            "decoder_sparse_step": 1,
-            "mlp_only_layers": [],
-            "moe_intermediate_size": 32,
-            "norm_topk_prob": True,
-        },
-        {"deepstack_visual_indexes": [0]},
-    ),
-    "qwen3_5": (LINEAR, {}),
-}
-"""What the text model and the tower of each family have of their own."""
-
-
-def tiny_vision(folder: Path, family: str = "qwen3_vl", *, seed: int = 0) -> Path:
-    """A checkpoint that sees. Needs the extra `vision`."""
-    from mlx_server.models.vision import FAMILIES
-    from mlx_server.worker.mlx_lm_internals import get_classes
-    from mlx_server.worker.sight import tower_module
-
-    own, own_tower = VISION_FAMILIES[family]
-    tiny_llama(folder)
-    text = {
-        "model_type": family if family == "qwen2_5_vl" else f"{family}_text",
-        "hidden_size": 64,
-        "num_hidden_layers": 4,
-        "intermediate_size": 128,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "rms_norm_eps": 1e-6,
-        "vocab_size": 320,
-        "max_position_embeddings": 4096,
-        "rope_theta": 10000.0,
-        "tie_word_embeddings": False,
-        **own,
-    }
-    tower = {
-        "model_type": family,
-        "depth": 3,
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_heads": 2,
-        "out_hidden_size": 64,
-        "patch_size": 16,
-        "spatial_merge_size": 2,
-        "temporal_patch_size": 2,
-        "num_position_embeddings": 64,
-        "deepstack_visual_indexes": [],
-        **own_tower,
-    }
-    config = {
-        "model_type": family,
-        "vocab_size": 320,
-        "eos_token_id": IM_END,
-        "tie_word_embeddings": False,
-        "image_token_id": IMAGE_TOKEN,
-        "video_token_id": 319,
-        "vision_start_token_id": TOKENS,
-        "vision_end_token_id": TOKENS + 2,
-        "text_config": text,
-        "vision_config": tower,
-    }
-    if family == "qwen2_5_vl":
-        config |= text
-    _write(folder / "config.json", config)
-    _write(
-        folder / "preprocessor_config.json",
-        {"size": {"shortest_edge": 1024, "longest_edge": 65536}},
-    )
-    _write(
-        folder / "tokenizer_config.json", {**_tokenizer_config(), "chat_template": VISION_TEMPLATE}
-    )
-    _tokenizer(IMAGE_TOKENS).save(str(folder / "tokenizer.json"))
-    model, arguments = get_classes(config)
-    module = tower_module(FAMILIES[family].tower)
-    parts: dict[str, nn.Module] = {
-        "": model(arguments.from_dict(json.loads(json.dumps(config)))),
-        "vision_tower.": module.VisionModel(module.VisionConfig.from_dict(tower)),
-    }
-    shapes = {
-        prefix + name: array.shape
-        for prefix, part in parts.items()
-        for name, array in tree_flatten(part.parameters())
-    }
-    weights = _random_weights(shapes, seed)
-    mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
-    return folder
 
 
 def tiny_llama(
@@ -187,10 +52,10 @@ def tiny_llama(
         "eos_token_id": IM_END,
     }
     ends = {"bos_token_id": IM_START, "eos_token_id": [IM_END, ENDOFTEXT]}
-    _write(folder / "config.json", config)
-    _write(folder / "generation_config.json", ends)
-    _write(folder / "tokenizer_config.json", _tokenizer_config())
-    _tokenizer().save(str(folder / "tokenizer.json"))
+    write_json(folder / "config.json", config)
+    write_json(folder / "generation_config.json", ends)
+    write_json(folder / "tokenizer_config.json", tokenizer_config())
+    tokenizer().save(str(folder / "tokenizer.json"))
     weights = _weights(config, seed)
     mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
     return folder
@@ -209,7 +74,7 @@ def tiny_embedder(folder: Path, *, pooling: str = "lasttoken", **files: Any) -> 
         **files,
     }
     for name, content in written.items():
-        _write(folder / f"{name}.json", content)
+        write_json(folder / f"{name}.json", content)
     return folder
 
 
@@ -217,7 +82,7 @@ def tiny_reranker(folder: Path, *, layers: int = 2, hidden: int = 64) -> Path:
     """The same as a reranker that says `n` or `y`: its tokenizer has no longer tokens."""
     tiny_llama(folder, layers=layers, hidden=hidden)
     config = json.loads((folder / "config.json").read_text("utf-8"))
-    _write(folder / "config.json", {**config, "classifier_from_token": ["n", "y"]})
+    write_json(folder / "config.json", {**config, "classifier_from_token": ["n", "y"]})
     return folder
 
 
@@ -230,16 +95,16 @@ def shallow_copy(checkpoint: Path, folder: Path, *, layers: int = 2) -> Path:
     weights: dict[str, mx.array] = mx.load(str(checkpoint / "model.safetensors"))  # type: ignore[assignment]
     kept = {name: w for name, w in weights.items() if not name.startswith(tuple(dropped))}
     mx.save_safetensors(str(folder / "model.safetensors"), kept, {"format": "mlx"})
-    _write(folder / "config.json", {**config, "num_hidden_layers": layers})
+    write_json(folder / "config.json", {**config, "num_hidden_layers": layers})
     return folder
 
 
 def _weights(config: dict[str, Any], seed: int) -> dict[str, mx.array]:
     parameters = tree_flatten(Model(ModelArgs.from_dict(config)).parameters())
-    return _random_weights({name: array.shape for name, array in sorted(parameters)}, seed)
+    return random_weights({name: array.shape for name, array in sorted(parameters)}, seed)
 
 
-def _random_weights(shapes: dict[str, tuple[int, ...]], seed: int) -> dict[str, mx.array]:
+def random_weights(shapes: dict[str, tuple[int, ...]], seed: int) -> dict[str, mx.array]:
     keys = mx.random.split(mx.random.key(seed), len(shapes))
     return {
         name: _random(name, shape, key)
@@ -255,7 +120,7 @@ def _random(name: str, shape: tuple[int, ...], key: mx.array) -> mx.array:
     return mx.random.normal(shape, key=key) * size
 
 
-def _tokenizer(further: tuple[str, ...] = ()) -> Tokenizer:
+def tokenizer(further: tuple[str, ...] = ()) -> Tokenizer:
     tokens = [*SPECIAL, *sorted(ByteLevel.alphabet())]
     tokenizer = Tokenizer(BPE(vocab={token: id for id, token in enumerate(tokens)}, merges=[]))
     tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=False)
@@ -266,7 +131,7 @@ def _tokenizer(further: tuple[str, ...] = ()) -> Tokenizer:
     return tokenizer
 
 
-def _tokenizer_config() -> dict[str, Any]:
+def tokenizer_config() -> dict[str, Any]:
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": "<|im_start|>",
@@ -278,5 +143,5 @@ def _tokenizer_config() -> dict[str, Any]:
     }
 
 
-def _write(path: Path, content: Any) -> None:
+def write_json(path: Path, content: Any) -> None:
     path.write_text(json.dumps(content, indent=2), "utf-8")

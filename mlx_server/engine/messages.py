@@ -142,15 +142,18 @@ def media_ids(digest: bytes, count: int) -> list[int]:
 
 
 class Picture(msgspec.Struct, frozen=True, array_like=True):
-    """A picture in a prompt, in its size for the model."""
+    """A picture in a prompt, in its sizes for the model."""
 
     at: int
     """The place of its first token in the prompt."""
     digest: bytes
-    width: int
-    height: int
+    tokens: int
+    sizes: list[tuple[int, int]]
+    """The width and the height of each view of it."""
     pixels: bytes
-    """Three bytes each, row by row."""
+    """Three bytes each, row by row, view by view."""
+    texts: list[tuple[int, int]] = []
+    """Places within the picture's tokens that have a token of text, and that token."""
 
 
 class Generate(msgspec.Struct, tag=True):

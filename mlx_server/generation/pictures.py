@@ -12,19 +12,21 @@ import base64
 import threading
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 
 from mlx_server import limits
-from mlx_server.engine.messages import Picture, media_ids
+from mlx_server.engine.messages import FIRST_MEDIA_ID, Picture, media_ids
 from mlx_server.errors import BadRequest
 from mlx_server.messages import ContentPart, Conversation, Media, Message, PicturePart, content_of
-from mlx_server.models.vision import Vision
+from mlx_server.models.tokenizer import Tokenizer
+from mlx_server.models.vision import Layout, Vision
 from mlx_server.prompts.branches import Branches
 from mlx_server.prompts.template_prompt import RenderedPrompt
 from mlx_server.request_threads import check_wanted
-from mlx_server.sandbox.files import FileRefused, Fit, decoded
+from mlx_server.sandbox.files import FileRefused, decoded
+from mlx_server.sandbox.picture_fits import Fit, Size
 
 SHOWN_ROLES = ("user", "tool")
 """The roles of messages whose pictures are shown: templates have no place for others."""
@@ -33,8 +35,7 @@ SHOWN_ROLES = ("user", "tool")
 @dataclass(frozen=True)
 class ShownPicture:
     digest: bytes
-    width: int
-    height: int
+    sizes: list[Size]
     pixels: bytes
 
 
@@ -69,9 +70,9 @@ def _decoded(data: str, fit: Fit, filter: int) -> ShownPicture:
         file = base64.b64decode(data, validate=True)
     except ValueError:
         raise FileRefused("is not base64") from None
-    width, height, pixels = decoded(file, fit, filter)
-    digest = sha256(b"%d %d " % (width, height) + pixels).digest()
-    return ShownPicture(digest, width, height, pixels)
+    sizes, pixels = decoded(file, fit, filter)
+    head = b"".join(b"%d %d " % size for size in sizes)
+    return ShownPicture(sha256(head + pixels).digest(), sizes, pixels)
 
 
 DECODED = DecodedPictures()
@@ -117,7 +118,7 @@ def _part(
         if is_new:
             raise BadRequest(f"The picture {refused}.", param=medium.place) from None
         return replace(medium, why=f"it {refused}")
-    return PicturePart(vision.family.placeholder)
+    return PicturePart(vision.family.placeholder, vision.text)
 
 
 def _data(medium: Media) -> tuple[str, str | None]:
@@ -144,7 +145,7 @@ def _with_part(message: Message, place: int, part: ContentPart) -> Message:
 
 
 def expanded(
-    rendered: RenderedPrompt, pictures: Sequence[ShownPicture], vision: Vision
+    rendered: RenderedPrompt, pictures: Sequence[ShownPicture], vision: Vision, tokenizer: Tokenizer
 ) -> RenderedPrompt | None:
     """The prompt with all tokens of its pictures. None if the template has not written each
     placeholder once."""
@@ -153,14 +154,18 @@ def expanded(
         return None
     tokens: list[int] = []
     placed: list[Picture] = []
+    added = [0]
+    """The tokens by which the prompt is longer after each number of pictures."""
     begin = 0
     for at, each in zip(places, pictures, strict=True):
         tokens += rendered.tokens[begin:at]
-        placed.append(Picture(len(tokens), each.digest, each.width, each.height, each.pixels))
-        tokens += media_ids(each.digest, vision.count(each.width, each.height))
+        count, texts = _tokens(vision.layout(each.sizes), tokenizer)
+        picture = Picture(len(tokens), each.digest, count, each.sizes, each.pixels, texts)
+        placed.append(picture)
+        tokens += media_ids(each.digest, count)
         begin = at + 1
+        added.append(added[-1] + count - 1)
     tokens += rendered.tokens[begin:]
-    added = list(_added(pictures, vision))
 
     def moved(length: int) -> int:
         return length + added[bisect_left(places, length)]
@@ -173,10 +178,24 @@ def expanded(
     return replace(rendered, tokens=tokens, pictures=tuple(placed), branches=branches)
 
 
-def _added(pictures: Sequence[ShownPicture], vision: Vision) -> Iterator[int]:
-    """The tokens by which a prompt is longer after each number of pictures."""
-    total = 0
-    yield total
-    for each in pictures:
-        total += vision.count(each.width, each.height) - 1
-        yield total
+def _tokens(layout: Layout, tokenizer: Tokenizer) -> tuple[int, list[tuple[int, int]]]:
+    """How many tokens a picture has, and the places of those of text among them."""
+    count, texts = 0, list[tuple[int, int]]()
+    for part in layout:
+        if isinstance(part, str):
+            ids = tokenizer.encode(part)
+            texts += enumerate(ids, count)
+            count += len(ids)
+        else:
+            count += part
+    return count, texts
+
+
+def with_vocabulary(prompt: RenderedPrompt, token: int) -> list[int]:
+    """The prompt's tokens with ids of the vocabulary in place of those of pictures. token: the
+    image token."""
+    tokens = [id if id < FIRST_MEDIA_ID else token for id in prompt.tokens]
+    for picture in prompt.pictures:
+        for place, id in picture.texts:
+            tokens[picture.at + place] = id
+    return tokens

@@ -117,7 +117,7 @@ def chat_prompt(prepared: PreparedModel, conversation: Conversation) -> Rendered
     if unseen and prepared.vision:
         shown, pictures = with_pictures(conversation, prepared.vision)
         rendered = family.render(checkpoint, shown, most)
-        if prompt := expanded(rendered, pictures, prepared.vision):
+        if prompt := expanded(rendered, pictures, prepared.vision, checkpoint.tokenizer):
             return replace(prompt, unseen=tuple(media_places([shown])))
     return replace(family.render(checkpoint, conversation, most), unseen=unseen)
 

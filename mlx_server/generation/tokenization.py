@@ -5,8 +5,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from mlx_server import limits
-from mlx_server.engine.messages import FIRST_MEDIA_ID
 from mlx_server.errors import BadRequest, ContextTooLong
+from mlx_server.generation.pictures import with_vocabulary
 from mlx_server.generation.plan import (
     with_continued_messages,
 )
@@ -54,9 +54,7 @@ def chat_tokens(
     spec = replace(prepared.spec, context_length=limits.TOKENIZED)
     with _limited("messages") as tokens:
         prompt = chat_prompt(replace(prepared, spec=spec), conversation)
-        # the ids of pictures are no ids of the vocabulary
-        image = prepared.vision.token if prepared.vision else 0
-        tokens += (id if id < FIRST_MEDIA_ID else image for id in prompt.tokens)
+        tokens += with_vocabulary(prompt, prepared.vision.token if prepared.vision else 0)
         if add_special_tokens:
             tokens[:] = prepared.checkpoint.tokenizer.with_special_tokens(tokens)
     return tokens

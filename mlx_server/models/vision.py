@@ -1,4 +1,4 @@
-"""How models that see are shown pictures: in which size, and as which tokens of a prompt.
+"""How models that see are shown pictures: in which sizes, and as which tokens of a prompt.
 
 A model sees if its family is in the table here, its checkpoint has a vision tower, and the extra
 `vision` is installed: mlx-vlm has the towers, and Pillow decodes pictures.
@@ -6,53 +6,187 @@ A model sees if its family is in the table here, its checkpoint has a vision tow
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, Protocol
 
 from mlx_server import limits
 from mlx_server.models.files import read_optional_json
-from mlx_server.sandbox.files import Fit, Grid
+from mlx_server.sandbox.picture_fits import Fit, Grid, LongestSide, Size, Square
 
 log = logging.getLogger("mlx_server.models")
 
 INSTALL = "pip install --no-deps 'mlx-vlm>=0.7.10,<0.8' 'pillow>=13,<14'"
 """Installs all that is needed: what else mlx-vlm names as its dependencies is not used."""
 
-BICUBIC = 3
+BILINEAR, BICUBIC = 2, 3
 
 Sections = Literal["interleaved", "consecutive"]
 """How the three positions of a token (time, row and column) are spread over a head's values."""
 
+Layout = Sequence[int | str]
+"""A picture's tokens: numbers of image tokens, and the text between them."""
+
+
+class PictureRecipe(Protocol):
+    def fit(self, tokens: int) -> Fit:
+        """tokens: the most that a picture may have, where its size decides on them."""
+
+    def layout(self, sizes: Sequence[Size]) -> Layout:
+        """The tokens of a picture whose views have these sizes."""
+
+
+class VisionSettings(NamedTuple):
+    """A checkpoint's files: what they say may be missing or wrong."""
+
+    config: Mapping[str, Any]
+    tower: Mapping[str, Any]
+    processor: Mapping[str, Any]
+    image: Mapping[str, Any]
+    """The image processor's."""
+
+    @property
+    def size(self) -> Mapping[str, Any]:
+        size = self.image.get("size")
+        return size if isinstance(size, dict) else {}
+
+
+@dataclass(frozen=True)
+class PatchGrid:
+    """A picture keeps its aspect; squares of `merge` times `merge` patches are its tokens."""
+
+    patch: int
+    merge: int
+    least: int
+    most: int
+    """The least and the most pixels of a picture."""
+
+    @property
+    def cell(self) -> int:
+        """The pixels of the side of one token."""
+        return self.patch * self.merge
+
+    def fit(self, tokens: int) -> Fit:
+        most = min(self.most, tokens * self.cell**2)
+        return Grid(self.cell, min(self.least, most), most)
+
+    def grid(self, size: Size) -> tuple[int, int]:
+        """The rows and columns of tokens."""
+        return size[1] // self.cell, size[0] // self.cell
+
+    def layout(self, sizes: Sequence[Size]) -> Layout:
+        rows, columns = self.grid(sizes[0])
+        return [rows * columns]
+
+
+@dataclass(frozen=True)
+class OneSquare:
+    side: int
+    tokens: int
+
+    def fit(self, tokens: int) -> Fit:
+        return Square(self.side)
+
+    def layout(self, sizes: Sequence[Size]) -> Layout:
+        return [self.tokens]
+
+
+@dataclass(frozen=True)
+class TokenRows:
+    """A picture keeps its aspect, and each row of its tokens ends with a token of its own."""
+
+    cell: int
+    longest: int
+    """The most pixels of a side."""
+    between: str
+    end: str
+
+    def fit(self, tokens: int) -> Fit:
+        return LongestSide(self.cell, min(self.longest, int(tokens**0.5) * self.cell))
+
+    def layout(self, sizes: Sequence[Size]) -> Layout:
+        (width, height), *_ = sizes
+        row = (width // self.cell, self.between)
+        return [*row * (height // self.cell - 1), row[0], self.end]
+
 
 @dataclass(frozen=True)
 class VisionFamily:
-    tower: str
-    """mlx-vlm's module that has the tower."""
+    package: str
+    """mlx-vlm's package of the family."""
     placeholder: str
-    """What chat templates write for a picture; it has one image token."""
-    sections: Sections
-    patch: int
-    """The pixels of the side of a patch, unless the checkpoint's files say it."""
+    """What chat templates write for a picture."""
+    recipe: Callable[[VisionSettings], PictureRecipe]
+    sections: Sections | None = None
+    """None: a token has one position."""
+    text: str = ""
+    """What replaces the placeholder in the prompt's text, where that is not the same. It has one
+    image token, which becomes as many as a picture has."""
+    filter: int = BICUBIC
+    sees_whole: Literal["", "all", "sliding"] = ""
+    """In which layers the tokens of a picture see each other, also those after them; a piece of a
+    prompt then has pictures as a whole."""
 
 
 QWEN = "<|vision_start|><|image_pad|><|vision_end|>"
 
+
+def _patch_grid(patch: int) -> Callable[[VisionSettings], PatchGrid]:
+    """patch: the pixels of its side, unless the files say it."""
+
+    def recipe(given: VisionSettings) -> PatchGrid:
+        image, size = given.image, given.size
+        return PatchGrid(
+            _natural(image.get("patch_size"), given.tower.get("patch_size"), patch),
+            _natural(image.get("merge_size"), given.tower.get("spatial_merge_size"), 2),
+            _natural(size.get("shortest_edge"), image.get("min_pixels"), 56 * 56),
+            _natural(size.get("longest_edge"), image.get("max_pixels"), 14 * 14 * 4 * 1280),
+        )
+
+    return recipe
+
+
+def _gemma3(given: VisionSettings) -> OneSquare:
+    side = _natural(given.size.get("height"), given.tower.get("image_size"), 896)
+    return OneSquare(side, _natural(given.config.get("mm_tokens_per_image"), 256))
+
+
+def _pixtral(given: VisionSettings) -> TokenRows:
+    patch = _natural(given.processor.get("patch_size"), given.tower.get("patch_size"), 16)
+    cell = patch * _natural(
+        given.processor.get("spatial_merge_size"), given.config.get("spatial_merge_size"), 1
+    )
+    longest = _natural(given.size.get("longest_edge"), given.tower.get("image_size"), 1024)
+    return TokenRows(cell, longest, "[IMG_BREAK]", "[IMG_END]")
+
+
+GEMMA3 = "\n\n<start_of_image><image_soft_token><end_of_image>\n\n"
+
 FAMILIES: Mapping[str, VisionFamily] = {
-    "qwen2_5_vl": VisionFamily("qwen2_5_vl", QWEN, "consecutive", 14),
-    "qwen3_vl": VisionFamily("qwen3_vl", QWEN, "interleaved", 16),
-    "qwen3_vl_moe": VisionFamily("qwen3_vl_moe", QWEN, "interleaved", 16),
-    "qwen3_5": VisionFamily("qwen3_vl", QWEN, "interleaved", 16),
-    "qwen3_5_moe": VisionFamily("qwen3_vl", QWEN, "interleaved", 16),
+    "qwen2_5_vl": VisionFamily("qwen2_5_vl", QWEN, _patch_grid(14), "consecutive"),
+    "qwen3_vl": VisionFamily("qwen3_vl", QWEN, _patch_grid(16), "interleaved"),
+    "qwen3_vl_moe": VisionFamily("qwen3_vl_moe", QWEN, _patch_grid(16), "interleaved"),
+    "qwen3_5": VisionFamily("qwen3_5", QWEN, _patch_grid(16), "interleaved"),
+    "qwen3_5_moe": VisionFamily("qwen3_5_moe", QWEN, _patch_grid(16), "interleaved"),
+    "gemma3": VisionFamily(
+        "gemma3", "<start_of_image>", _gemma3, text=GEMMA3, filter=BILINEAR, sees_whole="all"
+    ),
+    "pixtral": VisionFamily("pixtral", "[IMG]", _pixtral),
+    "mistral3": VisionFamily("mistral3", "[IMG]", _pixtral),
 }
 """By model type."""
 
 
-IN_TOWER = re.compile(r"(?:model\.)?(?:language_model\.)?(?:visual|vision_tower)\.(.+)")
-"""Matches the names of a tower's tensors; the group is the name that they have in the tower."""
+IN_TOWER = re.compile(
+    r"(?:model\.)?(?:language_model\.)?"
+    r"(?P<part>visual|vision_tower|vision_encoder|multi_modal_projector|vision_projection)"
+    r"\.(?P<name>.+)"
+)
+"""Matches the names of the tensors of a tower, and of what projects its output to the text model's
+width."""
 
 
 @dataclass(frozen=True)
@@ -61,59 +195,49 @@ class Vision:
 
     family: VisionFamily
     token: int
-    """The image token: what the placeholder has once, and the prompt as often as `count` says."""
-    patch: int
-    merge: int
-    """The side of the square of patches that becomes one token."""
-    least: int
-    most: int
-    """The least and the most pixels of a picture."""
+    """The image token."""
+    recipe: PictureRecipe
     mean: tuple[float, ...]
     std: tuple[float, ...]
     """The mean and the deviation of the values of pixels, between 0 and 1, by colour."""
     filter: int
 
     @property
-    def cell(self) -> int:
-        """The pixels of the side of one token."""
-        return self.patch * self.merge
+    def text(self) -> str:
+        return self.family.text or self.family.placeholder
 
     def fit(self, detail: str | None = None) -> Fit:
-        tokens = limits.LOW_DETAIL_TOKENS if detail == "low" else limits.PICTURE_TOKENS
-        most = min(self.most, tokens * self.cell**2)
-        return Grid(self.cell, min(self.least, most), most)
+        low = detail == "low"
+        return self.recipe.fit(limits.LOW_DETAIL_TOKENS if low else limits.PICTURE_TOKENS)
 
-    def grid(self, width: int, height: int) -> tuple[int, int]:
-        """The rows and columns of tokens of a picture that has its size for the model."""
-        return height // self.cell, width // self.cell
+    def layout(self, sizes: Sequence[Size]) -> Layout:
+        return self.recipe.layout(sizes)
 
-    def count(self, width: int, height: int) -> int:
-        rows, columns = self.grid(width, height)
-        return rows * columns
+    def grid(self, sizes: Sequence[Size]) -> tuple[int, int] | None:
+        """The rows and columns of tokens that have three positions."""
+        if self.family.sections and isinstance(self.recipe, PatchGrid):
+            return self.recipe.grid(sizes[0])
+        return None
 
 
 def vision_of(folder: Path, config: Mapping[str, Any]) -> Vision | None:
     """None for a checkpoint without a tower, or of a family that is not in the table."""
     family = FAMILIES.get(str(config.get("model_type")))
-    tower, token = config.get("vision_config"), config.get("image_token_id")
+    tower = config.get("vision_config")
+    token = config.get("image_token_id", config.get("image_token_index"))
     if family is None or not isinstance(tower, dict) or type(token) is not int:
         return None
-    given = read_optional_json(folder / "preprocessor_config.json")
-    given = given or read_optional_json(folder / "processor_config.json").get("image_processor", {})
-    size = given.get("size")
-    size = size if isinstance(size, dict) else {}
-    patch = _natural(given.get("patch_size"), tower.get("patch_size"), family.patch)
-    merge = _natural(given.get("merge_size"), tower.get("spatial_merge_size"), 2)
+    processor = read_optional_json(folder / "processor_config.json")
+    image = read_optional_json(folder / "preprocessor_config.json")
+    if not image and isinstance(within := processor.get("image_processor"), dict):
+        image = within
     return Vision(
         family,
         token,
-        patch,
-        merge,
-        _natural(size.get("shortest_edge"), given.get("min_pixels"), 56 * 56),
-        _natural(size.get("longest_edge"), given.get("max_pixels"), 14 * 14 * 4 * 1280),
-        _three(given.get("image_mean")),
-        _three(given.get("image_std")),
-        BICUBIC,
+        family.recipe(VisionSettings(config, tower, processor, image)),
+        _three(image.get("image_mean")),
+        _three(image.get("image_std")),
+        _natural(resample if (resample := image.get("resample")) in range(6) else 0, family.filter),
     )
 
 

@@ -365,7 +365,7 @@ def _vision(spec: ModelSpec, path: Path, checkpoint: Checkpoint) -> Vision | Non
     if vision is None or spec.group or task_of(spec, checkpoint) != "generate":
         return None
     token = checkpoint.tokenizer.control_tokens.get(vision.token)
-    if not token or token not in vision.family.placeholder:
+    if not token or token not in vision.text:
         return None
     # converters for text models keep the tower's settings and drop its weights
     has_tower = any(map(IN_TOWER.match, tensor_names(path)))

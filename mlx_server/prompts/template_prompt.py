@@ -15,7 +15,7 @@ from typing import Any
 from mlx_server import limits
 from mlx_server.engine.messages import Picture
 from mlx_server.errors import BadRequest, ModelUnusable
-from mlx_server.messages import Conversation, Message, Tool, ToolCall
+from mlx_server.messages import Conversation, Message, PicturePart, Tool, ToolCall
 from mlx_server.models.checkpoint import Checkpoint
 from mlx_server.models.tokenizer import Tokenizer
 from mlx_server.prompts.branches import Branches, find_branches
@@ -236,6 +236,8 @@ class _Rendering:
         self._schema, self._schema_variables = schema, dict[str, Any]()
         self._searched: tuple[str, list[int]] = "", []
         """The latest prompt of all messages, and the messages whose texts it lacks."""
+        parts = (part for message in conversation.messages for part in message.parts)
+        self._pictures = {p.placeholder: p.text for p in parts if isinstance(p, PicturePart)}
         if schema and "schema" in schema and self._capabilities.schema != "never":
             found = schema_variables(self._capabilities.schema, schema)
             self._schema, self._schema_variables = None, guard.escaped(found)
@@ -280,7 +282,12 @@ class _Rendering:
             # an assistant's text is no reason to render its calls as text
             return sum(messages[i].role != "assistant" for i in lost)
 
-        return best_accepted(self._template, variants, losses)
+        prompt = shown = best_accepted(self._template, variants, losses)
+        for placeholder, text in self._pictures.items():
+            shown = shown.replace(placeholder, text)
+        if self._searched[0] == prompt:
+            self._searched = shown, self._searched[1]
+        return shown
 
     def _variables(self, generation_prompt: bool, effort: object) -> Json:
         kwargs = {**self._conversation.template_kwargs, "reasoning_effort": effort}

@@ -1,6 +1,5 @@
 """Reads clients' files, PDF files and pictures, in processes with limits: both ends of these."""
 
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -11,42 +10,10 @@ from mlx_server import limits
 from mlx_server.errors import PdfUnavailable, PicturesUnavailable
 from mlx_server.sandbox.child import Served, run, time_limit
 from mlx_server.sandbox.parent import Program, Stopped, WarmProcesses
+from mlx_server.sandbox.picture_fits import Fit, Size
 
 MOST_ASPECT = 200
 """How many times as long as the other one a side may be; Qwen's models refuse more."""
-
-
-class Square(msgspec.Struct, frozen=True, tag=True):
-    """Each picture is made a square of the same size."""
-
-    side: int
-
-    def size(self, width: int, height: int) -> tuple[int, int]:
-        return self.side, self.side
-
-
-class Grid(msgspec.Struct, frozen=True, tag=True):
-    """Each picture keeps its aspect, and its sides become multiples of `cell`."""
-
-    cell: int
-    least: int
-    """The least number of pixels, as far as multiples allow; so is `most`."""
-    most: int
-
-    def size(self, width: int, height: int) -> tuple[int, int]:
-        cell = self.cell
-        wide, high = round(width / cell) * cell, round(height / cell) * cell
-        if wide * high > self.most:
-            times = math.sqrt(width * height / self.most)
-            wide, high = (max(1, int(side / times / cell)) * cell for side in (width, height))
-        elif wide * high < self.least:
-            times = math.sqrt(self.least / (width * height))
-            wide, high = (math.ceil(side * times / cell) * cell for side in (width, height))
-        return wide, high
-
-
-Fit = Square | Grid
-"""The size that a picture has for a model, by the size of its file."""
 
 
 class ReadPdf(msgspec.Struct, frozen=True):
@@ -67,10 +34,11 @@ class ReadPicture(msgspec.Struct, frozen=True):
 
 
 class FileReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Its payload is the text of a PDF file, or a picture's pixels, three bytes each."""
+    """Its payload is the text of a PDF file, or the pixels of a picture's views, three bytes
+    each."""
 
-    width: int = 0
-    height: int = 0
+    sizes: list[Size] = []
+    """Those of a picture's views."""
     refusal: str = ""
     """Why the file is not read: a sentence's end, such as "is encrypted"."""
 
@@ -116,12 +84,12 @@ def pdf_text(data: bytes) -> str:
     return text.decode()
 
 
-def decoded(data: bytes, fit: Fit, filter: int) -> tuple[int, int, bytes]:
-    """The width, the height and the pixels of a picture in the size for a model. Raises
-    FileRefused, and PicturesUnavailable."""
+def decoded(data: bytes, fit: Fit, filter: int) -> tuple[list[Size], bytes]:
+    """The sizes and the pixels of a picture's views for a model. Raises FileRefused, and
+    PicturesUnavailable."""
     request = ReadPicture(data, fit, filter, limits.PICTURE_PIXELS, limits.PICTURE_SECONDS)
     reply, pixels = _read(PICTURE_PROCESSES, request)
-    return reply.width, reply.height, bytes(pixels)
+    return reply.sizes, bytes(pixels)
 
 
 def _read(processes: WarmProcesses, request: ReadPdf | ReadPicture) -> tuple[FileReply, bytearray]:

@@ -3,6 +3,7 @@
 Only pixels leave the process: no metadata, colour profile or further frame.
 """
 
+from collections.abc import Iterable
 from io import BytesIO
 
 from PIL import Image, ImageFile, ImageOps, PngImagePlugin, UnidentifiedImageError
@@ -12,9 +13,9 @@ from mlx_server.sandbox.files import (
     FileRefused,
     FileReply,
     ReadPicture,
-    Square,
     run_reader,
 )
+from mlx_server.sandbox.picture_fits import Size, Square
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 
@@ -38,10 +39,15 @@ def read_picture(request: ReadPicture) -> tuple[FileReply, bytes]:
     if max(width, height) > MOST_ASPECT * min(width, height):
         raise FileRefused(f"is {width} x {height}: a side is over {MOST_ASPECT} times the other")
     image = _plain(ImageOps.exif_transpose(image))
-    wanted = request.fit.size(*image.size)
-    if image.size != wanted:
-        image = image.resize(wanted, Image.Resampling(request.filter))
-    return FileReply(*image.size), image.tobytes()
+    views = [_resized(image, sizes, request.filter) for sizes in request.fit.resizes(*image.size)]
+    return FileReply([view.size for view in views]), b"".join(view.tobytes() for view in views)
+
+
+def _resized(image: Image.Image, sizes: Iterable[Size], filter: int) -> Image.Image:
+    for size in sizes:
+        if image.size != size:
+            image = image.resize(size, Image.Resampling(filter))
+    return image
 
 
 def _why_unknown(data: bytes) -> str:
@@ -70,7 +76,7 @@ def _warm() -> None:
         file = BytesIO()
         Image.new("RGB", (8, 8)).save(file, kind)
         request = ReadPicture(file.getvalue(), Square(4), 3, 64, 60)
-        assert read_picture(request)[0] == FileReply(4, 4)
+        assert read_picture(request)[0] == FileReply([(4, 4)])
 
 
 if __name__ == "__main__":

@@ -142,10 +142,12 @@ class PrefillGroup:
 
 def _wanted(row: Row, known: int, size: int) -> int:
     if row.deterministic:
-        return row.next_piece(known)
-    # a piece has one new picture, so that other rows wait for one at a time
-    pictures = row.pictures.ends if row.pictures else []
-    return min(size, _next_end(row.snapshot_places, known), _next_end(pictures, known))
+        size = row.next_piece(known)
+    else:
+        # a piece has one new picture, so that other rows wait for one at a time
+        pictures = row.pictures.ends if row.pictures else []
+        size = min(size, _next_end(row.snapshot_places, known), _next_end(pictures, known))
+    return row.pictures.piece(known, size) if row.pictures else size
 
 
 def _next_end(ends: Sequence[int], known: int) -> int:

@@ -133,7 +133,10 @@ class Row:
         if not self.deterministic:
             return length
         length = min(length, len(self.request.prompt) - 1)
-        return length - length % self.fixed_piece
+        length -= length % self.fixed_piece
+        while self.pictures and self.pictures.is_within(length):
+            length -= self.fixed_piece
+        return length
 
     def key(self) -> tuple[int, int]:
         """Returns the random key of the row's next draw."""

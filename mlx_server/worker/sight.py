@@ -6,15 +6,10 @@ The hooks find the pictures of a pass in the model's `Sight`, as LoRA's layers f
 `ForwardPass`: no state of a row is left on the model.
 """
 
-import glob
-import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -23,12 +18,8 @@ import numpy as np
 
 from mlx_server import limits
 from mlx_server.engine.messages import FIRST_MEDIA_ID, Generate, Picture, media_ids
-from mlx_server.models.files import MLX
-from mlx_server.models.vision import IN_TOWER, Sections, Vision, vision_of
-
-Features = list[mx.array]
-"""What the tower makes of a picture, [tokens, width] each: what stands for its tokens' embeddings,
-followed by what is added after each of the first layers."""
+from mlx_server.models.vision import Sections, Vision, vision_of
+from mlx_server.worker.vision_towers import Features, load_tower, tower_features
 
 
 class RowPictures:
@@ -40,25 +31,57 @@ class RowPictures:
         self.scope = request.cache_scope
         self.ends: list[int] = []
         """The lengths of the prompt up to the end of each picture."""
+        self._wholes: list[range] = []
+        """The places of pictures whose tokens see each other, which one pass has to compute."""
         self.length = len(request.prompt)
         self.positions = np.zeros((3, self.length), np.int64)
         text = next_position = 0
         for each in self.pictures:
-            count = vision.count(each.width, each.height)
-            if len(each.pixels) != 3 * each.width * each.height or not count or each.at < text:
-                raise ValueError("a picture is not complete")
-            if request.prompt[each.at : each.at + count] != media_ids(each.digest, count):
-                raise ValueError("a picture is not at its place in the prompt")
+            end = each.at + each.tokens
+            self._check(request, each, vision)
+            if each.at < text:
+                raise ValueError("a picture begins within another one")
             begin = next_position + each.at - text
             self.positions[:, text : each.at] = np.arange(next_position, begin)
-            rows, columns = vision.grid(each.width, each.height)
-            inside = np.indices((1, rows, columns)).reshape(3, -1)
-            self.positions[:, each.at : each.at + count] = begin + inside
-            text, next_position = each.at + count, begin + max(rows, columns)
+            if grid := vision.grid(each.sizes):
+                inside = np.indices((1, *grid)).reshape(3, -1)
+                next_position = begin + max(grid)
+            else:
+                inside = np.tile(np.arange(each.tokens), (3, 1))
+                next_position = begin + each.tokens
+            self.positions[:, each.at : end] = begin + inside
+            text = end
             self.ends.append(text)
+            if vision.family.sees_whole:
+                self._wholes.append(range(each.at, end))
+        if self._wholes and text >= self.length:
+            raise ValueError("a picture has to be followed by a token")
         self.positions[:, text:] = np.arange(next_position, next_position + self.length - text)
         self.offset = next_position - text
         """How far the positions of the tokens after the last picture are from their places."""
+
+    def piece(self, known: int, size: int) -> int:
+        """The size of the prompt's next piece where a picture's tokens see each other: it is the
+        rest of a picture, or has none."""
+        for whole in self._wholes:
+            if whole.stop > known:
+                return (
+                    whole.stop - known if whole.start <= known else min(size, whole.start - known)
+                )
+        return size
+
+    def is_within(self, length: int) -> bool:
+        """Whether so many tokens end within such a picture."""
+        return any(whole.start < length < whole.stop for whole in self._wholes)
+
+    def _check(self, request: Generate, picture: Picture, vision: Vision) -> None:
+        tokens, end = picture.tokens, picture.at + picture.tokens
+        pixels = sum(width * height for width, height in picture.sizes)
+        images = sum(part for part in vision.layout(picture.sizes) if isinstance(part, int))
+        if len(picture.pixels) != 3 * pixels or not 0 < images == tokens - len(picture.texts):
+            raise ValueError("a picture is not complete")
+        if picture.at < 0 or request.prompt[picture.at : end] != media_ids(picture.digest, tokens):
+            raise ValueError("a picture is not at its place in the prompt")
 
 
 def row_pictures(model: nn.Module, request: Generate) -> RowPictures | None:
@@ -83,15 +106,19 @@ class Span(NamedTuple):
 
 
 class Sight:
-    def __init__(self, vision: Vision, tower: nn.Module) -> None:
+    def __init__(self, vision: Vision, tower: nn.Module, embed: Callable[..., mx.array]) -> None:
+        """embed: the text model's embedding of tokens."""
         self.vision = vision
         self.tower = tower
+        self.embed = embed
         self.computed = 0
         """How many pictures the tower has computed."""
         self.rows: Sequence[RowPictures | None] = ()
         """Of the present forward pass; empty if no row has pictures."""
         self._starts: list[int] = []
         self._positions: mx.array | None = None
+        self._masks: dict[int | None, tuple[Any, mx.array]] = {}
+        """Of the present forward pass, by window: the model's mask, and that of pictures."""
         self._features: OrderedDict[tuple[str, bytes], Features] = OrderedDict()
         """By cache scope and digest, the most recently used last."""
 
@@ -103,6 +130,7 @@ class Sight:
             yield
         finally:
             self.rows, self._positions = (), None
+            self._masks.clear()
 
     def spans(self, width: int) -> Iterator[Span]:
         for number, (row, start) in enumerate(zip(self.rows, self._starts, strict=True)):
@@ -116,10 +144,23 @@ class Sight:
         key = span.owner.scope, span.picture.digest
         if key not in self._features:
             self.computed += 1
-            self._features[key] = tower_features(self.tower, span.picture, self.vision)
+            features = tower_features(self.tower, span.picture, self.vision)
+            self._features[key] = self._with_texts(features, span.picture)
             self._drop()
         self._features.move_to_end(key)
         return self._features[key]
+
+    def _with_texts(self, features: Features, picture: Picture) -> Features:
+        """The features with the embeddings of the tokens of text between the picture's."""
+        if not picture.texts:
+            return features
+        places = np.ones(picture.tokens, bool)
+        ids = np.zeros(picture.tokens, np.int64)
+        for place, id in picture.texts:
+            places[place], ids[place] = False, id
+        embeddings = self.embed(mx.array(ids))
+        embeddings[mx.array(np.flatnonzero(places))] = features[0].astype(embeddings.dtype)
+        return [embeddings, *features[1:]]
 
     def _drop(self) -> None:
         while len(self._features) > 1 and self._nbytes > limits.PICTURE_FEATURE_BYTES:
@@ -128,6 +169,28 @@ class Sight:
     @property
     def _nbytes(self) -> int:
         return sum(array.nbytes for features in self._features.values() for array in features)
+
+    def mask(self, mask: Any, width: int, cache: Any, window: int | None) -> Any:
+        """The mask of a layer, with which the tokens of a picture see each other. A piece of a
+        prompt has a picture's last tokens if it has any of them."""
+        spans = list(self.spans(width))
+        if not spans:
+            return mask
+        if self._masks.get(window, (None, None))[0] is not mask:
+            same = np.zeros((len(self.rows), 1, width, width), bool)
+            for span in spans:
+                same[span.row, 0, span.columns, span.columns] = True
+            if window is not None:
+                back = np.subtract.outer(np.arange(width), np.arange(width))
+                same &= back < window
+            seen = mask
+            if not isinstance(mask, mx.array):  # "causal", or None for a first piece
+                length = width + (cache.offset if cache is not None else 0)
+                seen = mx.arange(length - width, length)[:, None] >= mx.arange(length)
+            seen = mx.broadcast_to(seen, (len(self.rows), 1, width, seen.shape[-1]))
+            seen = mx.concatenate([seen[..., :-width], seen[..., -width:] | mx.array(same)], -1)
+            self._masks[window] = mask, seen
+        return self._masks[window][1]
 
     def positions(self, width: int) -> mx.array:
         """[3, rows, width]"""
@@ -159,95 +222,38 @@ def seeing(
         yield
 
 
-def tower_features(tower: nn.Module, picture: Picture, vision: Vision) -> Features:
-    patch, merge = vision.patch, vision.merge
-    rows, columns = vision.grid(picture.width, picture.height)
-    pixels = np.frombuffer(picture.pixels, np.uint8).reshape(picture.height, picture.width, 3)
-    values = (mx.array(pixels).astype(mx.float32) / 255 - mx.array(vision.mean)) / mx.array(
-        vision.std
-    )
-    squares = values.reshape(rows, merge, patch, columns, merge, patch, 3)
-    patches = squares.transpose(0, 3, 1, 4, 6, 2, 5)[..., None, :, :]
-    frames = tower.patch_embed.temporal_patch_size  # a picture is a film whose frames are the same
-    patches = mx.repeat(patches, frames, axis=-3).reshape(rows * columns * merge**2, -1)
-    grid = mx.array([[1, rows * merge, columns * merge]])
-    made = tower(patches.astype(tower.patch_embed.proj.weight.dtype), grid)
-    features, deep = made if isinstance(made, tuple) else (made, [])
-    return [features, *deep]
-
-
-# The tower
-
-
 def give_sight(model: nn.Module, folder: Path, config: Mapping[str, Any]) -> None:
     """Loads the checkpoint's tower, whose weights are not read yet, and hooks the model."""
     vision = vision_of(folder, config)
     if vision is None:
         raise ValueError("the checkpoint has no vision tower that is known here")
-    sight = Sight(vision, _tower(folder, config, vision.family.tower))
-    hook_model(model, sight, config)
+    inner = getattr(model, "language_model", model)
+    inner = getattr(inner, "model", inner)
+    tower = load_tower(folder, config, vision.family.package)
+    sight = Sight(vision, tower, lambda ids: inner.embed_tokens(ids))
+    hook_model(model, inner, sight, config)
     model.sight = sight
-
-
-def _tower(folder: Path, config: Mapping[str, Any], name: str) -> nn.Module:
-    module = tower_module(name)
-    settings = module.VisionConfig.from_dict(config["vision_config"])
-    tower: nn.Module = module.VisionModel(settings)
-    tensors: dict[str, mx.array] = {}
-    for file in glob.glob(f"{glob.escape(str(folder))}/*.safetensors"):
-        loaded: dict[str, mx.array] = mx.load(file)  # type: ignore[assignment]
-        tensors |= {found[1]: loaded[it] for it in loaded if (found := IN_TOWER.fullmatch(it))}
-    tensors = tower.sanitize(tensors)
-    if quantization := config.get(MLX):
-
-        def quantized(path: str, layer: nn.Module) -> Any:
-            own = quantization.get(f"vision_tower.{path}")
-            return own if isinstance(own, dict) else f"{path}.scales" in tensors
-
-        whole = {name: quantization.get(name) for name in ("group_size", "bits")}
-        mode = quantization.get("mode", "affine")
-        nn.quantize(tower, **whole, mode=mode, class_predicate=quantized)
-    tower.load_weights(list(tensors.items()), strict=True)
-    tower.eval()
-    return tower
-
-
-def tower_module(name: str) -> ModuleType:
-    """mlx-vlm's module of a tower, without what its packages import: transformers and processors,
-    of which a tower needs none."""
-    spec = find_spec("mlx_vlm")
-    if spec is None or not spec.submodule_search_locations:
-        raise ValueError("mlx-vlm is not installed")
-    before = {each: sys.modules.get(each) for each in ("mlx_vlm", f"mlx_vlm.models.{name}")}
-    for each in before:
-        empty = sys.modules[each] = ModuleType(each)
-        inner = each.split(".")[1:]
-        empty.__path__ = [str(Path(spec.submodule_search_locations[0], *inner))]
-    try:
-        return import_module(f"mlx_vlm.models.{name}.vision")
-    finally:
-        for each, package in before.items():
-            del sys.modules[each]
-            if package is not None:
-                sys.modules[each] = package
 
 
 # Hooks
 
 
-def hook_model(model: nn.Module, sight: Sight, config: Mapping[str, Any]) -> None:
-    inner = getattr(model, "language_model", model)
-    inner = getattr(inner, "model", inner)
-    _hook(model, _embedding_pictures(sight, inner))
-    text = config["text_config"]
-    scaling = text.get("rope_scaling") or text["rope_parameters"]
-    axes = axes_of(scaling["mrope_section"], sight.vision.family.sections)
+def hook_model(model: nn.Module, inner: nn.Module, sight: Sight, config: Mapping[str, Any]) -> None:
+    _hook(model, _embedding_pictures(sight))
+    family, text = sight.vision.family, config["text_config"]
     deep = len(config["vision_config"].get("deepstack_visual_indexes") or ())
+    axes: list[int] = []
+    if family.sections:
+        scaling = text.get("rope_scaling") or text["rope_parameters"]
+        axes = axes_of(scaling["mrope_section"], family.sections)
     for number, layer in enumerate(inner.layers):
         if number < deep:
             _hook(layer, _adding_features(sight, number + 1))
-        if "self_attn" in layer:
+        if axes and "self_attn" in layer:
             _hook(layer.self_attn.rope, _turning(sight, layer.self_attn.rope, axes))
+        is_sliding = bool(layer.self_attn.is_sliding) if family.sees_whole else False
+        if family.sees_whole == "all" or is_sliding:
+            _hook(layer, _seeing_whole(sight, inner.window_size if is_sliding else None))
 
 
 Call = Callable[..., mx.array]
@@ -265,14 +271,14 @@ def _hook(module: nn.Module, hooked: Callable[[Call], Call]) -> None:
     )
 
 
-def _embedding_pictures(sight: Sight, inner: nn.Module) -> Callable[[Call], Call]:
+def _embedding_pictures(sight: Sight) -> Callable[[Call], Call]:
     def hooked(own: Call) -> Call:
         def call(ids: mx.array, *given: Any, **named: Any) -> mx.array:
             spans = list(sight.spans(ids.shape[1])) if sight.rows else []
             if not spans:
                 return own(ids, *given, **named)
             ids = mx.where(ids < FIRST_MEDIA_ID, ids, 0)
-            hidden = inner.embed_tokens(ids)
+            hidden = sight.embed(ids)
             for span in spans:
                 features = sight.features(span)[0][span.tokens]
                 hidden[span.row, span.columns] = features.astype(hidden.dtype)
@@ -291,6 +297,20 @@ def _adding_features(sight: Sight, number: int) -> Callable[[Call], Call]:
                 features = sight.features(span)[number][span.tokens]
                 hidden[span.row, span.columns] += features.astype(hidden.dtype)
             return hidden
+
+        return call
+
+    return hooked
+
+
+def _seeing_whole(sight: Sight, window: int | None) -> Callable[[Call], Call]:
+    """Has the tokens of a picture see those after them, too. window: how far back they see."""
+
+    def hooked(own: Call) -> Call:
+        def call(hidden: mx.array, mask: Any = None, cache: Any = None, **named: Any) -> mx.array:
+            if sight.rows and hidden.shape[1] > 1:
+                mask = sight.mask(mask, hidden.shape[1], cache, window)
+            return own(hidden, mask, cache, **named)
 
         return call
 

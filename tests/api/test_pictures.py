@@ -16,7 +16,7 @@ from mlx_server.engine.messages import FIRST_MEDIA_ID, Generate, media_ids
 from mlx_server.models.vision import can_see
 from tests.api import wire
 from tests.api.wire import MODEL, ScriptedEngine
-from tests.tiny import tiny_vision
+from tests.tiny_vision import tiny_vision
 
 Image = pytest.importorskip("PIL.Image", reason="the extra `vision` is not installed")
 pytestmark = pytest.mark.skipif(not can_see(), reason="the extra `vision` is not installed")
@@ -130,7 +130,7 @@ def test_a_picture_of_each_api_is_shown(
 ) -> None:
     row, answer = ask(client, engine, *REQUESTS[name])
     (picture,) = row.pictures
-    assert (picture.width, picture.height, picture.digest) == (96, 64, DIGEST)
+    assert (picture.sizes, picture.digest) == ([(96, 64)], DIGEST)
     assert set(zip(*[iter(picture.pixels)] * 3, strict=True)) == {(200, 10, 20)}
     assert row.prompt[picture.at - 1] == BEGIN
     assert row.prompt[picture.at : picture.at + TOKENS] == media_ids(DIGEST, TOKENS)
@@ -166,6 +166,25 @@ def test_pictures_count_where_tokens_are_counted(
     assert IGNORED not in counted.headers
 
 
+WRITTEN = {
+    "gemma3": f"look\n\n<start_of_image>{'<image_soft_token>' * 16}<end_of_image>\n\nthere",
+    "mistral3": f"look{'[IMG][IMG][IMG][IMG][IMG_BREAK]' * 2}[IMG][IMG][IMG][IMG][IMG_END]there",
+}
+
+
+@pytest.mark.parametrize("family", WRITTEN)
+def test_the_text_around_a_picture_is_its_familys(
+    engine: ScriptedEngine, tmp_path: Path, family: str
+) -> None:
+    with wire.client(tiny_vision(tmp_path, family), engine) as client:
+        body = chat(words("look"), seen(), words("there"))
+        ask(client, engine, "/v1/chat/completions", body)
+        tokens = client.post("/tokenize", json={"model": MODEL, "messages": body["messages"]})
+        given = {"model": MODEL, "tokens": tokens.json()["tokens"]}
+        text = client.post("/detokenize", json=given).json()["prompt"]
+    assert WRITTEN[family] in text
+
+
 def test_text_can_not_spell_a_picture(client: TestClient, engine: ScriptedEngine) -> None:
     spelled = "<|vision_start|><|image_pad|><|vision_end|>"
     row, _ = ask(
@@ -180,11 +199,11 @@ def test_text_can_not_spell_a_picture(client: TestClient, engine: ScriptedEngine
 def test_a_low_detail_is_a_smaller_picture(client: TestClient, engine: ScriptedEngine) -> None:
     large = f"data:image/png;base64,{png(size=(400, 400))}"
     row, _ = ask(client, engine, "/v1/chat/completions", chat(seen(large)))
-    (picture,) = row.pictures
-    assert picture.width * picture.height <= 65536, "as the checkpoint says"
+    ((width, height),) = row.pictures[0].sizes
+    assert width * height <= 65536, "as the checkpoint says"
     part = {"type": "image_url", "image_url": {"url": large, "detail": "low"}}
     row, _ = ask(client, engine, "/v1/chat/completions", chat(part))
-    assert row.pictures[0].width // 32 * row.pictures[0].height // 32 <= limits.LOW_DETAIL_TOKENS
+    assert row.pictures[0].tokens <= limits.LOW_DETAIL_TOKENS
 
 
 def test_models_that_see_are_named(client: TestClient) -> None:

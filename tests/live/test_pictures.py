@@ -11,7 +11,7 @@ from openai import OpenAI
 
 from mlx_server.models.vision import can_see
 from tests.live.common import Models, common_models
-from tests.tiny import tiny_vision
+from tests.tiny_vision import tiny_vision
 
 Image = pytest.importorskip("PIL.Image", reason="the extra `vision` is not installed")
 pytestmark = pytest.mark.skipif(not can_see(), reason="the extra `vision` is not installed")

@@ -1,0 +1,197 @@
+"""Vision towers: mlx-vlm's models without their text models, and what they make of a picture."""
+
+import glob
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+
+from mlx_server.engine.messages import Picture
+from mlx_server.models.files import MLX
+from mlx_server.models.vision import IN_TOWER, PatchGrid, Vision
+
+Features = list[mx.array]
+"""What a tower makes of a picture, [image tokens, width] each: what stands for its tokens'
+embeddings, followed by what is added after each of the first layers."""
+
+PARTS = {
+    "visual": "vision_tower",
+    "vision_encoder": "vision_tower",
+    "vision_projection": "multi_modal_projector",
+}
+"""The names that mlx-vlm gives to parts of models, by those in other checkpoints."""
+
+
+def load_tower(folder: Path, config: Mapping[str, Any], package: str) -> nn.Module:
+    """The tower of a checkpoint, whose weights are not read yet."""
+    tower = make_tower(config, package)
+    tensors: dict[str, mx.array] = {}
+    for file in glob.glob(f"{glob.escape(str(folder))}/*.safetensors"):
+        loaded: dict[str, mx.array] = mx.load(file)  # type: ignore[assignment]
+        for name in loaded:
+            if found := IN_TOWER.fullmatch(name):
+                part = PARTS.get(found["part"], found["part"])
+                tensors[f"{part}.{found['name']}"] = loaded[name]
+    for module in (tower, tower.vision_tower):
+        if sanitize := getattr(module, "sanitize", None):
+            tensors = sanitize(tensors)
+    if quantization := config.get(MLX):
+
+        def quantized(path: str, layer: nn.Module) -> Any:
+            own = quantization.get(path)
+            return own if isinstance(own, dict) else f"{path}.scales" in tensors
+
+        whole = {name: quantization.get(name) for name in ("group_size", "bits")}
+        mode = quantization.get("mode", "affine")
+        nn.quantize(tower, **whole, mode=mode, class_predicate=quantized)
+    tower.load_weights(list(tensors.items()), strict=True)
+    tower.eval()
+    return tower
+
+
+class NoLanguageModel(nn.Module):
+    def __init__(self, *_: Any) -> None:
+        super().__init__()
+
+
+def make_tower(config: Mapping[str, Any], name: str) -> nn.Module:
+    """mlx-vlm's model of such a checkpoint, without its text model. Its weights are random."""
+    package = package_of(name)
+    settings = package.ModelConfig.from_dict(dict(config))
+    settings.text_config = package.TextConfig.from_dict(config["text_config"])
+    settings.vision_config = package.VisionConfig.from_dict(config["vision_config"])
+    outer = sys.modules[package.Model.__init__.__module__]
+    own = vars(outer)["LanguageModel"]
+    vars(outer)["LanguageModel"] = NoLanguageModel
+    try:
+        tower: nn.Module = package.Model(settings)
+    finally:
+        vars(outer)["LanguageModel"] = own
+    return tower
+
+
+# mlx-vlm's packages
+
+
+class UnusedModule(ModuleType):
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda *_, **__: None
+
+
+class UnusedModuleFinder(MetaPathFinder, Loader):
+    """Has Python import nothing for what a tower does not need: mlx-vlm itself and its processors
+    import transformers and what reads audio and video."""
+
+    def __init__(self, places: list[str]) -> None:
+        self._places = places
+
+    def find_spec(self, name: str, *_: Any) -> ModuleSpec | None:
+        last = name.rpartition(".")[2]
+        if name != "mlx_vlm" and not last.startswith(("processing", "processor")):
+            return None
+        spec = ModuleSpec(name, self, is_package=name == "mlx_vlm")
+        if spec.submodule_search_locations is not None:
+            spec.submodule_search_locations += self._places
+        return spec
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return UnusedModule(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        pass
+
+
+def package_of(name: str) -> ModuleType:
+    with _without_unused():
+        return import_module(f"mlx_vlm.models.{name}")
+
+
+@contextmanager
+def _without_unused() -> Iterator[None]:
+    spec = find_spec("mlx_vlm")
+    if spec is None or not spec.submodule_search_locations:
+        raise ValueError("mlx-vlm is not installed")
+    finder = UnusedModuleFinder([*spec.submodule_search_locations])
+    before = {name: sys.modules.pop(name) for name in [*sys.modules] if name == "mlx_vlm"}
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+        for name in [name for name, module in sys.modules.items() if type(module) is UnusedModule]:
+            del sys.modules[name]
+        sys.modules.update(before)
+
+
+# Features
+
+
+def tower_features(tower: nn.Module, picture: Picture, vision: Vision) -> Features:
+    begin, views = 0, list[mx.array]()
+    for width, height in picture.sizes:
+        end = begin + 3 * width * height
+        pixels = np.frombuffer(picture.pixels[begin:end], np.uint8).reshape(height, width, 3)
+        values = mx.array(pixels).astype(mx.float32) / 255
+        views.append((values - mx.array(vision.mean)) / mx.array(vision.std))
+        begin = end
+    return FEATURES[vision.family.package](tower, views, vision)
+
+
+def _grid_features(tower: Any, views: Sequence[mx.array], vision: Vision) -> Features:
+    recipe = vision.recipe
+    assert isinstance(recipe, PatchGrid)
+    patch, merge = recipe.patch, recipe.merge
+    (values,) = views
+    rows, columns = recipe.grid((values.shape[1], values.shape[0]))
+    squares = values.reshape(rows, merge, patch, columns, merge, patch, 3)
+    patches = squares.transpose(0, 3, 1, 4, 6, 2, 5)[..., None, :, :]
+    embed = tower.vision_tower.patch_embed
+    frames = embed.temporal_patch_size  # a picture is a film whose frames are the same
+    patches = mx.repeat(patches, frames, axis=-3).reshape(rows * columns * merge**2, -1)
+    grid = mx.array([[1, rows * merge, columns * merge]])
+    made = tower.vision_tower(patches.astype(embed.proj.weight.dtype), grid)
+    features, deep = made if isinstance(made, tuple) else (made, [])
+    return [features, *deep]
+
+
+def _gemma3_features(tower: Any, views: Sequence[mx.array], vision: Vision) -> Features:
+    dtype = tower.multi_modal_projector.mm_input_projection_weight.dtype
+    states, *_ = tower.vision_tower(views[0][None].astype(dtype))
+    (features,) = tower.multi_modal_projector(states)
+    # the text model multiplies all embeddings by this number, though not a picture's
+    width = tower.config.text_config.hidden_size
+    return [features / mx.array(width**0.5, mx.bfloat16).astype(features.dtype)]
+
+
+def _pixtral_features(tower: Any, views: Sequence[mx.array], vision: Vision) -> Features:
+    sizes = [view.shape[:2] for view in views]
+    *_, states = tower.vision_tower(views[0][None], output_hidden_states=True, image_sizes=sizes)
+    chosen = states[tower.vision_feature_layer][0]
+    if vision.family.package == "mistral3":
+        return [tower.multi_modal_projector(chosen, sizes)]
+    return [tower.multi_modal_projector(chosen)]
+
+
+FEATURES: Mapping[str, Callable[[Any, Sequence[mx.array], Vision], Features]] = {
+    "qwen2_5_vl": _grid_features,
+    "qwen3_vl": _grid_features,
+    "qwen3_vl_moe": _grid_features,
+    "qwen3_5": _grid_features,
+    "qwen3_5_moe": _grid_features,
+    "gemma3": _gemma3_features,
+    "pixtral": _pixtral_features,
+    "mistral3": _pixtral_features,
+}
+"""By mlx-vlm's package."""

@@ -1,0 +1,247 @@
+"""Tiny checkpoints that see, of each family: random weights of mlx-lm's text model and of mlx-vlm's
+tower, with settings of real checkpoints but for their sizes."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten
+
+from tests.tiny import (
+    IM_END,
+    TOKENS,
+    random_weights,
+    tiny_llama,
+    tokenizer,
+    tokenizer_config,
+    write_json,
+)
+
+VOCABULARY = 320
+
+FURTHER = (
+    "<|vision_start|>",
+    "<|image_pad|>",
+    "<|vision_end|>",
+    "<start_of_image>",
+    "<image_soft_token>",
+    "<end_of_image>",
+    "[IMG]",
+    "[IMG_BREAK]",
+    "[IMG_END]",
+)
+"""The tokens of all families, so that one tokenizer does for them."""
+
+MROPE = {"type": "default", "mrope_section": [3, 3, 2], "mrope_interleaved": True}
+
+VISION_TEMPLATE = """\
+{%- for message in messages -%}
+{{ '<|im_start|>' + message['role'] + '\n' }}
+{%- if message['content'] is string -%}{{ message['content'] }}
+{%- else -%}
+{%- for part in message['content'] -%}{{ part['text'] }}{%- endfor -%}
+{%- endif -%}
+{{ '<|im_end|>\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\n' }}{%- endif -%}
+"""
+
+
+def id_of(token: str) -> int:
+    return TOKENS + FURTHER.index(token)
+
+
+@dataclass(frozen=True)
+class TinyVision:
+    text: Mapping[str, Any]
+    """The settings that its text model has of its own; so do the following."""
+    tower: Mapping[str, Any]
+    config: Mapping[str, Any]
+    image: Mapping[str, Any]
+    """preprocessor_config.json"""
+    processor: Mapping[str, Any] = field(default_factory=dict)
+    """processor_config.json"""
+
+
+def _qwen(kind: str, text: Mapping[str, Any], tower: Mapping[str, Any]) -> TinyVision:
+    return TinyVision(
+        {"model_type": kind if kind == "qwen2_5_vl" else f"{kind}_text", **text},
+        {
+            "depth": 3,
+            "num_heads": 2,
+            "out_hidden_size": 64,
+            "spatial_merge_size": 2,
+            "temporal_patch_size": 2,
+            "num_position_embeddings": 64,
+            "deepstack_visual_indexes": [],
+            **tower,
+        },
+        {
+            "image_token_id": id_of("<|image_pad|>"),
+            "video_token_id": VOCABULARY - 1,
+            "vision_start_token_id": id_of("<|vision_start|>"),
+            "vision_end_token_id": id_of("<|vision_end|>"),
+        },
+        {"size": {"shortest_edge": 1024, "longest_edge": 65536}},
+    )
+
+
+LINEAR = {
+    "head_dim": 32,
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
+    "linear_conv_kernel_dim": 4,
+    "full_attention_interval": 2,
+    "rope_parameters": {
+        **MROPE,
+        "mrope_section": [2, 1, 1],
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": 0.25,
+    },
+}
+
+EXPERTS = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "moe_intermediate_size": 32,
+    "norm_topk_prob": True,
+}
+
+PIXTRAL = {
+    "model_type": "pixtral",
+    "patch_size": 14,
+    "head_dim": 16,
+    "image_size": 112,
+    "rope_theta": 10000.0,
+}
+PIXTRAL_IMAGE = {"patch_size": 14, "size": {"longest_edge": 112}}
+PIXTRAL_PROCESSOR = {"patch_size": 14, "image_token": "[IMG]"}
+
+VISION_FAMILIES: dict[str, TinyVision] = {
+    "qwen2_5_vl": _qwen(
+        "qwen2_5_vl",
+        {"rope_scaling": {"type": "mrope", "mrope_section": [3, 3, 2]}},
+        {"patch_size": 14, "fullatt_block_indexes": [1], "window_size": 56, "in_channels": 3},
+    ),
+    "qwen3_vl": _qwen("qwen3_vl", {"rope_scaling": MROPE}, {"deepstack_visual_indexes": [0, 1]}),
+    "qwen3_vl_moe": _qwen(
+        "qwen3_vl_moe", {"rope_scaling": MROPE, **EXPERTS}, {"deepstack_visual_indexes": [0]}
+    ),
+    "qwen3_5": _qwen("qwen3_5", LINEAR, {}),
+    "gemma3": TinyVision(
+        {
+            "model_type": "gemma3_text",
+            "sliding_window": 12,
+            "sliding_window_pattern": 2,
+            "mm_tokens_per_image": 16,
+            "query_pre_attn_scalar": 16,
+        },
+        {"model_type": "siglip_vision_model", "patch_size": 14, "image_size": 56},
+        {
+            "image_token_index": id_of("<image_soft_token>"),
+            "boi_token_index": id_of("<start_of_image>"),
+            "eoi_token_index": id_of("<end_of_image>"),
+            "hidden_size": 64,
+            "mm_tokens_per_image": 16,
+        },
+        {"size": {"height": 56, "width": 56}, "resample": 2},
+    ),
+    "pixtral": TinyVision(
+        {"model_type": "mistral"},
+        PIXTRAL,
+        {
+            "image_token_index": id_of("[IMG]"),
+            "vision_feature_layer": -1,
+            "vision_feature_select_strategy": "full",
+        },
+        PIXTRAL_IMAGE,
+        PIXTRAL_PROCESSOR,
+    ),
+    "mistral3": TinyVision(
+        {"model_type": "mistral"},
+        PIXTRAL,
+        {
+            "image_token_index": id_of("[IMG]"),
+            "vision_feature_layer": -1,
+            "spatial_merge_size": 2,
+            "multimodal_projector_bias": False,
+        },
+        PIXTRAL_IMAGE,
+        {**PIXTRAL_PROCESSOR, "spatial_merge_size": 2},
+    ),
+}
+
+
+def tiny_vision(folder: Path, family: str = "qwen3_vl", *, seed: int = 0) -> Path:
+    """A checkpoint that sees. Needs the extra `vision`."""
+    from mlx_server.models.vision import FAMILIES
+    from mlx_server.worker.vision_towers import make_tower
+    from mlx_server.worker.weights import model_classes
+
+    own = VISION_FAMILIES[family]
+    tiny_llama(folder)
+    text = {
+        "hidden_size": 64,
+        "num_hidden_layers": 4,
+        "intermediate_size": 128,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "rms_norm_eps": 1e-6,
+        "vocab_size": VOCABULARY,
+        "max_position_embeddings": 4096,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": False,
+        **own.text,
+    }
+    tower = {
+        "model_type": family,
+        "hidden_size": 32,
+        "num_hidden_layers": 3,
+        "intermediate_size": 64,
+        "num_attention_heads": 2,
+        "num_channels": 3,
+        "patch_size": 16,
+        **own.tower,
+    }
+    config = {
+        "model_type": family,
+        "vocab_size": VOCABULARY,
+        "eos_token_id": IM_END,
+        "tie_word_embeddings": False,
+        **own.config,
+        "text_config": text,
+        "vision_config": tower,
+    }
+    if family == "qwen2_5_vl":
+        config |= {**text, "model_type": family}
+    means = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    write_json(folder / "config.json", config)
+    write_json(folder / "preprocessor_config.json", {**means, **own.image})
+    if own.processor:
+        write_json(folder / "processor_config.json", own.processor)
+    write_json(
+        folder / "tokenizer_config.json", {**tokenizer_config(), "chat_template": VISION_TEMPLATE}
+    )
+    tokenizer(FURTHER).save(str(folder / "tokenizer.json"))
+    model, arguments = model_classes(config)
+    parts: dict[str, nn.Module] = {
+        "": model(arguments.from_dict(json.loads(json.dumps(config)))),
+        "tower": make_tower(config, FAMILIES[family].package),
+    }
+    shapes = {name: array.shape for part in parts.values() for name, array in _parameters(part)}
+    weights = random_weights(shapes, seed)
+    mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
+    return folder
+
+
+def _parameters(part: nn.Module) -> list[tuple[str, mx.array]]:
+    return list(tree_flatten(part.parameters()))
