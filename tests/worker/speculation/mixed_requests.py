@@ -130,12 +130,15 @@ def _with_pictures(
 ) -> tuple[list[int], list[Picture]]:
     pictures, seen = list[Picture](), prompt[:20]
     for _ in range(dice.randint(1, 2)):
-        width, height = vision.fit().size(dice.randint(30, 130), dice.randint(30, 90))
+        ((size,),) = vision.fit().resizes(dice.randint(30, 130), dice.randint(30, 90))
+        width, height = size
         noise = np.random.default_rng(dice.randrange(99)).integers(0, 255, (height, width, 3))
         pixels = noise.astype(np.uint8).tobytes()
         digest = sha256(pixels).digest()
-        pictures.append(Picture(len(seen), digest, width, height, pixels))
-        seen += [*media_ids(digest, vision.count(width, height)), *prompt[20:40]]
+        (count,) = vision.layout([size])
+        assert isinstance(count, int)
+        pictures.append(Picture(len(seen), digest, count, [size], pixels))
+        seen += [*media_ids(digest, count), *prompt[20:40]]
     return seen, pictures
 
 

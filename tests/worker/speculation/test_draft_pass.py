@@ -13,7 +13,8 @@ from mlx_server.models.vision import can_see, vision_of
 from mlx_server.worker.decode_groups import DecodeBatch
 from mlx_server.worker.replay_model import ReplayModel
 from mlx_server.worker.speculation import ragged_caches
-from tests.tiny import TOKENS, tiny_vision
+from tests.tiny import TOKENS
+from tests.tiny_vision import tiny_vision
 from tests.worker.architectures import CONFIGS
 from tests.worker.batch_runs import MIXED, a_prompt
 from tests.worker.bench import GREEDY
