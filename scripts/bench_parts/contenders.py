@@ -177,6 +177,8 @@ def _child(
     own = {name: value for name, value in os.environ.items() if not name.startswith("MLX_SERVER_")}
     # each checkout has a data folder of its own: one that is older may lock it for itself
     data = cache_dir() / "bench" / "data" / sha256(str(python).encode()).hexdigest()[:16]
+    # without the caller's own paths, by which another checkout would run the modules of this one
+    own["PYTHONPATH"] = str(Path(__file__).parents[1])
     environment = {**own, **variables, "HF_HUB_OFFLINE": "1", "MLX_SERVER_DATA": str(data)}
     with (
         TemporaryFile() as log,
