@@ -59,6 +59,10 @@ class AdapterInvalid(BadRequest):
     code = "adapter_invalid"
 
 
+class TrainingDataInvalid(BadRequest):
+    code = "invalid_training_file"
+
+
 class InvalidGrammar(BadRequest):
     code = "invalid_json_schema"
 
@@ -118,6 +122,12 @@ class MethodNotAllowed(ServerError):
     status = 405
     type = "invalid_request_error"
     code = "method_not_allowed"
+
+
+class TrainingFailed(ServerError):
+    """The process that trains an adapter has ended with an error."""
+
+    code = "training_failed"
 
 
 class TooLarge(ServerError):

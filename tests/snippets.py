@@ -210,10 +210,6 @@ def commands(snippet: Snippet) -> None:
         command = name.removeprefix(".venv/bin/")
         if command in ("mlx-server", "scripts/serve"):
             parse([*(["serve"] if command == "scripts/serve" else []), *arguments])
-        elif command == "mlx_lm.lora":
-            from mlx_lm.lora import build_parser
-
-            build_parser().parse_args(arguments)
         elif command != "sleep":
             text = subprocess.check_output([ROOT / command, "--help"], text=True)
             words = [word for word in arguments if not word.isupper()]

@@ -22,6 +22,7 @@ COMMANDS = {
     "store": "Show how many responses and conversations are stored, and where.",
     "cache": "Show what the prompt cache keeps on disk, and where.",
     "bench": "Measure a server's latency and throughput.",
+    "train": "Train a LoRA adapter, and publish it if it is better than its base model.",
     "pull": "Download models from the Hugging Face hub, to serve them offline.",
     "replay": "Record answers, for tests without weights.",
     "service": "Keep a server running, from login to logout.",

@@ -89,7 +89,7 @@ class EarlyProcess:
             self._process = subprocess.Popen(
                 _command(theirs),
                 pass_fds=[theirs.fileno()],
-                env=_environment(None),
+                env=process_environment(),
                 start_new_session=True,
             )
 
@@ -139,7 +139,7 @@ class EngineProcess:
                 *_command(theirs),
                 encode_arguments(self._arguments).decode(),
                 pass_fds=[theirs.fileno()],
-                env=_environment(self._arguments.group),
+                env=process_environment(self._arguments.group),
                 # A separate process group: Ctrl-C must reach only the server, which drains first.
                 start_new_session=True,
             )
@@ -179,7 +179,7 @@ def _command(theirs: socket.socket) -> list[str]:
     return [sys.executable, "-m", "mlx_server.worker.process", str(theirs.fileno())]
 
 
-def _environment(group: RankGroup | None) -> dict[str, str]:
+def process_environment(group: RankGroup | None = None) -> dict[str, str]:
     """Returns the process's environment; it preloads a fast BLAS if one is installed."""
     environment = {**MALLOC, **os.environ, **_group_variables(group)}
     if blas := fast_blas():

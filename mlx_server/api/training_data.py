@@ -1,0 +1,54 @@
+"""Reads the lines of a training file, as OpenAI's fine-tuning and mlx-lm have them."""
+
+from collections.abc import Iterable, Iterator
+
+from pydantic import ValidationError
+
+from mlx_server.api.chat_completions.input import ChatBody, to_request
+from mlx_server.engine.training import Sample
+from mlx_server.errors import BadRequest, ServerError, TrainingDataInvalid
+from mlx_server.generation.training import sample_of
+from mlx_server.http import strict_json
+from mlx_server.http.errors import validation_error
+from mlx_server.messages import Conversation
+from mlx_server.pool.prepare import PreparedModel
+
+FIELDS = ("messages", "tools", "parallel_tool_calls")
+SHOWN_MISTAKES = 10
+
+
+def samples_of(prepared: PreparedModel, lines: Iterable[bytes]) -> list[Sample]:
+    """Raises TrainingDataInvalid, which names the first lines that are wrong."""
+    samples, mistakes = list[Sample](), list[str]()
+    for number, line in _numbered(lines):
+        try:
+            samples.append(sample_of(prepared, conversation_of(line)))
+        except ServerError as error:
+            mistakes.append(f"line {number}: {error.message}")
+            if len(mistakes) == SHOWN_MISTAKES:
+                break
+    if mistakes:
+        raise TrainingDataInvalid("The training data can't be used. " + " ".join(mistakes))
+    return samples
+
+
+def _numbered(lines: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
+    return ((number, line) for number, line in enumerate(lines, 1) if line.strip())
+
+
+def conversation_of(line: bytes) -> Conversation:
+    """Raises BadRequest for a line that is neither `messages` nor `prompt` with `completion`."""
+    given = strict_json.parse_request(line)
+    if isinstance(given, dict) and isinstance(given.get("prompt"), str):
+        answer = given.get("completion")
+        prompt = {"role": "user", "content": given["prompt"]}
+        given = {"messages": [prompt, {"role": "assistant", "content": answer}]}
+    if not isinstance(given, dict) or "messages" not in given:
+        raise BadRequest('Send {"messages": [...]} or {"prompt": "...", "completion": "..."}.')
+    body = {"model": "base", **{name: given[name] for name in FIELDS if name in given}}
+    try:
+        (conversation,) = to_request(ChatBody.model_validate(body)).prompts
+    except ValidationError as error:
+        raise validation_error(error, body) from None
+    assert isinstance(conversation, Conversation)
+    return conversation

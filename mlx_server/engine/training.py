@@ -1,0 +1,147 @@
+"""The training of an adapter: what is trained, and the process that does it.
+
+The process is given a folder. It has the job and its samples, and everything that a later process
+needs to go on where this one ended, so it may be killed at any moment.
+"""
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from mlx_server.engine.engine_process import process_environment
+from mlx_server.errors import TrainingFailed
+
+JOB, SAMPLES, EVALUATIONS = "job.json", "samples.msgpack", "evaluations.jsonl"
+ADAPTER_WEIGHTS = "adapters.safetensors"
+STDERR_BYTES = 2000
+
+
+class Method(msgspec.Struct, frozen=True, kw_only=True):
+    """How an adapter is trained; the names are those of `mlx_lm.lora`."""
+
+    kind: Literal["lora", "dora"] = "lora"
+    rank: int = 8
+    scale: float = 20.0
+    dropout: float = 0.0
+    layers: int = 16
+    """The last layers, which get an adapter; -1: all."""
+    batch_size: int = 4
+    learning_rate: float = 1e-4
+    seed: int = 0
+
+
+class TrainingJob(msgspec.Struct, frozen=True, kw_only=True):
+    checkpoint: str
+    """The folder of the base model."""
+    steps: int
+    steps_per_epoch: int
+    method: Method = Method()
+
+
+class Sample(msgspec.Struct, frozen=True, array_like=True):
+    tokens: Sequence[int]
+    prompt: int
+    """How many of the tokens are the prompt, which is not learnt."""
+
+
+class Samples(msgspec.Struct, frozen=True):
+    learnt: Sequence[Sample]
+    held_out: Sequence[Sample]
+    """What decides whether the adapter is better than its base model."""
+    public: Sequence[Sample] = ()
+    """Texts on which the adapter may not be much worse than its base model."""
+
+
+class Losses(msgspec.Struct, frozen=True):
+    """The mean loss a token."""
+
+    held_out: float
+    public: float | None = None
+
+
+class Trained(msgspec.Struct, frozen=True, tag=True):
+    """Some steps were made."""
+
+    step: int
+    loss: float
+
+
+class Evaluated(msgspec.Struct, frozen=True, tag=True):
+    """step: 0 for the base model. What the adapter is after that step is in `file_of(step)`."""
+
+    step: int
+    losses: Losses
+
+
+Report = Trained | Evaluated
+
+_decoder: msgspec.json.Decoder[Report] = msgspec.json.Decoder(Report)
+
+
+def file_of(step: int) -> str:
+    return f"{step:07d}_{ADAPTER_WEIGHTS}"
+
+
+def write_job(folder: Path, job: TrainingJob, samples: Samples) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / SAMPLES).write_bytes(msgspec.msgpack.encode(samples))
+    (folder / JOB).write_bytes(msgspec.json.encode(job))
+
+
+class TrainingProcess:
+    """Trains until it is done, or until `end`. It ends with its server, which holds its stdin."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._process: asyncio.subprocess.Process | None = None
+        self._ended = False
+
+    async def reports(self) -> AsyncIterator[Report]:
+        """Raises TrainingFailed."""
+        self._process = process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "mlx_server.worker.trainer", str(self._folder)),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=process_environment(),
+            start_new_session=True,
+        )
+        assert process.stdout
+        assert process.stderr
+        errors = asyncio.create_task(process.stderr.read())
+        try:
+            async for line in process.stdout:
+                yield _decoder.decode(line)
+            await process.wait()
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+            text = (await errors).decode(errors="replace")
+        if process.returncode and not self._ended:
+            why = text.strip().rsplit("\n", 1)[-1][-STDERR_BYTES:]
+            raise TrainingFailed(f"The training has ended with an error: {why or 'no message'}")
+
+    def pause(self) -> None:
+        """After the step that it computes, the process returns the memory of its buffers."""
+        self._send(b"pause\n")
+
+    def go_on(self) -> None:
+        self._send(b"go on\n")
+
+    def end(self) -> None:
+        """Ends the process after the present step. Another one goes on from there."""
+        self._ended = True
+        if self._process and self._process.stdin:
+            self._process.stdin.close()
+
+    def _send(self, line: bytes) -> None:
+        if self._process and self._process.stdin and not self._process.stdin.is_closing():
+            with suppress(ConnectionError):
+                self._process.stdin.write(line)

@@ -1,0 +1,243 @@
+"""Trains an adapter with mlx-lm's trainer: `python -m mlx_server.worker.trainer FOLDER`.
+
+It reads the job and its samples from the folder, see `engine.training`, and writes reports to its
+stdout. After SAVED_STEPS steps, and when it ends early, it saves all that decides the next step:
+the adapter's weights and the optimizer's state; random numbers follow from the seed and the number
+of the step. So a process that goes on from there makes the same adapter, bit for bit.
+
+A step lasts as long as the samples of one batch take, forth and back. Commands on stdin are obeyed
+between two of them.
+"""
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import mlx.optimizers as optimizers
+import msgspec
+import numpy as np
+from mlx.utils import tree_flatten, tree_unflatten
+from mlx_lm.tuner.trainer import TrainingArgs, evaluate, iterate_batches, train
+from mlx_lm.tuner.utils import linear_to_lora_layers
+
+from mlx_server.engine.training import (
+    EVALUATIONS,
+    JOB,
+    SAMPLES,
+    Evaluated,
+    Losses,
+    Report,
+    Sample,
+    Samples,
+    Trained,
+    TrainingJob,
+    file_of,
+)
+from mlx_server.worker.server_connection import leave
+from mlx_server.worker.weights import load
+
+STATE, LAST = "state.safetensors", "last.safetensors"
+SAVED_STEPS = 20
+PATIENCE_SECONDS = 60.0
+"""How long a step may take that is under way when the server ends."""
+
+Arrays = dict[str, mx.array]
+
+
+class Commands:
+    """What the server wants: see `TrainingProcess`."""
+
+    def __init__(self) -> None:
+        self._unpaused = threading.Event()
+        self._unpaused.set()
+        self._is_ended = False
+
+    def read(self) -> None:
+        for line in sys.stdin.buffer:
+            if line == b"pause\n":
+                self._unpaused.clear()
+            else:
+                self._unpaused.set()
+        self._is_ended = True
+        self._unpaused.set()
+        threading.Event().wait(PATIENCE_SECONDS)
+        os._exit(1)
+
+    def may_go_on(self) -> bool:
+        """Waits while the training is paused, with no memory for buffers. False at its end."""
+        if not self._unpaused.is_set():
+            mx.clear_cache()
+            self._unpaused.wait()
+        return not self._is_ended
+
+
+class Dataset:
+    """Samples, as mlx-lm's trainer reads them."""
+
+    def __init__(self, samples: Sequence[Sample]) -> None:
+        self._samples = samples
+
+    def __getitem__(self, index: int) -> tuple[Sequence[int], int]:
+        sample = self._samples[index]
+        return sample.tokens, sample.prompt
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+
+class Trainer:
+    def __init__(self, folder: Path, report: Callable[[Report], None], commands: Commands) -> None:
+        self._folder, self._report, self._commands = folder, report, commands
+        self._job = msgspec.json.decode((folder / JOB).read_bytes(), type=TrainingJob)
+        self._samples = msgspec.msgpack.decode((folder / SAMPLES).read_bytes(), type=Samples)
+        method = self._job.method
+        mx.random.seed(method.seed)
+        self._model = _loaded(Path(self._job.checkpoint))
+        mx.random.seed(method.seed)
+        _give_adapter(self._model, self._job)
+        self._optimizer = optimizers.Adam(learning_rate=method.learning_rate)
+        self._optimizer.init(self._model.trainable_parameters())
+        self._step = self._read_state()
+
+    def run(self) -> None:
+        if self._step == 0:
+            self._evaluate()
+        longest = max(len(each.tokens) for each in self._samples.learnt)
+        left = self._job.steps - self._step
+        arguments = TrainingArgs(
+            batch_size=self._job.method.batch_size,
+            iters=left + 1,  # the batches end the training, after the last step
+            steps_per_report=1,
+            steps_per_save=left + 2,
+            max_seq_length=longest + 1,
+            adapter_file=str(self._folder / LAST),
+        )
+        train(
+            self._model,
+            self._optimizer,
+            Dataset(self._samples.learnt),
+            args=arguments,
+            iterate_batches=self._batches,
+            training_callback=self,
+        )
+
+    def on_train_loss_report(self, numbers: dict[str, Any]) -> None:
+        self._report(Trained(self._step, numbers["train_loss"]))
+
+    def _batches(self, dataset: Dataset, **settings: Any) -> Iterator[tuple[mx.array, mx.array]]:
+        """The batches that are left, between which the training is saved, evaluated and paused."""
+        settings["seed"] = self._job.method.seed
+        batches = islice(iterate_batches(dataset, **settings), self._step, None)
+        while self._step < self._job.steps and self._commands.may_go_on():
+            self._step += 1
+            mx.random.seed(self._job.method.seed + self._step)  # of the dropout
+            yield next(batches)
+            is_last = self._step == self._job.steps
+            if is_last or self._step % self._job.steps_per_epoch == 0:
+                self._evaluate()
+            if is_last or self._step % SAVED_STEPS == 0:
+                self._save_state()
+        self._save_state()
+
+    def _evaluate(self) -> None:
+        with _numpy_state_kept():
+            held_out = self._loss(self._samples.held_out)
+            public = self._loss(self._samples.public) if self._samples.public else None
+        self._model.train()
+        if self._step:
+            weights = dict(tree_flatten(self._model.trainable_parameters()))
+            _write(self._folder / file_of(self._step), weights)
+        evaluated = Evaluated(self._step, Losses(held_out, public))
+        with (self._folder / EVALUATIONS).open("ab") as file:  # for a server that reads no report
+            file.write(msgspec.json.encode(evaluated) + b"\n")
+        self._report(evaluated)
+
+    def _loss(self, samples: Sequence[Sample]) -> float:
+        longest = max(len(each.tokens) for each in samples) + 1
+        loss = evaluate(self._model, Dataset(samples), 1, -1, longest)
+        return float(loss)
+
+    def _save_state(self) -> None:
+        state = {
+            **_named("model", self._model.trainable_parameters()),
+            **_named("optimizer", self._optimizer.state),
+        }
+        _write(self._folder / STATE, state, {"step": str(self._step)})
+
+    def _read_state(self) -> int:
+        """Returns the number of steps that were made."""
+        if not (self._folder / STATE).is_file():
+            return 0
+        found: Any = mx.load(str(self._folder / STATE), return_metadata=True)
+        arrays, metadata = found
+        self._model.load_weights(list(_under("model", arrays).items()), strict=False)
+        self._optimizer.state = tree_unflatten(list(_under("optimizer", arrays).items()))
+        return int(metadata["step"])
+
+
+def _loaded(folder: Path) -> nn.Module:
+    reading = load(folder)
+    while True:
+        try:
+            next(reading)
+        except StopIteration as done:
+            model: nn.Module = done.value
+            return model
+
+
+def _give_adapter(model: nn.Module, job: TrainingJob) -> None:
+    method = job.method
+    model.freeze()
+    parameters = {"rank": method.rank, "scale": method.scale, "dropout": method.dropout}
+    linear_to_lora_layers(model, method.layers, parameters, use_dora=method.kind == "dora")
+    model.train()
+
+
+@contextmanager
+def _numpy_state_kept() -> Iterator[None]:
+    """mlx-lm orders the batches by numpy's state, that of an evaluation too."""
+    state = np.random.get_state()
+    try:
+        yield
+    finally:
+        np.random.set_state(state)
+
+
+def _named(name: str, tree: Any) -> Arrays:
+    return {f"{name}.{path}": array for path, array in tree_flatten(tree)}
+
+
+def _under(name: str, arrays: Arrays) -> Arrays:
+    start = f"{name}."
+    return {key[len(start) :]: each for key, each in arrays.items() if key.startswith(start)}
+
+
+def _write(file: Path, arrays: Arrays, metadata: dict[str, str] | None = None) -> None:
+    unfinished = file.with_suffix(".unfinished.safetensors")
+    mx.save_safetensors(str(unfinished), arrays, metadata or {})
+    os.replace(unfinished, file)
+
+
+def main() -> None:
+    reports = sys.stdout.buffer
+    sys.stdout = open(os.devnull, "w")  # noqa: SIM115  mlx-lm prints what it does
+    commands = Commands()
+    threading.Thread(target=commands.read, daemon=True).start()
+
+    def report(each: Report) -> None:
+        reports.write(msgspec.json.encode(each) + b"\n")
+        reports.flush()
+
+    Trainer(Path(sys.argv[1]), report, commands).run()
+    leave(0)  # while the other thread reads
+
+
+if __name__ == "__main__":
+    main()
