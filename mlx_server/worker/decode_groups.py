@@ -24,7 +24,7 @@ from mlx_server.worker.constrained_decoding.mask_threads import SlowMask
 from mlx_server.worker.costs import StepCosts, leaves
 from mlx_server.worker.lora_layers import RowAdapters, using
 from mlx_server.worker.mlx_lm_internals import GenerationBatch, PromptProcessingBatch
-from mlx_server.worker.padded_rows import padded
+from mlx_server.worker.packed_rows import packed
 from mlx_server.worker.prefill.memory_tier import can_always_be_cut
 from mlx_server.worker.row import LateDraw, Row
 from mlx_server.worker.sampling import RowLogprobs, Sampled, Sampler, sample_rows_alone
@@ -175,7 +175,7 @@ class DecodeBatch(GenerationBatch):
                 return draft[: n + 1]
         return draft
 
-    def next_of(self, drafts: list[list[int]]) -> list[Any]:
+    def next_of(self, drafts: list[list[int]], costs: StepCosts) -> list[Any]:
         """Computes a pass in which each row brings a draft, perhaps an empty one. Returns mlx-lm's
         responses, several for a row whose draft held."""
         parts = zip(self.samplers, self.unfed, self.read(), drafts, strict=True)
@@ -183,7 +183,9 @@ class DecodeBatch(GenerationBatch):
         if not self._is_ragged:
             self.prompt_cache = [ragged(cache) for cache in self.prompt_cache]
         states = RecurrentStates(self.prompt_cache, drafted.lengths)
-        with using(self._for_rows()[1], self.model), _seeing(self):
+        padding = costs.curve.padding(sum(drafted.lengths))
+        adapters = using(self._for_rows()[1], self.model)
+        with adapters, _seeing(self), packed(drafted.lengths, padding):
             logits = self.model(drafted.tokens, cache=self.prompt_cache)[drafted.places]
         sampled = _drawn(Sampler(drafted.draws), logits, drafted.inputs, drafted.mask)
         mx.async_eval(*sampled.pending)
@@ -526,10 +528,10 @@ class DecodeGroups:
             drafts = group.drafts(self.gate, self._costs) if self.gate else None
             if drafts is not None:
                 self.positions += sum(map(len, drafts)) + sum(map(len, group.unfed))
-                responses = group.next_of(drafts)
+                responses = group.next_of(drafts, self._costs)
             else:
                 padding = 0 if _is_apart(group) else self._costs.curve.padding(len(group))
-                with padded(padding):
+                with packed([1] * len(group), padding):
                     responses = group.next()
             for response in responses:
                 yield response, alone

@@ -6,7 +6,7 @@ from typing import Any
 import mlx.core as mx
 
 from bench_parts.simulated.roofline import Machine, Model, seconds
-from mlx_server.worker.padded_rows import Padding
+from mlx_server.worker.packed_rows import Packing
 
 TOKEN = 100
 """The token that is always generated."""
@@ -27,7 +27,7 @@ def forward(
         context = _length(cache[0]) + tokens
         for entry in cache:
             entry.update_and_fetch(mx.zeros((rows, 1, tokens, 1)), mx.zeros((rows, 1, tokens, 1)))
-        take(seconds(machine, model, tokens, [context] * rows, Padding.rows))
+        take(seconds(machine, model, tokens, [context] * rows, Packing.padding))
     return mx.broadcast_to(_logits(vocabulary), (rows, tokens, vocabulary))
 
 

@@ -7,9 +7,11 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import pytest
 
 from mlx_server.models.vision import can_see, vision_of
+from mlx_server.worker.costs import CostCurve
 from mlx_server.worker.decode_groups import DecodeBatch
 from mlx_server.worker.replay_model import ReplayModel
 from mlx_server.worker.speculation import ragged_caches
@@ -113,6 +115,36 @@ def test_the_next_turn_after_drafts_is_answered_as_without_a_cache(
     on.truth = [*off.answers, *cold.answers]
     assert on.finish().answers[2:] == cold.answers
     assert [on.cached[2], on.cached[3]] == [len(turn.prompt) - 3 for turn in turns]
+
+
+@pytest.mark.parametrize("padding", [0, 3])
+def test_matrices_compute_only_real_positions_and_what_reaches_a_cheaper_kernel(
+    padding: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two rows without drafts don't cost as much as the one with the longest."""
+    (quantized,) = (kind for kind in KINDS if kind.name == "llama-4bit")
+    loaded = network(quantized.save(tmp_path / "m"))
+    asked = [Asked(a_prompt(9, n), GREEDY, 20, right=[1.0, None, None][n]) for n in range(3)]
+    off = DraftedRun(loaded, asked, None).finish()
+    monkeypatch.setattr(CostCurve, "padding", lambda self, rows: padding)
+    computed, multiply = list[int](), mx.quantized_matmul
+
+    def recorded(x: mx.array, *rest: Any, **how: Any) -> mx.array:
+        computed.append(x.size // x.shape[-1])
+        return multiply(x, *rest, **how)
+
+    monkeypatch.setattr(mx, "quantized_matmul", recorded)
+    on, passes = DraftedRun(loaded, asked, off.answers), 0
+    for number in range(3):
+        on.join(number)
+    while on.batch:
+        computed.clear()
+        on.step()
+        if (positions := on.batch.decoder.positions) > len(asked):
+            assert {*computed} == {positions + padding}
+            passes += 1
+    assert passes
+    assert on.answers == off.answers
 
 
 def test_a_loop_within_a_draft_ends_the_row_where_it_does_without() -> None:
