@@ -4,10 +4,12 @@ import asyncio
 import logging
 import os
 import signal
+import sys
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import MappingProxyType
@@ -64,9 +66,11 @@ from mlx_server.pool.scheduler import cancelled
 from mlx_server.sources.transcript import Recordings
 from mlx_server.store import Store
 from mlx_server.system import descriptors, logs
+from mlx_server.system.handover import LogOptions, Succession, launcher
 from mlx_server.system.keep_awake import KeepAwake, keep_awake_command
 from mlx_server.system.listening_sockets import bound_sockets
 from mlx_server.system.process import return_large_blocks
+from mlx_server.system.servers import FOLDER as SERVERS_FOLDER
 
 log = logging.getLogger("mlx_server")
 
@@ -102,7 +106,11 @@ def create_app(
             app.state.signer = Signer(await asyncio.to_thread(secret_key, settings.store.data_dir))
             on.push_async_callback(connectors.stop)
             on.callback(awake.stop)
+            if first := launcher():
+                store.servers.pid, store.servers.generation = first.pid, first.generation
             await pool.start()
+            if first:  # until then the server before this one takes the requests
+                await pool.preloaded()
             on.push_async_callback(pool.stop)
             watching = asyncio.create_task(_watch(store, pool))
             on.push_async_callback(cancelled, [watching])
@@ -228,23 +236,61 @@ async def _watch(store: Store, pool: Pool) -> None:
         await asyncio.sleep(WATCH_SECONDS)
 
 
-def run(settings: Settings) -> None:
-    """Serves until SIGTERM or Ctrl-C. Raises SettingsError if the server can't start."""
-    run_app(settings, lambda: create_app(settings, progress_display()))
+def run(settings: Settings, log_file: Path | None = None) -> None:
+    """Serves until SIGTERM or Ctrl-C, or until another process takes its place. Raises
+    SettingsError if the server can't start."""
+    served = settings.server
+    first, log_options = launcher(), LogOptions(served.log_level, served.log_format)
+    if log_file:
+        log_options.file = str(log_file)
+    address = f"{served.host}, port {served.port}"
+    sockets = first.inherited(address) if first else bound_sockets(served.host, served.port)
+    server = _prepared(settings, lambda: create_app(settings, progress_display()))
+    if first:
+        server.on_ready = partial(first.say, "ready")
+        signal.signal(signal.SIGHUP, lambda *_: first.say("restart"))
+        for signum, code in EXIT_CODES.items():
+            _exit_after(signum, code)
+        first.watch(server.leave, server.stop)
+        server.run(sockets)
+        os._exit(0)
+    assert settings.store.data_dir is not None
+    succession = Succession(
+        address,
+        [os.dup(each.fileno()) for each in sockets],
+        [sys.executable, "-m", "mlx_server", *sys.argv[1:]],
+        str(settings.store.data_dir / SERVERS_FOLDER),
+        log_options,
+        on_replaced=server.leave,
+        on_lost=lambda: os.kill(os.getpid(), signal.SIGTERM),
+    )
+    server.on_stop = succession.stop
+    hangup = partial(os.kill, os.getpid(), signal.SIGTERM)
+    signal.signal(signal.SIGHUP, lambda *_: succession.hung_up(hangup))
+    for signum, code in EXIT_CODES.items():
+        _exit_after(signum, code, succession)
+    server.run(sockets)
+    succession.here_ended()
+    os._exit(succession.code)
 
 
 def run_app(settings: Settings, make_app: Callable[[], FastAPI]) -> None:
+    """Serves until SIGTERM or Ctrl-C. Raises SettingsError if the server can't start."""
+    sockets = bound_sockets(settings.server.host, settings.server.port)
+    server = _prepared(settings, make_app)
+    for signum, code in EXIT_CODES.items():
+        _exit_after(signum, code)
+    server.run(sockets)
+
+
+def _prepared(settings: Settings, make_app: Callable[[], FastAPI]) -> HttpServer:
     logs.configure(settings.server.log_level, settings.server.log_format)
     most = descriptors.raise_soft_limit()
     descriptors.check_descriptors(most)
     if few := descriptors.warning(most):
         log.warning("%s; %s", few, descriptors.FIX)
     return_large_blocks()
-    sockets = bound_sockets(settings.server.host, settings.server.port)
-    server = server_of(settings, make_app())
-    for signum, code in EXIT_CODES.items():
-        _exit_after(signum, code)
-    server.run(sockets)
+    return server_of(settings, make_app())
 
 
 def server_of(settings: Settings, app: FastAPI) -> HttpServer:
@@ -271,10 +317,17 @@ def server_of(settings: Settings, app: FastAPI) -> HttpServer:
     return HttpServer(config, app, served.drain_seconds)
 
 
-def _exit_after(signum: signal.Signals, code: int) -> None:
+def _exit_after(signum: signal.Signals, code: int, succession: Succession | None = None) -> None:
     """uvicorn raises the signal again after shutdown. The default action for SIGTERM would look
     like a crash, and sys.exit would wait for threads with a running download."""
-    signal.signal(signum, lambda *_: os._exit(code))
+
+    def end(*_: object) -> None:
+        if succession:
+            succession.code = succession.code or code
+            succession.here_ended()
+        os._exit(succession.code if succession else code)
+
+    signal.signal(signum, end)
 
 
 async def _openapi(http: Request) -> Response:

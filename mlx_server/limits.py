@@ -55,6 +55,8 @@ SMALL_CHUNKS                   = _limit(4096,         "items",      "request",  
 PIPELINED_BYTES                = _limit(64 << 10,      "bytes",      "connection", "further requests that a client sends before its answer is complete", "the connection is closed")
 SEND_BUFFER_BYTES              = _limit(128 << 10,     "bytes",      "connection", "the kernel's send buffer for an unread answer, which Linux doubles", "the answer waits, for 30 seconds at most")
 DESCRIPTORS                    = _limit(8192,         "sockets",    "server",     "files and sockets that the process may open, if its hard limit allows it", "503 for the connection; half of them are reserved for other uses")
+RESTART_SECONDS                = _limit(600,           "seconds",    "server",     "how long a new server may take to start and to load its models, in a restart", "it is ended, and the old one goes on")
+LEAVING_SECONDS                = _limit(3600,         "seconds",    "server",     "how long a server that was replaced may take to end its answers", "they end with an error, as at SIGTERM")
 
 _section("WebSockets")
 SOCKETS                        = _limit(128,           "sockets",    "server",     "open WebSockets; a quarter of the process's descriptors, if that is less", "503 at the handshake")

@@ -12,6 +12,7 @@ from mlx_server import __version__
 
 COMMANDS = {
     "serve": "Serve models until Ctrl-C.",
+    "restart": "Replace a running server by a new process, without ending an answer.",
     "init": "Write a first models.yaml, which can be served without a network.",
     "chat": "Chat with a model in the terminal.",
     "connect": "Let a coding agent or another client use this server.",

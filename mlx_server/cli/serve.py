@@ -66,6 +66,7 @@ def serve(
     do the same as the flags. Other users of this machine can read keys given as a flag.
     """
     from mlx_server.system import logs
+    from mlx_server.system.handover import told_refusal
 
     logs.configure("info", "json" if log_format == "json" else "text")  # before imports can fail
 
@@ -77,7 +78,7 @@ def serve(
         "log_level": log_level,
         "log_format": log_format,
     }
-    with logs.logged_end():
+    with logs.logged_end(), told_refusal():
         terminal = os.dup(2)
         if log_file:
             from mlx_server.system.logs import write_to
@@ -98,4 +99,4 @@ def serve(
             os.close(terminal)
             gc.freeze()
             gc.enable()
-        run(settings)
+        run(settings, log_file)

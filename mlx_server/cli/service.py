@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from mlx_server.cli.restart import replaced
 from mlx_server.cli.root import ConfigFile, command_app
 from mlx_server.config.models_yaml import find_file, load_settings
 from mlx_server.system import service
@@ -34,6 +35,17 @@ def install(
     installed = service.install(options)
     url = url_at(settings.server.host, settings.server.port)
     print(f"Installed {installed.file}\nIt serves at {url}. To see its log: {installed.log}")
+
+
+@app.command()
+def restart(config: ConfigFile = None) -> None:
+    """Replace the server by a new process, without ending an answer; after an upgrade, say.
+
+    \b
+    mlx-server service restart
+    """
+    pid = service.main_pid()
+    print(replaced(config, lambda first, _: first == pid))
 
 
 @app.command()

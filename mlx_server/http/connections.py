@@ -26,6 +26,8 @@ BARE_LINE_END = re.compile(rb"(?<!\r)\n|\r(?!\n)")
 HEAD_END = re.compile(rb"\n\r?\n")
 FOLDED_LINE = re.compile(rb"\n[ \t]")
 
+CLOSE = b"connection", b"close"
+
 SMALL_BYTES = 256
 """Chunks smaller than this are counted and limited: each costs the event loop time."""
 
@@ -196,6 +198,7 @@ class StrictHttp(SlowClientGuard, H11Protocol):
         self._arrival: asyncio.TimerHandle | None = None
         self._received = 0
         """Bytes since the timer was set."""
+        self._is_leaving = False
         self._source = ""
         self._await_arrival()
 
@@ -214,6 +217,7 @@ class StrictHttp(SlowClientGuard, H11Protocol):
         self._await_arrival()
         self._received += len(data)
         super().data_received(data)
+        self._close_after_answer()
         self._keep_listening()
         self._look()
 
@@ -249,7 +253,21 @@ class StrictHttp(SlowClientGuard, H11Protocol):
         self._arrived()
         super().connection_lost(exc)
 
+    def leave(self) -> None:
+        """Closes the connection with its present answer, or with the next one. One that stays idle
+        is closed as any other."""
+        self._is_leaving = True
+        self._close_after_answer()
+
+    def _close_after_answer(self) -> None:
+        if self._is_leaving and self.cycle and not self.cycle.response_complete:
+            self.cycle.keep_alive = False
+            if CLOSE not in self.headers:  # those of the request; uvicorn's answer repeats it
+                self.headers.append(CLOSE)
+
     def shutdown(self) -> None:
+        if self._is_leaving and (self.cycle is None or self.cycle.response_complete):
+            return
         try:
             super().shutdown()
         except Exception as error:  # would keep uvicorn from closing the other connections

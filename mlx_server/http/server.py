@@ -10,7 +10,7 @@ import shlex
 import signal
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from types import FrameType
 from typing import Any
@@ -19,7 +19,9 @@ import uvicorn
 from fastapi import FastAPI
 from uvicorn.server import ServerState
 
+from mlx_server import limits
 from mlx_server.errors import ShuttingDown
+from mlx_server.http.connections import StrictHttp
 from mlx_server.pool.pool import Pool
 from mlx_server.pool.prepare import PreparedModel, Task
 from mlx_server.system.listening_sockets import DEFAULT_URL, url_of
@@ -51,8 +53,24 @@ class HttpServer(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config, app: FastAPI, drain_seconds: float) -> None:
         super().__init__(config)
+        self.on_stop: Callable[[], None] = lambda: None
+        """Called when a signal ends the server."""
+        self.on_ready: Callable[[], None] = lambda: None
+        """Called when the server listens."""
         self._app = app
         self._drain_seconds = drain_seconds
+        self._is_leaving = self._is_stopping = self._had_signal = False
+
+    def leave(self) -> None:
+        """Takes no more connections, and ends when all answers have. Any thread may call it."""
+        self.config.timeout_graceful_shutdown = (
+            limits.LEAVING_SECONDS + int(self._drain_seconds) + 5
+        )
+        self._is_leaving = self.should_exit = True
+
+    def stop(self) -> None:
+        """Ends as at SIGTERM. Any thread may call it."""
+        self._is_stopping = self.should_exit = True
 
     async def startup(self, sockets: list[Any] | None = None) -> None:
         await super().startup(sockets)
@@ -68,16 +86,23 @@ class HttpServer(uvicorn.Server):
             urls.append(url_of(server.sockets[0]))
             _print_line(f"Listening on {urls[-1]}")
         if urls:
+            if servers := self._app.state.pool.servers:
+                servers.url = urls[0]
             _announce_models(self._app.state.pool, urls[0])
+        self.on_ready()
 
     async def shutdown(self, sockets: list[Any] | None = None) -> None:
         self._app.state.page_streams.end()
+        if self._is_leaving:
+            self._app.state.pool.retire()
         ending = asyncio.create_task(self._end_streams())
         for server in self.servers:  # no new connections; uvicorn would also cut off WebSockets
             server.close()
         draining = asyncio.create_task(self._app.state.runs.drain())
         while not (draining.done() or self.force_exit):
+            self._leave_connections()
             await asyncio.wait({draining}, timeout=POLL_SECONDS)
+        self._leave_connections()
         draining.cancel()
         await super().shutdown(sockets)
         ending.cancel()
@@ -86,12 +111,25 @@ class HttpServer(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A second signal exits at once; MCP servers are ended by their guard processes."""
-        if self.should_exit:
+        self.on_stop()
+        if self._had_signal:
             self._app.state.pool.kill()
             os._exit(EXIT_CODES[signal.Signals(sig)])
-        super().handle_exit(sig, frame)
+        self._had_signal = self._is_stopping = self.should_exit = True
+        self._captured_signals.append(sig)
+
+    def _leave_connections(self) -> None:
+        """Lets idle connections have one more request: it may be on its way."""
+        for connection in list(self.server_state.connections) if self._is_leaving else ():
+            if isinstance(connection, StrictHttp):
+                connection.leave()
 
     async def _end_streams(self) -> None:
+        clock = asyncio.get_running_loop().time
+        latest = clock() + limits.LEAVING_SECONDS
+        # signals and other threads end it
+        while self._is_leaving and not self._is_stopping and clock() < latest:  # noqa: ASYNC110
+            await asyncio.sleep(POLL_SECONDS)
         await asyncio.sleep(self._drain_seconds)
         pool: Pool = self._app.state.pool
         # answers that wait for an MCP server continue without it, until the pool ends them

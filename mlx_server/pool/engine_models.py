@@ -119,8 +119,9 @@ class EngineModels:
         self._make_engine = make_engine
         self._events = events
         self._share_memory = share_memory
-        self._others = 0
-        """The bytes that other servers of the data directory take."""
+        self._others = self._returning = 0
+        """The bytes that other servers of the data directory take, and of these the bytes of
+        servers that end when their answers have."""
         self.preparation = ModelPreparation(
             disk,
             lambda: self.engine,
@@ -196,18 +197,28 @@ class EngineModels:
         if warning := self.budget.warning:
             log.warning(warning)
         self.scheduler.policy = self._policy_for()
+        self._limit()
         self._started()
 
-    def leave(self, nbytes: int) -> None:
-        """Leaves these bytes of the machine's memory to other servers."""
-        if nbytes == self._others:
+    def leave(self, nbytes: int, returning: int) -> None:
+        """Leaves these bytes of the machine's memory to other servers, and expects some back."""
+        if (nbytes, returning) == (self._others, self._returning):
             return
-        self._others = nbytes
+        self._others, self._returning = nbytes, returning
         self._set_budget()
         if self.supervisor.ready:
             with suppress(EngineDied):
                 self.engine.limit_memory(self.budget.mlx_limit)
-            self.scheduler.do(self.policy.limit(self.budget.nbytes, now()))
+            self._limit()
+
+    def _limit(self) -> None:
+        budget, later = self.budget.nbytes, self._budget_after.nbytes
+        self.scheduler.do(self.policy.limit(budget, now(), later - budget))
+
+    def retire(self) -> None:
+        """Unloads models as soon as no request uses them, since no new ones come."""
+        for id in self.entries:
+            self.scheduler.do(self.policy.keep(id, 0, now()))
 
     async def _claim(self) -> None:
         """Tells other servers of a model that is about to be loaded. Raises Overloaded if one of
@@ -235,6 +246,14 @@ class EngineModels:
         """The budget of these models. recommended: Metal's recommended bytes, the least of all
         machines of a group."""
         whole = memory_budget(self._limits.budget, recommended, self._others)
+        return replace(whole, nbytes=self._part(whole.nbytes))
+
+    @property
+    def _budget_after(self) -> MemoryBudget:
+        """The budget once the servers that are leaving have ended."""
+        ready, others = self.supervisor.ready, self._others - self._returning
+        recommended = ready.recommended_bytes if ready else None
+        whole = memory_budget(self._limits.budget, recommended, others)
         return replace(whole, nbytes=self._part(whole.nbytes))
 
     def _set_budget(self) -> None:
@@ -282,7 +301,7 @@ class EngineModels:
     def _restarted(self) -> None:
         if self.group:  # its machines may have been started after the server
             self._set_budget()
-            self.scheduler.do(self.policy.limit(self.budget.nbytes, now()))
+            self._limit()
         self._started()
 
     def _started(self) -> None:

@@ -481,6 +481,9 @@ class Policy:
         self.wait_seconds = wait_seconds
         self.lowered = 0
         """The bytes by which `lower` has reduced the budget."""
+        self.returning = 0
+        """The bytes by which the budget will grow when other servers have ended that are leaving.
+        Requests wait for them, however long that takes."""
         self.cache = 0
         """The bytes of the prompt cache and idle adapters, after the actions returned so far."""
         self._models = ResidentModels(models)
@@ -620,9 +623,9 @@ class Policy:
         self.lowered += less
         return self._settle(now)
 
-    def limit(self, budget: int, now: float) -> Actions:
+    def limit(self, budget: int, now: float, returning: int = 0) -> Actions:
         """Sets another budget, of which the part that memory ran out within is left out again."""
-        self.budget = max(0, budget - self.lowered)
+        self.budget, self.returning = max(0, budget - self.lowered), returning
         return self._settle(now)
 
     def tick(self, now: float) -> Actions:
@@ -728,7 +731,7 @@ class Policy:
 
     def _available(self, model: ResidentModel) -> int:
         """The bytes that the model and its rows can take next to the models that must stay."""
-        return self.budget - self._models.pinned_next_to(model)
+        return self.budget + self.returning - self._models.pinned_next_to(model)
 
     def _may_grant(self, reservation: Reservation, queue: WaitQueue) -> bool:
         return (
@@ -820,8 +823,9 @@ class Policy:
 
     def _late_at(self, reservation: Reservation) -> float | None:
         """The time at which the request is refused; None while its model loads, however long."""
-        loading = self._models[reservation.model].state == "loading"
-        return None if loading else reservation.requested_at + self.wait_seconds
+        if self.returning or self._models[reservation.model].state == "loading":
+            return None
+        return reservation.requested_at + self.wait_seconds
 
     def _unload_stale(self, now: float) -> None:
         for model in self._models:

@@ -54,7 +54,7 @@ from mlx_server.pool.readmission import Attempts
 from mlx_server.pool.scheduler import now
 from mlx_server.requests import GenerateRequest
 from mlx_server.system.daily_bytes import DailyBytes
-from mlx_server.system.servers import Servers
+from mlx_server.system.servers import OtherServer, Servers
 
 SHARE = 3
 """A client may hold at most this many times the slots that are left free. So a single client gets
@@ -147,7 +147,7 @@ class Pool:
         self.events = PoolEvents()
         self.servers: Servers | None = None
         """The servers with which it shares the machine's memory, if there may be any."""
-        self._others: Mapping[str, int] = {}
+        self._others: Mapping[str, OtherServer] = {}
         self.make_engine: Callable[..., EngineClient] = EngineClient
         self.engines = [*self._engines_of(on_progress)]
         """The engines. The one with the models on this machine comes first, if there are any."""
@@ -231,8 +231,10 @@ class Pool:
         with suppress(OSError):  # it is tried again
             if self.servers:
                 self._others = await asyncio.to_thread(self.servers.exchange, own)
+        leaving = filter(self.servers.is_leaving, self._others.values()) if self.servers else ()
+        returning = sum(other.nbytes for other in leaving)
         for each in self.engines:
-            each.leave(self._taken_by_others)
+            each.leave(self._taken_by_others, returning)
         is_news = bool(before) != bool(self._taken_by_others)
         if is_news and self.supervisor.ready:  # before, `start` says it
             what = f"take {size(self._taken_by_others)}" if self._others else "have ended"
@@ -242,7 +244,16 @@ class Pool:
 
     @property
     def _taken_by_others(self) -> int:
-        return sum(self._others.values())
+        return sum(other.nbytes for other in self._others.values())
+
+    async def preloaded(self) -> None:
+        """Returns when no model is being preloaded any more."""
+        await asyncio.gather(*(each.scheduler.background.ended() for each in self.engines))
+
+    def retire(self) -> None:
+        """Frees memory for the server that takes this one's place, as soon as answers end."""
+        for each in self.engines:
+            each.retire()
 
     async def stop(self, error: ServerError | None = None) -> None:
         """Ends the engines and connections. Waiting and later requests raise `error`, by default

@@ -56,6 +56,11 @@ class BackgroundWork:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    async def ended(self) -> None:
+        """Returns when there is none, with what they have begun themselves."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
     def cancel(self) -> None:
         for task in self._tasks:
             task.cancel()

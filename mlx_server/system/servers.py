@@ -5,6 +5,7 @@ import re
 import secrets
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from mlx_server.system.files import create_locked, own_path, remove_abandoned
@@ -15,11 +16,28 @@ FOLDER = "servers"
 _ID = re.compile(r"[0-9a-f]{16}")
 
 
+_PUBLISHED = re.compile(rb"(\d{20}) (\d{1,9}) (\d{1,9}) (\S*)\n")
+
+
+@dataclass(frozen=True)
+class OtherServer:
+    """What another server has published. The defaults are those of one that has just begun."""
+
+    nbytes: int = 0
+    """The bytes of memory that it takes."""
+    pid: int = 0
+    """The process to signal for a restart: the one that was started first."""
+    generation: int = 0
+    """How many servers of this process came before. Those of earlier generations are leaving."""
+    url: str = ""
+
+
 class Servers:
     """Each server has a file, which is locked until its process ends, however that ends."""
 
     def __init__(self, data_dir: Path) -> None:
         self.id = secrets.token_hex(8)
+        self.pid, self.generation, self.url = os.getpid(), 0, ""
         self._folder = data_dir / FOLDER
         self._file: int | None = None
 
@@ -39,16 +57,21 @@ class Servers:
             os.close(self._file)
             self._file = None
 
-    def exchange(self, nbytes: int) -> Mapping[str, int]:
-        """Publishes the bytes of memory that this server takes. Returns those of each other
-        server. Of two that publish at once, each gets the other's. Raises OSError."""
+    def exchange(self, nbytes: int) -> Mapping[str, OtherServer]:
+        """Publishes the bytes of memory that this server takes. Returns the other servers. Of two
+        that publish at once, each gets the other's. Raises OSError."""
         self.join()
         assert self._file is not None
-        os.pwrite(self._file, b"%020d" % nbytes, 0)
+        line = f"{nbytes:020d} {self.pid} {self.generation} {self.url}\n"
+        os.pwrite(self._file, line.encode(), 0)
         return self.others()
 
-    def others(self) -> Mapping[str, int]:
-        """The bytes of memory that each other server takes, by its id. Raises OSError."""
+    def is_leaving(self, other: OtherServer) -> bool:
+        """Whether this server has been started to take its place."""
+        return other.pid == self.pid and other.generation < self.generation
+
+    def others(self) -> Mapping[str, OtherServer]:
+        """The other servers by their ids. Raises OSError."""
         try:
             files = [file for file in self._folder.iterdir() if _ID.fullmatch(file.name)]
         except FileNotFoundError:
@@ -60,7 +83,11 @@ class Servers:
         }
 
 
-def _published(file: Path) -> int:
-    with suppress(OSError, ValueError):
-        return int(file.read_bytes()[:20])
-    return 0
+def _published(file: Path) -> OtherServer:
+    with suppress(OSError):
+        if line := _PUBLISHED.match(file.read_bytes()[:1024]):
+            nbytes, pid, generation, url = line.groups()
+            return OtherServer(
+                int(nbytes), int(pid), int(generation), url.decode("ascii", "replace")
+            )
+    return OtherServer()

@@ -30,6 +30,9 @@ EXIT_SECONDS = 30
 UNWRITABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 """Control characters, and the bytes of a path that are not UTF-8."""
 
+PID = re.compile(r"^\s*(?:MainPID=|pid = )([1-9][0-9]*)$", re.MULTILINE)
+"""How systemd and launchd write it."""
+
 LOOK_SECONDS = 0.5
 STOP_LOOKS = int((EXIT_SECONDS + 5) / LOOK_SECONDS)
 
@@ -53,6 +56,8 @@ class System:
     stop: tuple[tuple[str, ...], ...]
     status: tuple[str, ...]
     """Command that exits with 0 if the service runs."""
+    pid: tuple[str, ...]
+    """Command that prints the id of its process."""
     log: str
     """Shell command that shows the server's log."""
 
@@ -70,6 +75,7 @@ def _launchd() -> System:
         start=(("launchctl", "bootstrap", domain, str(file)),),
         stop=(("launchctl", "bootout", f"{domain}/{LABEL}"),),
         status=("launchctl", "print", f"{domain}/{LABEL}"),
+        pid=("launchctl", "print", f"{domain}/{LABEL}"),
         log=shlex.join(("tail", "-f", str(_mac_log()))),
     )
 
@@ -87,6 +93,7 @@ def _systemd() -> System:
         ),
         stop=((*control, "disable", "--now", UNIT),),
         status=(*control, "is-active", "--quiet", UNIT),
+        pid=(*control, "show", "--property=MainPID", UNIT),
         log=f"journalctl --user -u {UNIT} -f",
     )
 
@@ -132,6 +139,8 @@ def systemd_unit(arguments: Sequence[str]) -> str:
         f"ExecStart={command}\n"
         "WorkingDirectory=%h\n"
         f"Environment={_quoted('PATH=' + _path())}\n"
+        "ExecReload=kill -HUP $MAINPID\n"
+        "KillMode=mixed\n"  # the first process tells those that have replaced it
         "Restart=on-failure\n"
         "RestartSec=10\n"
         # a restart does not fix wrong settings
@@ -207,6 +216,14 @@ def uninstall(run: Run = run) -> Path | None:
         run(command)
     service.file.unlink()
     return service.file
+
+
+def main_pid(run: Run = run) -> int:
+    """Raises ServerError if the service does not run."""
+    told = PID.search(run(system().pid).stdout)
+    if told is None:
+        raise ServerError("The service does not run. Start it with `mlx-server service install`.")
+    return int(told[1])
 
 
 def is_running(run: Run = run) -> bool:

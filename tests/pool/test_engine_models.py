@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from mlx_server.errors import EngineDied, ModelUnusable, NotEnoughMemory, Shutti
 from mlx_server.pool.engine_models import PoolLimits
 from mlx_server.pool.pool import Pool
 from mlx_server.pool.prepare import ModelSpec
-from mlx_server.system.servers import Servers
+from mlx_server.system.servers import OtherServer, Servers
 from tests.pool.machine import (
     ONE,
     WEIGHTS,
@@ -298,6 +299,26 @@ def test_memory_that_another_server_takes_first_is_not_taken_twice(
             await pool.share_memory()
             await held(pool)
             assert machine.log == ["load a"]
-            assert other.others() == {pool.servers.id: WEIGHTS}
+            assert other.others() == {pool.servers.id: OtherServer(WEIGHTS, os.getpid())}
+
+    run(test)
+
+
+def test_memory_of_a_server_that_is_being_replaced_is_waited_for(
+    a: ModelSpec, tmp_path: Path
+) -> None:
+    async def test() -> None:
+        async with running(a) as (pool, machine):
+            pool.servers, before = Servers(tmp_path), Servers(tmp_path)
+            pool.servers.generation = 1
+            before.exchange(1 << 60)
+            await pool.share_memory()
+            waiting = asyncio.create_task(held(pool))
+            await asyncio.sleep(0)
+            assert (machine.log, pool.memory()["budget"]) == ([], 0)
+            before.leave()
+            await pool.share_memory()
+            await waiting
+            assert machine.log == ["load a"]
 
     run(test)

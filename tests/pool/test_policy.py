@@ -47,6 +47,16 @@ def test_loads_once_for_all_who_ask() -> None:
     assert policy.request(3, "a", 1, 3.0) == (Grant(3),)
 
 
+def test_memory_that_comes_back_is_waited_for_however_long() -> None:
+    policy = policy_of(a=ModelFacts(6))
+    policy.limit(5, 0.0, returning=4)
+    assert policy.request(1, "a", 1, 0.0) == ()
+    assert policy.request(2, "a", 4, 0.0) == (Refuse(2, NeverFits(needed=10, available=9)),)
+    assert policy.tick(WAIT + 1.0) == ()
+    assert policy.limit(9, WAIT + 2.0) == (LoadAction("a"),)
+    assert policy.loaded("a", 6, WAIT + 3.0) == (Grant(1),)
+
+
 def test_a_lease_gives_back_what_it_reserved() -> None:
     policy = policy_of(a=ModelFacts(6), ready="a")
     assert policy.request(1, "a", 3, 5.0) == (Grant(1),)

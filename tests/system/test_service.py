@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mlx_server.errors import SettingsError
+from mlx_server.errors import ServerError, SettingsError
 from mlx_server.system import service
 
 ARGUMENTS = ["--config", "/Users/me/my models.yaml", "--port", "9000"]
@@ -57,6 +57,7 @@ def test_the_unit_keeps_every_word_as_it_is(word: str) -> None:
     assert shlex.split(command) == [sys.executable, "-m", "mlx_server", "serve", "--config", word]
     assert unit["Service"]["LimitNOFILE"] == "8192"
     assert unit["Service"]["RestartPreventExitStatus"] == "2"
+    assert unit["Service"]["KillMode"] == "mixed"
     assert unit["Install"]["WantedBy"] == "default.target"
 
 
@@ -126,3 +127,23 @@ def test_without_the_systems_command_no_file_is_left(home: Path) -> None:
     with pytest.raises(service.CommandMissing):
         service.install([], missing)
     assert not service.system().file.exists()
+
+
+@pytest.mark.parametrize(
+    ("printed", "pid"),
+    [
+        ("MainPID=123\n", 123),
+        ("gui/501/local.mlx-server = {\n\tstate = running\n\tpid = 123\n}\n", 123),
+        ("MainPID=0\n", None),
+        ("\tstate = not running\n", None),
+    ],
+)
+def test_the_process_of_the_service(printed: str, pid: int | None) -> None:
+    def run(command: Sequence[str]) -> "subprocess.CompletedProcess[str]":
+        return subprocess.CompletedProcess(command, 0, printed, "")
+
+    if pid:
+        assert service.main_pid(run) == pid
+    else:
+        with pytest.raises(ServerError, match="does not run"):
+            service.main_pid(run)
