@@ -92,17 +92,25 @@ class HttpServer(uvicorn.Server):
         self.on_ready()
 
     async def shutdown(self, sockets: list[Any] | None = None) -> None:
+        runs = self._app.state.runs
         self._app.state.page_streams.end()
-        if self._is_leaving:
-            self._app.state.pool.retire()
         ending = asyncio.create_task(self._end_streams())
         for server in self.servers:  # no new connections; uvicorn would also cut off WebSockets
             server.close()
-        draining = asyncio.create_task(self._app.state.runs.drain())
+        if self._is_leaving:
+            runs.stopping.set()
+            # connections that were kept open may bring one more request each
+            asyncio.get_running_loop().call_later(limits.IDLE_SECONDS, self._app.state.pool.retire)
+        while self._is_leaving and (self.server_state.connections or runs.is_busy):
+            for connection in list(self.server_state.connections):
+                if isinstance(connection, StrictHttp):
+                    connection.leave()
+            if self._is_stopping:
+                break
+            await asyncio.sleep(POLL_SECONDS)
+        draining = asyncio.create_task(runs.drain())
         while not (draining.done() or self.force_exit):
-            self._leave_connections()
             await asyncio.wait({draining}, timeout=POLL_SECONDS)
-        self._leave_connections()
         draining.cancel()
         await super().shutdown(sockets)
         ending.cancel()
@@ -117,12 +125,6 @@ class HttpServer(uvicorn.Server):
             os._exit(EXIT_CODES[signal.Signals(sig)])
         self._had_signal = self._is_stopping = self.should_exit = True
         self._captured_signals.append(sig)
-
-    def _leave_connections(self) -> None:
-        """Lets idle connections have one more request: it may be on its way."""
-        for connection in list(self.server_state.connections) if self._is_leaving else ():
-            if isinstance(connection, StrictHttp):
-                connection.leave()
 
     async def _end_streams(self) -> None:
         clock = asyncio.get_running_loop().time

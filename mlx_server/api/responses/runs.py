@@ -315,6 +315,8 @@ class Runs:
     def __init__(self, store: Store, places: int) -> None:
         self.store = store
         self.stopping = asyncio.Event()
+        """Set when WebSockets are to end."""
+        self._is_closed = False
         self.sockets = OpenSockets()
         self.logs = ByteBudget(limits.STREAM_LOGS_BYTES)
         self.socket_memory = ByteBudget(limits.SOCKETS_MEMORY_BYTES)
@@ -358,7 +360,7 @@ class Runs:
 
         Raises Overloaded at a limit, ShuttingDown during shutdown.
         """
-        if self.stopping.is_set():
+        if self._is_closed:
             raise ShuttingDown("The server is shutting down.")
         if len(self._background) >= (most := limits.BACKGROUND_RESPONSES):
             raise Overloaded(
@@ -430,8 +432,13 @@ class Runs:
                         response = await self.response(id, owner)
         return response
 
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._background or self._connections)
+
     async def drain(self) -> None:
         """Refuses new background responses, and waits for these and for WebSockets to end."""
+        self._is_closed = True
         self.stopping.set()
         tasks = [run.task for run in self._background.values() if run.task]
         if busy := [*tasks, *self._connections]:
@@ -443,6 +450,7 @@ class Runs:
         connection.add_done_callback(self._connections.discard)
 
     async def stop(self) -> None:
+        self._is_closed = True
         self.stopping.set()
         if self._sharing:
             self._sharing.cancel()
