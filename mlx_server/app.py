@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
@@ -17,8 +17,9 @@ from typing import Any
 
 import anyio.lowlevel
 import uvicorn
-from fastapi import APIRouter, Depends, FastAPI, Request, Response
+from fastapi import Depends, FastAPI, Request, Response
 from starlette.middleware import Middleware
+from starlette.routing import BaseRoute
 
 from mlx_server import __version__, limits
 from mlx_server.api import (
@@ -56,7 +57,7 @@ from mlx_server.http import errors, metrics
 from mlx_server.http.admission import Admission
 from mlx_server.http.connections import http
 from mlx_server.http.middleware import AccessLog, BasePaths, DiscreetLifespan
-from mlx_server.http.security import SecurityMiddleware, Signer, authorise, secret_key
+from mlx_server.http.security import SecurityMiddleware, Signer, authorise, authorised, secret_key
 from mlx_server.http.server import EXIT_CODES, HttpServer, LoopErrors
 from mlx_server.http.web_sockets import web_sockets
 from mlx_server.mcp import Connectors
@@ -129,6 +130,7 @@ def create_app(
         openapi_url=None,
         telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
     )
+    app.state.authorise = authorise([key.get_secret_value() for key in server.api_keys])
     app.state.pool = pool
     app.state.connectors = connectors
     app.state.metrics = _metrics(server, pool)
@@ -142,8 +144,11 @@ def create_app(
     errors.install(app)
     if server.page:
         app.router.routes.extend(page_routes())
-    app.include_router(_keyed_routes(server, pool))
-    app.include_router(pool_api.health_router)
+    # FastAPI would make included routes anew, in the first request of each app
+    app.router.routes.extend(_routes(server, pool))
+    app.add_api_route(
+        "/openapi.json", _openapi, include_in_schema=False, dependencies=[Depends(authorised)]
+    )
     return app
 
 
@@ -181,24 +186,21 @@ def _metrics(server: ServerSettings, pool: Pool) -> metrics.Metrics:
     return measured
 
 
-def _keyed_routes(server: ServerSettings, pool: Pool) -> APIRouter:
-    """The routes that need a key, if the server has keys."""
-    keyed = APIRouter(
-        dependencies=[Depends(authorise([key.get_secret_value() for key in server.api_keys]))]
-    )
-    for router in (chat_completions, completions, responses, conversations, messages, native):
-        keyed.include_router(router.router)
-    for router in (models, metrics, pool_api, ollama, tokenize, embeddings, rerank, infill, files):
-        keyed.include_router(router.router)
-    keyed.include_router(pool_api.keyed)
+def _routes(server: ServerSettings, pool: Pool) -> Iterator[BaseRoute]:
+    keyed = [each.router for each in (chat_completions, completions, responses, conversations)]
+    keyed += [each.router for each in (messages, native, models, metrics, pool_api, ollama)]
+    keyed += [each.router for each in (tokenize, embeddings, rerank, infill, files)]
+    keyed.append(pool_api.keyed)
     if server.page:
-        keyed.include_router(page.router)
+        keyed.append(page.router)
     if server.adapter_dirs:
-        keyed.include_router(pool_api.adapters_router)
+        keyed.append(pool_api.adapters_router)
     if pool.models.replays:
-        keyed.include_router(replay.router)
-    keyed.add_api_route("/openapi.json", _openapi, include_in_schema=False)
-    return keyed
+        keyed.append(replay.router)
+    for router in keyed:
+        assert router.dependencies, "its routes would need no key"
+        yield from router.routes
+    yield from pool_api.health_router.routes
 
 
 @asynccontextmanager

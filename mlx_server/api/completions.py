@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Annotated
 
 import msgspec
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 from pydantic import Field
 
 from mlx_server import limits
@@ -21,6 +21,7 @@ from mlx_server.api.handlers import documented, read, respond
 from mlx_server.errors import BadRequest
 from mlx_server.events import Event, Finished, PromptProgress, TextDelta, TokenLogprob
 from mlx_server.http.errors import prompt_too_long
+from mlx_server.http.security import keyed_router
 from mlx_server.request_threads import in_thread
 from mlx_server.requests import GenerateRequest, Infill, Prompt
 
@@ -158,7 +159,7 @@ def _scored(token: TokenLogprob) -> Scored:
 
 PATH = "/v1/completions"
 
-router = APIRouter()
+router = keyed_router()
 
 
 @router.post(PATH, openapi_extra=documented(PATH, CompletionBody))

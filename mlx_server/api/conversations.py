@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 from pydantic import Field
 
 from mlx_server import limits
@@ -17,6 +17,7 @@ from mlx_server.api.responses.create import StoredItems, page_body
 from mlx_server.api.responses.items import InputItem
 from mlx_server.api.responses.protocol import Metadata
 from mlx_server.api.responses.routes import After, Limit, Sorted, without_effect
+from mlx_server.http.security import keyed_router
 from mlx_server.request_threads import in_thread
 from mlx_server.store import ItemRecord, Page, Record, Store
 
@@ -41,7 +42,7 @@ ONE = PATH + "/{id}"
 ITEMS = ONE + "/items"
 ITEM = ITEMS + "/{item}"
 
-router = APIRouter()
+router = keyed_router()
 
 
 @router.post(PATH, openapi_extra=documented(PATH, ConversationBody))

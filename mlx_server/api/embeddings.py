@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 from pydantic import Field
 
 from mlx_server import limits
@@ -23,6 +23,7 @@ from mlx_server.api.handlers import (
 from mlx_server.errors import BadRequest
 from mlx_server.generation.embeddings import Embeddings, EmbedRequest, Input, embed
 from mlx_server.http.metrics import Metrics
+from mlx_server.http.security import keyed_router
 from mlx_server.pool.pool import Pool
 from mlx_server.request_threads import in_thread
 
@@ -103,7 +104,7 @@ def numbers(vector: bytes) -> msgspec.Raw:
 
 PATH = "/v1/embeddings"
 
-router = APIRouter()
+router = keyed_router()
 
 
 @router.post(PATH, openapi_extra=documented(PATH, EmbeddingsBody))

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, BinaryIO, Literal, get_args
 
 import msgspec
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import Query, Request, Response
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import HTTPConnection
@@ -31,6 +31,7 @@ from mlx_server.api.responses.routes import After, Sorted
 from mlx_server.errors import BadRequest, NotFound, Overloaded, ServerError, StoreFull, TooLarge
 from mlx_server.http.errors import is_anthropic
 from mlx_server.http.middleware import FILES_PATH
+from mlx_server.http.security import keyed_router
 from mlx_server.store import ALL, Kind, Page, Record, RecordFilter, Store
 
 Wire = dict[str, Any]
@@ -220,7 +221,7 @@ def wire_of(http: HTTPConnection, body: bytes) -> Wire:
 ONE = FILES_PATH + "/{id}"
 CONTENT = ONE + "/content"
 
-router = APIRouter()
+router = keyed_router()
 
 _uploads: Counter[str] = Counter()
 """Of each client."""

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 from pydantic import Field
 
 from mlx_server import limits
@@ -19,6 +19,7 @@ from mlx_server.api.models import model_or_default
 from mlx_server.errors import BadRequest
 from mlx_server.events import Event, Finished, TextDelta
 from mlx_server.http.errors import prompt_too_long
+from mlx_server.http.security import keyed_router
 from mlx_server.http.sse import Frames
 from mlx_server.pool.pool import Pool
 from mlx_server.request_threads import in_thread
@@ -117,7 +118,7 @@ class InfillOutput:
 
 INFILL, FIM = "/infill", "/v1/fim/completions"
 
-router = APIRouter()
+router = keyed_router()
 
 
 @router.post(INFILL, openapi_extra=documented(INFILL, InfillBody))

@@ -5,13 +5,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 
 from mlx_server.api.fields import ignored_header
 from mlx_server.api.handlers import json_response
 from mlx_server.api.messages.routes import model_info, model_list
 from mlx_server.errors import AdapterNotFound, ModelNotFound, served_names
 from mlx_server.http.errors import is_anthropic
+from mlx_server.http.security import keyed_router
 from mlx_server.pool.pool import Pool
 from mlx_server.pool.prepare import Capabilities, Task
 
@@ -82,7 +83,7 @@ def _parameters(capabilities: Capabilities) -> Iterator[str]:
             yield from names
 
 
-router = APIRouter()
+router = keyed_router()
 
 
 PAGING = ("limit", "after_id", "before_id")

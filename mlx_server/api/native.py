@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypedDict
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 from pydantic import Field
 
 from mlx_server import limits
@@ -26,6 +26,7 @@ from mlx_server.api.models import model_or_default
 from mlx_server.errors import BadRequest
 from mlx_server.events import Event, ToolCallStarted
 from mlx_server.http import strict_json
+from mlx_server.http.security import keyed_router
 from mlx_server.messages import Conversation, Tool, ToolCall
 from mlx_server.pool.pool import Pool
 from mlx_server.request_threads import in_thread
@@ -190,7 +191,7 @@ def _arguments(text: str) -> dict[str, Any]:
 
 PATH = "/generate"
 
-router = APIRouter()
+router = keyed_router()
 
 
 @router.post(PATH, openapi_extra=documented(PATH, NativeBody))

@@ -15,12 +15,13 @@ from mlx_server import __version__, limits
 from mlx_server.api.fields import WireModel, ignored_header
 from mlx_server.api.handlers import documented, json_response, read, while_connected
 from mlx_server.errors import BadRequest, Forbidden
+from mlx_server.http.security import keyed_router
 from mlx_server.pool.memory import processes
 from mlx_server.pool.models import ModelView
 from mlx_server.pool.pool import Pool
 from mlx_server.pool.prepare import REPLAY, ModelSpec
 
-router = APIRouter()
+router = keyed_router()
 
 
 @router.get("/v1/pool")
@@ -185,7 +186,7 @@ AdapterPath = Annotated[str, Field(min_length=1, max_length=limits.ADAPTER_PATH_
 """The limit is the longest path that systems allow: looking up a path takes time quadratic in its
 length."""
 
-adapters_router = APIRouter()
+adapters_router = keyed_router()
 
 
 class Unload(WireModel):
@@ -233,7 +234,7 @@ def _only_model(pool: Pool, body: Unload) -> str:
 
 
 health_router = APIRouter()
-keyed = APIRouter()
+keyed = keyed_router()
 
 
 @health_router.get("/health")

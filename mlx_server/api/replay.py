@@ -25,7 +25,7 @@ from mlx_server.api.handlers import documented, json_response, read
 from mlx_server.errors import BadRequest, ServerError, SettingsError, public_message
 from mlx_server.events import Answer, Event, Finished, Started
 from mlx_server.families import family_named
-from mlx_server.http.security import authorise
+from mlx_server.http.security import authorise, keyed_router
 from mlx_server.pool.pool import Pool
 from mlx_server.pool.prepare import PreparedModel
 from mlx_server.request_threads import in_thread
@@ -36,7 +36,7 @@ from mlx_server.system.files import not_linked, own_path
 
 RESET = "/v1/replay/reset"
 
-router = APIRouter()
+router = keyed_router()
 
 
 class Reset(WireModel):

@@ -4,7 +4,7 @@ import uuid
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 from pydantic import BeforeValidator, Field
 
 from mlx_server import limits
@@ -12,6 +12,7 @@ from mlx_server.api.fields import WHOLE, Items, WireModel, ignored_header
 from mlx_server.api.handlers import documented, json_response, read, while_connected
 from mlx_server.generation.rerank import Relevance, RerankRequest, rerank
 from mlx_server.http.metrics import Metrics
+from mlx_server.http.security import keyed_router
 from mlx_server.pool.pool import Pool
 from mlx_server.request_threads import in_thread
 
@@ -76,7 +77,7 @@ def ranked(relevance: Relevance, documents: Sequence[str], body: RerankBody) -> 
 
 PATH = "/v1/rerank"
 
-router = APIRouter()
+router = keyed_router()
 
 
 @router.post(PATH, openapi_extra=documented(PATH, RerankBody))

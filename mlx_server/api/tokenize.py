@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 from pydantic import Field
 
 from mlx_server import limits
@@ -16,6 +16,7 @@ from mlx_server.api.histories import MENDED
 from mlx_server.api.models import model_or_default
 from mlx_server.errors import BadRequest
 from mlx_server.generation.tokenization import chat_tokens, literal_tokens, text_of, text_tokens
+from mlx_server.http.security import keyed_router
 from mlx_server.messages import Conversation, media_places
 from mlx_server.pool.pool import Pool
 from mlx_server.pool.prepare import PreparedModel
@@ -120,7 +121,7 @@ def pieces_of(prepared: PreparedModel, tokens: Sequence[int]) -> list[dict[str, 
 
 TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
 
-router = APIRouter()
+router = keyed_router()
 
 
 @router.post(TOKENIZE, openapi_extra=documented(TOKENIZE, TokenizeBody))

@@ -10,21 +10,16 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
 import psutil
 from pydantic_core import to_jsonable_python
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from mlx_server.cli.adapters import rows_of
-from mlx_server.cli.tables import printable
 from mlx_server.config.models_yaml import check_file, find_file, load_settings
 from mlx_server.config.settings import REPLAY, ModelSettings, ServerSettings, Settings, values
 from mlx_server.engine.engine_process import fast_blas
@@ -95,7 +90,6 @@ def _unwritable(prepared: PreparedModel, name: str, file: TranscriptFile) -> Ite
 
 
 Status = Literal["ok", "warn", "fail"]
-COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 PACKAGES = (
     *("mlx-local-server", "mlx", "mlx-lm", "llguidance", "openai-harmony", "tokenizers"),
@@ -340,6 +334,8 @@ def _models(settings: Settings) -> Iterator[Check]:
 
 
 def _adapters(settings: Settings) -> Iterator[Check]:
+    from mlx_server.cli.adapters import rows_of  # it imports rich, which `serve` does not need
+
     rows = rows_of(settings)
     for row in rows:
         if not row.is_ok:
@@ -357,36 +353,3 @@ def _transcripts(settings: Settings) -> Iterator[Check]:
             good.append(f"{check.model}: {check.file}, {check.entries} entries")
     if good:
         yield Check("ok", "replay", "; ".join(good))
-
-
-def report(checks: Iterable[Check], console: Console) -> bool:
-    """Prints a table to a terminal, plain lines to a pipe. Returns whether nothing failed."""
-    show = _table if console.is_terminal else _lines
-    return "fail" not in show(checks, console)
-
-
-def as_json(checks: Iterable[Check], console: Console) -> bool:
-    """Like `report`, but prints JSON."""
-    results = [asdict(check) for check in checks]
-    console.out(json.dumps(results, indent=2), highlight=False)
-    return all(check["status"] != "fail" for check in results)
-
-
-def _table(checks: Iterable[Check], console: Console) -> list[Status]:
-    table = Table("", "check", "found", "to do")
-    done = list(checks)
-    for check in done:
-        status = Text(check.status, style=COLOURS[check.status])
-        table.add_row(status, *map(printable, (check.name, check.found, check.fix)))
-    console.print(table)
-    return [check.status for check in done]
-
-
-def _lines(checks: Iterable[Check], console: Console) -> list[Status]:
-    statuses: list[Status] = []
-    for check in checks:
-        fix = f" -> {check.fix}" if check.fix else ""
-        line = f"{check.status:<5}{check.name:<10}{check.found}{fix}"
-        console.out(printable(line).plain, highlight=False)
-        statuses.append(check.status)
-    return statuses

@@ -10,6 +10,7 @@ import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
+from functools import cache
 
 from mlx_server.engine.messages import FLUSH_SECONDS, frame
 from mlx_server.engine.worker_arguments import RankGroup, WorkerArguments, encode_arguments
@@ -200,6 +201,7 @@ LIBRARIES = ("libblis.so.4", "libopenblas.so.0")
 """The libraries to look for, fastest first."""
 
 
+@cache
 def fast_blas() -> str | None:
     """Returns the library to put into LD_PRELOAD before MLX is loaded, None if there is none."""
     if sys.platform != "linux":

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client import generate_latest as exposition
 
@@ -30,11 +30,12 @@ from mlx_server.events import (
     total,
 )
 from mlx_server.http.answer_log import AnswerLog, AnswerRecord
+from mlx_server.http.security import keyed_router
 from mlx_server.pool.memory import footprint
 from mlx_server.pool.pool import Pool
 from mlx_server.requests import Prompt
 
-router = APIRouter()
+router = keyed_router()
 
 
 class Metrics:

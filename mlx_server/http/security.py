@@ -21,6 +21,7 @@ from pathlib import Path
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESSIV
+from fastapi import APIRouter, Depends
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import HTTPConnection
 from starlette.responses import Response
@@ -302,7 +303,7 @@ def _limited(receive: Receive, limit: int, setting: str) -> Receive:
 
 
 def authorise(keys: Collection[str]) -> Callable[[HTTPConnection], Awaitable[None]]:
-    """A dependency for routers that require one of these keys; without keys everyone is allowed.
+    """A dependency for routes that require one of these keys; without keys everyone is allowed.
 
     It sets five strings in the connection's state. `owner` is a digest of the client's key, or
     empty. `seal_owner` is another one, which the store does not have: without the key, no one can
@@ -339,6 +340,16 @@ def authorise(keys: Collection[str]) -> Callable[[HTTPConnection], Awaitable[Non
         state.cache_scope = state.owner if len(digests) > 1 else ""
 
     return check_key
+
+
+async def authorised(connection: HTTPConnection) -> None:
+    """Checks the key by the app's own `authorise`: routes are made once and serve any app."""
+    await connection.app.state.authorise(connection)
+
+
+def keyed_router() -> APIRouter:
+    """A router whose routes need a key, if the server has keys."""
+    return APIRouter(dependencies=[Depends(authorised)])
 
 
 def signer_of(connection: HTTPConnection) -> Signer:

@@ -21,7 +21,10 @@ from unittest.mock import patch
 
 from tests.hostile.outbound.sitecustomize import watch_uvloop
 
-PRELOADED = ("mlx_server.cli", "mlx_server.cli.serve", "mlx_server.app", "uvloop", "tokenizers")
+PRELOADED = (
+    *("mlx_server.cli.serve", "mlx_server.cli.startup", "mlx_server.app", "uvloop", "tokenizers"),
+    *("anyio._backends._asyncio", "tests.live.preloaded"),
+)
 CALL_SECONDS = 30.0
 UNREAD = ("MLX_SERVER_", "PYTEST_CURRENT_TEST", "TRANSFORMERS_NO", "HF_HUB_DISABLE_TELEMETRY")
 """Prefixes of variables that no import reads, or that imports of mlx-lm and of our own set."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 from pydantic import TypeAdapter, ValidationError
 
 from mlx_server import limits
@@ -28,6 +28,7 @@ from mlx_server.api.responses.protocol import Metadata
 from mlx_server.api.responses.routes import After, Limit, Sorted
 from mlx_server.errors import BadRequest
 from mlx_server.http.errors import validation_error
+from mlx_server.http.security import keyed_router
 from mlx_server.request_threads import in_thread
 from mlx_server.store import ItemRecord, Record, RecordFilter, Store
 
@@ -111,7 +112,7 @@ def filter_of(http: Request) -> RecordFilter:
 PATH = "/v1/chat/completions"
 ONE = PATH + "/{id}"
 
-router = APIRouter()
+router = keyed_router()
 
 
 @router.post(PATH, openapi_extra=documented(PATH, ChatBody))

@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 from starlette.types import Scope
 
 from mlx_server.api.fields import ignored_header
@@ -16,7 +16,7 @@ from mlx_server.engine.messages import SHORTEST_STORED
 from mlx_server.errors import ServerError
 from mlx_server.generation.plan import count_prompt
 from mlx_server.http.errors import MESSAGES_PATH, anthropic_error, anthropic_prompt_too_long
-from mlx_server.http.security import signer_of
+from mlx_server.http.security import keyed_router, signer_of
 from mlx_server.http.sse import Frames, event
 from mlx_server.messages import media_places
 from mlx_server.pool.pool import Pool
@@ -46,7 +46,7 @@ def model_list(models: Sequence[Wire]) -> Wire:
 
 COUNT_PATH = f"{MESSAGES_PATH}/count_tokens"
 
-router = APIRouter()
+router = keyed_router()
 
 
 @router.post(MESSAGES_PATH, openapi_extra=documented(MESSAGES_PATH, MessagesBody))

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 
 from mlx_server import __version__
 from mlx_server.api.embeddings import checked as checked_inputs
@@ -39,6 +39,7 @@ from mlx_server.api.pool import check_not_pinned, check_runtime_models
 from mlx_server.errors import BadRequest, ContextTooLong, Forbidden
 from mlx_server.generation.embeddings import Embeddings, EmbedRequest
 from mlx_server.http.errors import ollama_input_too_long, ollama_prompt_too_long
+from mlx_server.http.security import keyed_router
 from mlx_server.pool.models import ModelView
 from mlx_server.pool.pool import Pool
 from mlx_server.pool.prepare import Capabilities
@@ -62,7 +63,7 @@ COMMANDS: Mapping[str, str] = {
 
 Body = TypeVar("Body", bound=AnswerBody)
 
-router = APIRouter()
+router = keyed_router()
 
 
 @router.post(CHAT, openapi_extra=documented(CHAT, OllamaChatBody))

@@ -18,8 +18,8 @@ from threading import Thread
 from typing import Annotated, Any
 
 import msgspec
-from fastapi import APIRouter, Request, Response
 from fastapi import Path as PathParameter
+from fastapi import Request, Response
 from pydantic import Field
 from starlette.routing import Match, Route
 from starlette.types import Scope
@@ -30,6 +30,7 @@ from mlx_server.api.handlers import documented, json_response, read
 from mlx_server.api.pool import check_runtime_models, shown
 from mlx_server.errors import Forbidden, ModelUnusable, NotFound, Overloaded, message_of
 from mlx_server.http.metrics import Metrics
+from mlx_server.http.security import keyed_router
 from mlx_server.http.sse import EventStream, Frames
 from mlx_server.mcp import Connectors
 from mlx_server.pool.pool import Pool
@@ -147,7 +148,7 @@ class PageStreams:
         return not self._ended.is_set()
 
 
-router = APIRouter()
+router = keyed_router()
 
 
 @router.get("/page/events")

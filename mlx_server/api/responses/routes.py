@@ -7,7 +7,7 @@ from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Query, Request, Response, WebSocket
+from fastapi import Query, Request, Response, WebSocket
 
 from mlx_server import limits
 from mlx_server.api.fields import ignored_header
@@ -26,6 +26,7 @@ from mlx_server.api.responses.runs import (
 from mlx_server.api.responses.web_socket import Socket
 from mlx_server.errors import BadRequest, NotFound
 from mlx_server.generation.plan import plan
+from mlx_server.http.security import keyed_router
 from mlx_server.http.sse import OPENAI, EventStream, Frames
 from mlx_server.pool.pool import Pool
 from mlx_server.request_threads import in_thread
@@ -53,7 +54,7 @@ PATH = "/v1/responses"
 ONE = PATH + "/{id}"
 COUNT = PATH + "/input_tokens"
 
-router = APIRouter()
+router = keyed_router()
 
 
 @router.post(PATH, openapi_extra=documented(PATH, ResponsesBody))

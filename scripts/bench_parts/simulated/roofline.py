@@ -53,7 +53,7 @@ weight (16 in gpt-oss).
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 
 from mlx_server.worker.kernels import AFFINE, UNQUANTIZED, Chip, Product, time_of
@@ -232,11 +232,20 @@ def seconds(
     weights = bandwidth
     if machine.emulates:
         weights, operations = weights / EMULATED_STEP, operations / EMULATED_PREFILL
-    products = time_of(model.products, rows, machine.known_chip, weights, operations, padding)
+    products = _products(model, rows, machine.known_chip, weights, operations, padding)
     read, computed = model.kv_bytes * total, model.attended * tokens * total
     return machine.launch + products + max(read / bandwidth, computed / operations)
 
 
+@lru_cache(maxsize=1 << 16)
+def _products(
+    model: Model, rows: int, chip: Chip | None, bandwidth: float, operations: float, padding: int
+) -> float:
+    """Passes at other contexts take as long."""
+    return time_of(model.products, rows, chip, bandwidth, operations, padding)
+
+
+@cache
 def tables(own: Path | None = None) -> tuple[dict[str, Machine], dict[str, Model]]:
     """Returns the machines and models of this module and of the user's file."""
     found = tomllib.loads(own.read_text()) if own else {}
