@@ -109,7 +109,8 @@ def test_the_readmes_blocks_run_or_say_that_they_are_of_a_clone(installed: Insta
 
 def here(block: Block, server: LiveServer) -> str:
     """It asks the test's server, in the middle of its answers, and installs nothing."""
-    code = block.code.replace(URL, server.url).replace("max_tokens=200", "max_tokens=40")
+    code = block.code.replace(URL, server.url)
+    code = re.sub(r'(max_tokens"?[=:] ?)(?:200|120)', r"\g<1>40", code)
     code = re.sub(r"^pip install .*\n", "", code, flags=re.MULTILINE)
     code = code.replace("curl ", "curl -sS --noproxy '*' ")
     return code.replace("mlx-server chat ", f"mlx-server chat --url {server.url} ")
