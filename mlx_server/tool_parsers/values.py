@@ -651,9 +651,10 @@ def _may_end(source: Source, call: ToolCallWriter, ends: tuple[str, ...]) -> Ste
 def _is_closed(source: Source, quote: str, ends: tuple[str, ...]) -> Steps[bool]:
     """Whether the next delimiter of a string closes one, rather than opening another."""
     ahead = source.lookahead()
-    if not (yield from ahead.up_to(quote)):
-        return source.cut  # the string may have gone on
+    is_found = yield from ahead.up_to(quote)
     yield from ahead.space()
+    if not (is_found and (yield from ahead.peek())):
+        return source.cut  # the string, or what follows it, may have gone on
     return bool((yield from ahead.accept(",", "}", "]", *ends)))
 
 
