@@ -179,7 +179,7 @@ def _child(
     data = cache_dir() / "bench" / "data" / sha256(str(python).encode()).hexdigest()[:16]
     # without the caller's own paths, by which another checkout would run the modules of this one
     own["PYTHONPATH"] = str(Path(__file__).parents[1])
-    environment = {**own, **variables, "HF_HUB_OFFLINE": "1", "MLX_SERVER_DATA": str(data)}
+    environment = {**own, "HF_HUB_OFFLINE": "1", "MLX_SERVER_DATA": str(data), **variables}
     with (
         TemporaryFile() as log,
         # The process runs in the model's folder, where it finds no models.yaml.

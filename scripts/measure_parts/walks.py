@@ -160,12 +160,12 @@ def _server() -> Iterator[Server]:
         adapter = {"path": str(SAMPLES / "pirate"), "allow_other_base": True}
         models = {"demo": {"source": str(demo), "adapters": {"pirate": adapter}}}
         models[HUB_NAME] = {"source": HUB_NAME}
-        own = {"data_dir": name}
-        settings = {"server": {"adapter_dirs": [str(SAMPLES)]}, "store": own, "models": models}
+        settings = {"server": {"adapter_dirs": [str(SAMPLES)]}, "models": models}
         config = folder / "models.yaml"
         config.write_text(json.dumps(settings))  # YAML includes JSON
         variables = {
             "PYTHONPATH": str(SITE),
+            "MLX_SERVER_DATA": name,
             "MLX_WALKS": name,
             "MLX_WALKS_LIBRARY": LIBRARY,
             "HF_HOME": str(_hub(folder / "hub", model_folder("tiny"))),
