@@ -11,8 +11,8 @@ from mlx_server.engine import messages, worker_arguments
 from mlx_server.engine.messages import Admitted, Command, Report, RowFailed, Token
 from mlx_server.engine.worker_arguments import RankArguments, WorkerArguments, encode_arguments
 from mlx_server.grammars import compiled as schemas
-from mlx_server.sandbox import files, picture_fits
-from mlx_server.sandbox import template_messages as templates
+from mlx_server.system.sandbox import files, picture_fits
+from mlx_server.system.sandbox import template_messages as templates
 from mlx_server.worker.ranks import link
 from tests.structs import broken, filled, tagged
 

@@ -19,8 +19,8 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag
 from mlx_server import limits
 from mlx_server.api.fields import REPORTED_ELSEWHERE, Items, Text, WireModel, as_text, type_of
 from mlx_server.messages import ContentPart, Media, MediaKind
-from mlx_server.sandbox import files
-from mlx_server.sandbox.files import FileRefused
+from mlx_server.system.sandbox import files
+from mlx_server.system.sandbox.files import FileRefused
 
 HEAD_BYTES = 256 << 10
 """How much of a picture is decoded to find its size, which JPEG has after its other segments."""

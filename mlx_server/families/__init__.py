@@ -25,7 +25,7 @@ from mlx_server.families.markup import MarkupFamily
 from mlx_server.models.architectures import is_encoder
 from mlx_server.models.checkpoint import Checkpoint
 from mlx_server.prompts.template_capabilities import template_capabilities
-from mlx_server.sandbox.chat_template import TemplateLimitExceeded
+from mlx_server.system.sandbox.chat_template import TemplateLimitExceeded
 
 log = logging.getLogger("mlx_server.families")
 

@@ -24,7 +24,7 @@ from mlx_server.prompts.template_capabilities import (
     template_capabilities,
     with_parts,
 )
-from mlx_server.sandbox.chat_template import ChatTemplate, TemplateLimitExceeded
+from mlx_server.system.sandbox.chat_template import ChatTemplate, TemplateLimitExceeded
 from mlx_server.tool_parsers import json_calls
 from mlx_server.tool_parsers.call_format import CallFormat
 from mlx_server.tool_parsers.json_calls import ARGUMENTS, NAMES, JsonCallForm

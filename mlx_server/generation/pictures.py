@@ -25,8 +25,8 @@ from mlx_server.models.vision import Layout, Vision
 from mlx_server.prompts.branches import Branches
 from mlx_server.prompts.template_prompt import RenderedPrompt
 from mlx_server.request_threads import check_wanted
-from mlx_server.sandbox.files import FileRefused, decoded
-from mlx_server.sandbox.picture_fits import Fit, Size
+from mlx_server.system.sandbox.files import FileRefused, decoded
+from mlx_server.system.sandbox.picture_fits import Fit, Size
 
 SHOWN_ROLES = ("user", "tool")
 """The roles of messages whose pictures are shown: templates have no place for others."""

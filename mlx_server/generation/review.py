@@ -35,7 +35,7 @@ from mlx_server.requests import (
     RepairPolicy,
     ToolChoice,
 )
-from mlx_server.sandbox.parent import Stopped
+from mlx_server.system.sandbox.parent import Stopped
 from mlx_server.tool_parsers.model_json import json_text, parsed
 
 

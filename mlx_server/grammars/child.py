@@ -37,7 +37,13 @@ from mlx_server.grammars.compiled import (
 from mlx_server.grammars.compiler import STACK_BYTES, fault, text_fault
 from mlx_server.grammars.grammar import JSON, simplified_text, unsupported_keywords
 from mlx_server.grammars.view import DEFINITIONS, Part, View, pointer, refused
-from mlx_server.sandbox.child import Served, end_with_server, enter_sandbox, serve, time_limit
+from mlx_server.system.sandbox.child import (
+    Served,
+    end_with_server,
+    enter_sandbox,
+    serve,
+    time_limit,
+)
 
 UNSATISFIABLE = "Unsatisfiable schema: "
 MOST_TRIED = 64

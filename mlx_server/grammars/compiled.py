@@ -14,7 +14,7 @@ from mlx_server import limits
 from mlx_server.errors import CompilerTooSlow, CompilerUnavailable, InvalidGrammar
 from mlx_server.grammars.check import measure, written
 from mlx_server.grammars.grammar import UnsupportedKeyword
-from mlx_server.sandbox.parent import OutOfTime, Program, Stopped, WarmProcesses
+from mlx_server.system.sandbox.parent import OutOfTime, Program, Stopped, WarmProcesses
 
 
 class Compile(msgspec.Struct, array_like=True, tag=True):

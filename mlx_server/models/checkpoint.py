@@ -38,7 +38,7 @@ from mlx_server.models.files import (
 )
 from mlx_server.models.tokenizer import Tokenizer, read_tokenizer
 from mlx_server.requests import SamplingChoices
-from mlx_server.sandbox.chat_template import ChatTemplate
+from mlx_server.system.sandbox.chat_template import ChatTemplate
 
 DEFAULT, WITH_TOOLS = "default", "tool_use"
 """Names of chat templates in checkpoints with several."""

@@ -18,7 +18,7 @@ import msgspec
 from mlx_server.errors import ModelUnusable
 from mlx_server.models.tokenizer_file import TokenizerFile, content_of
 from mlx_server.models.tokenizer_process import TokenizerRefusal
-from mlx_server.sandbox.child import LENGTH_BYTES, enter_sandbox
+from mlx_server.system.sandbox.child import LENGTH_BYTES, enter_sandbox
 
 
 def main(memory: str, file: str, *descriptors: str) -> None:

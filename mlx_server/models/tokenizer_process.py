@@ -21,8 +21,8 @@ import msgspec
 from mlx_server import limits
 from mlx_server.errors import ModelReplaced, ModelUnusable, TokenizerUnavailable
 from mlx_server.models.tokenizer_file import Spans, TokenizerFacts
-from mlx_server.sandbox.child import LENGTH_BYTES
-from mlx_server.sandbox.parent import FROM_OUTSIDE, child_environment
+from mlx_server.system.sandbox.child import LENGTH_BYTES
+from mlx_server.system.sandbox.parent import FROM_OUTSIDE, child_environment
 
 SHORT, SHORT_TEXTS = 32, 256
 """The characters of a text whose ids are kept, and how many of these are. A template writes the

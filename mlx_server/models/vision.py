@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from mlx_server import limits
 from mlx_server.models.files import read_optional_json
-from mlx_server.sandbox.picture_fits import Fit, Grid, LongestSide, Size, Square
+from mlx_server.system.sandbox.picture_fits import Fit, Grid, LongestSide, Size, Square
 
 log = logging.getLogger("mlx_server.models")
 

@@ -7,7 +7,7 @@ from typing import Protocol
 from mlx_server.errors import BadRequest
 from mlx_server.messages import Conversation, Message
 from mlx_server.prompts.control_token_guard import ControlTokenGuard
-from mlx_server.sandbox.chat_template import RefusedByTemplate
+from mlx_server.system.sandbox.chat_template import RefusedByTemplate
 
 
 class RenderMessages(Protocol):

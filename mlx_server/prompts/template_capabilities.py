@@ -20,7 +20,7 @@ from mlx_server.prompts.message_normalization import (
     TemplateCapabilities,
     text_parts,
 )
-from mlx_server.sandbox.chat_template import (
+from mlx_server.system.sandbox.chat_template import (
     ChatTemplate,
     RefusedByTemplate,
     TemplateLimitExceeded,

@@ -55,7 +55,7 @@ from mlx_server.prompts.template_capabilities import (
     with_effort_word,
 )
 from mlx_server.request_threads import check_wanted
-from mlx_server.sandbox.chat_template import ChatTemplate, RefusedByTemplate, broken
+from mlx_server.system.sandbox.chat_template import ChatTemplate, RefusedByTemplate, broken
 
 EXCERPT = 200
 """Characters of a text that are looked for, since a template drops a text as a whole."""

@@ -24,10 +24,10 @@ from mlx_server.errors import ModelUnusable, ServerError, TokenizerUnavailable, 
 from mlx_server.models.byte_level import kimi_tokenizer
 from mlx_server.models.checkpoint import SpecialTokens, flags_of, read_special_tokens
 from mlx_server.models.files import BOM, OWN, SENTENCEPIECE, TOKENIZERS, read_optional_json
-from mlx_server.sandbox.child import Served, end_with_server, serve, time_limit
-from mlx_server.sandbox.parent import Program, Stopped, WarmProcess
 from mlx_server.sources.cache import cache_dir
 from mlx_server.system.files import read_regular
+from mlx_server.system.sandbox.child import Served, end_with_server, serve, time_limit
+from mlx_server.system.sandbox.parent import Program, Stopped, WarmProcess
 
 FORMAT = 1
 """Increase this whenever the written files change, so that files in the cache are made again."""

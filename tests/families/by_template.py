@@ -13,7 +13,7 @@ from mlx_server.families import family_of
 from mlx_server.families.base import ModelFamily
 from mlx_server.models.checkpoint import Checkpoint
 from mlx_server.parsers.parse_context import ParseContext
-from mlx_server.sandbox.chat_template import ChatTemplate
+from mlx_server.system.sandbox.chat_template import ChatTemplate
 from tests.families.goldens import tools
 
 PARTS = {

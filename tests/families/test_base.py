@@ -16,7 +16,7 @@ from mlx_server.models.checkpoint import Checkpoint, read_checkpoint
 from mlx_server.parsers.markup_parser import MarkupLayout
 from mlx_server.parsers.parse_context import ParseContext
 from mlx_server.prompts.template_prompt import RenderedPrompt
-from mlx_server.sandbox.chat_template import ChatTemplate
+from mlx_server.system.sandbox.chat_template import ChatTemplate
 from mlx_server.tool_parsers.formats import HERMES
 from mlx_server.tool_parsers.formats import MISTRAL as MISTRALS_CALLS
 

@@ -8,7 +8,7 @@ from mlx_server.events import ReasoningDelta
 from mlx_server.families import FAMILIES, family_named, family_of
 from mlx_server.families.by_template import LEARNED, read_back, samples_of
 from mlx_server.models.checkpoint import Checkpoint
-from mlx_server.sandbox.chat_template import ChatTemplate
+from mlx_server.system.sandbox.chat_template import ChatTemplate
 from tests.families.by_template import (
     CALLS,
     EDITED,

@@ -14,7 +14,7 @@ from mlx_server.families.hermes import PLAIN, SMOLLM2
 from mlx_server.families.literal_families import LLAMA3
 from mlx_server.families.table import markdown
 from mlx_server.models.checkpoint import Checkpoint, read_checkpoint
-from mlx_server.sandbox.chat_template import ChatTemplate
+from mlx_server.system.sandbox.chat_template import ChatTemplate
 
 
 @pytest.fixture(scope="module")

@@ -52,10 +52,10 @@ from mlx_server.models.tokenizer import Tokenizer
 from mlx_server.prompts.harmony.typescript import SchemaReducer
 from mlx_server.prompts.message_normalization import arguments_object
 from mlx_server.requests import ChoiceFormat, GenerateRequest, McpServer, SamplingParams
-from mlx_server.sandbox import template_child, template_messages
-from mlx_server.sandbox.chat_template import ChatTemplate
 from mlx_server.store import ItemRecord
 from mlx_server.system import descriptors
+from mlx_server.system.sandbox import template_child, template_messages
+from mlx_server.system.sandbox.chat_template import ChatTemplate
 from mlx_server.tool_parsers import model_json, source, values
 from mlx_server.tool_parsers.model_json import Malformed, json_text
 from mlx_server.tool_parsers.values import JSON

@@ -18,7 +18,7 @@ from mlx_server.engine.messages import LoadModel, ModelLoaded, ModelLoadFailed, 
 from mlx_server.errors import BadRequest, ModelUnusable
 from mlx_server.messages import Conversation, Message
 from mlx_server.pool.prepare import ModelSpec, PreparedModel, prepare
-from mlx_server.sandbox.chat_template import PROCESSES
+from mlx_server.system.sandbox.chat_template import PROCESSES
 from mlx_server.worker.engine import Engine
 from tests.hostile import zoo
 from tests.hostile.watch import watching

@@ -13,7 +13,7 @@ from types import CodeType
 from typing import Any
 
 from mlx_server.grammars.compiled import CHILD
-from mlx_server.sandbox import template_child
+from mlx_server.system.sandbox import template_child
 
 REPOSITORY = Path(__file__).parents[2]
 PYTHON = {

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mlx_server.models.checkpoint import Checkpoint, read_checkpoint
-from mlx_server.sandbox.chat_template import ChatTemplate
+from mlx_server.system.sandbox.chat_template import ChatTemplate
 from tests.prompts.template_prompts import EVERYTHING
 
 

@@ -14,7 +14,7 @@ from mlx_server.families.base import ModelFamily
 from mlx_server.families.hermes import PLAIN
 from mlx_server.messages import Conversation, Message, Role, Tool, ToolCall
 from mlx_server.models.checkpoint import Checkpoint
-from mlx_server.sandbox.chat_template import ChatTemplate
+from mlx_server.system.sandbox.chat_template import ChatTemplate
 from tests.families import byte_level, checkpoint
 from tests.families.prompts import checkpoint_of
 from tests.prompts.template_prompts import EACH, rendered_by, said, text_of

@@ -6,7 +6,7 @@ from mlx_server.prompts.message_normalization import (
     TemplateCapabilities,
 )
 from mlx_server.prompts.template_capabilities import default_system, template_capabilities
-from mlx_server.sandbox.chat_template import ChatTemplate
+from mlx_server.system.sandbox.chat_template import ChatTemplate
 
 # Templates
 

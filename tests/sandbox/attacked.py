@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 from mlx_server import limits
 from mlx_server.errors import BadRequest, ModelUnusable
-from mlx_server.sandbox.chat_template import PROCESSES, ChatTemplate
+from mlx_server.system.sandbox.chat_template import PROCESSES, ChatTemplate
 
 
 class Taken(NamedTuple):

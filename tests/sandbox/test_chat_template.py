@@ -7,7 +7,7 @@ import pytest
 
 from mlx_server import limits
 from mlx_server.errors import BadRequest, ModelUnusable
-from mlx_server.sandbox.chat_template import ChatTemplate
+from mlx_server.system.sandbox.chat_template import ChatTemplate
 
 
 def rendered(source: str, **variables: Any) -> str:

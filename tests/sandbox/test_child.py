@@ -11,8 +11,8 @@ from threading import Thread
 
 import pytest
 
-from mlx_server.sandbox import child
-from mlx_server.sandbox.child import LENGTH_BYTES, Served, serve
+from mlx_server.system.sandbox import child
+from mlx_server.system.sandbox.child import LENGTH_BYTES, Served, serve
 
 HANG = 10.0
 

@@ -17,13 +17,13 @@ import pytest
 
 from mlx_server.errors import TemplatesUnavailable
 from mlx_server.request_threads import client_of_request
-from mlx_server.sandbox import parent, template_child, template_messages
-from mlx_server.sandbox.chat_template import (
+from mlx_server.system.sandbox import parent, template_child, template_messages
+from mlx_server.system.sandbox.chat_template import (
     PROGRAM,
     TemplateProcesses,
     ask,
 )
-from mlx_server.sandbox.parent import Stopped, WarmProcess, WarmProcesses
+from mlx_server.system.sandbox.parent import Stopped, WarmProcess, WarmProcesses
 from tests.live.server import eventually
 from tests.sandbox.test_template_process import pids
 
@@ -152,7 +152,7 @@ def test_no_free_descriptor_is_not_the_template_s_fault(
 
 DYING = f"""
 import os, signal, sys, threading, time
-from mlx_server.sandbox.chat_template import PROCESSES
+from mlx_server.system.sandbox.chat_template import PROCESSES
 PROCESSES.render("a", {{}})
 (own,) = PROCESSES._idle
 if sys.argv[1] == "busy":
@@ -179,7 +179,7 @@ def test_none_outlives_a_server_that_is_killed(state: str) -> None:
 
 ENDING_SERVER = """
 import os, re, signal, sys, threading
-from mlx_server.sandbox.child import end_with_server
+from mlx_server.system.sandbox.child import end_with_server
 end_with_server(int(sys.argv[2]))
 os.kill(os.getppid(), signal.SIGKILL)
 re.match("(a|a)*b", "a" * 99) if {holds!r} else threading.Event().wait()
@@ -187,7 +187,7 @@ re.match("(a|a)*b", "a" * 99) if {holds!r} else threading.Event().wait()
 SERVING = """
 import sys
 from mlx_server.errors import Unavailable
-from mlx_server.sandbox.parent import Program, WarmProcess
+from mlx_server.system.sandbox.parent import Program, WarmProcess
 own = WarmProcess(Program(sys.argv[1], "works", 1 << 30, 99, Unavailable))
 print(own.pid, flush=True)
 own.ask(bytearray(b"x"), 99)

@@ -3,7 +3,7 @@
 import pytest
 
 from mlx_server import limits
-from mlx_server.sandbox.files import PDF_PROCESSES, FileRefused, pdf_text
+from mlx_server.system.sandbox.files import PDF_PROCESSES, FileRefused, pdf_text
 from tests.sandbox.pdf_files import assembled, bomb, composite, pdf, with_forms
 
 

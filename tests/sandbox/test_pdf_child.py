@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from pypdf import PageObject
 
-from mlx_server.sandbox.files import FileReply, ReadPdf, read_safely
-from mlx_server.sandbox.pdf_child import read_pdf
+from mlx_server.system.sandbox.files import FileReply, ReadPdf, read_safely
+from mlx_server.system.sandbox.pdf_child import read_pdf
 from tests.sandbox.pdf_files import locked, pdf, sharing
 
 
@@ -47,7 +47,7 @@ def test_only_memory_that_runs_out_ends_the_process(monkeypatch: pytest.MonkeyPa
         def fail(data: object, error: BaseException = error) -> None:
             raise error
 
-        monkeypatch.setattr("mlx_server.sandbox.pdf_child.PdfReader", fail)
+        monkeypatch.setattr("mlx_server.system.sandbox.pdf_child.PdfReader", fail)
         reply, _ = read(b"")
         assert reply.refusal.startswith("is damaged")
         assert "secret" not in reply.refusal
@@ -55,6 +55,6 @@ def test_only_memory_that_runs_out_ends_the_process(monkeypatch: pytest.MonkeyPa
     def exhausted(data: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("mlx_server.sandbox.pdf_child.PdfReader", exhausted)
+    monkeypatch.setattr("mlx_server.system.sandbox.pdf_child.PdfReader", exhausted)
     with pytest.raises(MemoryError):
         read(b"")

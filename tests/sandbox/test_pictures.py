@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from mlx_server import limits
-from mlx_server.sandbox.files import PICTURE_PROCESSES, FileRefused, decoded
-from mlx_server.sandbox.picture_fits import Grid, Square
+from mlx_server.system.sandbox.files import PICTURE_PROCESSES, FileRefused, decoded
+from mlx_server.system.sandbox.picture_fits import Grid, Square
 
 Image = pytest.importorskip("PIL.Image", reason="the extra `vision` is not installed")
 

@@ -7,7 +7,7 @@ import pytest
 
 from mlx_server import limits
 from mlx_server.errors import BadRequest
-from mlx_server.sandbox.chat_template import ChatTemplate
+from mlx_server.system.sandbox.chat_template import ChatTemplate
 from tests.live.fork_server import call_in_child
 from tests.sandbox.attacked import attacked, refusal, says_hello
 from tests.slowness import slowness

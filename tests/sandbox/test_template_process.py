@@ -9,9 +9,9 @@ import psutil
 import pytest
 
 from mlx_server import limits
-from mlx_server.sandbox import template_child, template_messages
-from mlx_server.sandbox.chat_template import PROGRAM, TemplateProcesses, ask
-from mlx_server.sandbox.parent import WarmProcess
+from mlx_server.system.sandbox import template_child, template_messages
+from mlx_server.system.sandbox.chat_template import PROGRAM, TemplateProcesses, ask
+from mlx_server.system.sandbox.parent import WarmProcess
 
 
 def pids() -> set[int]:

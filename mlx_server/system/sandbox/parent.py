@@ -22,7 +22,7 @@ import psutil
 
 from mlx_server.errors import Unavailable
 from mlx_server.request_threads import check_wanted, client_of_request
-from mlx_server.sandbox.child import LENGTH_BYTES
+from mlx_server.system.sandbox.child import LENGTH_BYTES
 
 LOOK_SECONDS = 0.05
 """Interval at which a running request's memory, deadline and cancellation are checked."""

@@ -8,9 +8,9 @@ import msgspec
 
 from mlx_server import limits
 from mlx_server.errors import PdfUnavailable, PicturesUnavailable
-from mlx_server.sandbox.child import Served, run, time_limit
-from mlx_server.sandbox.parent import Program, Stopped, WarmProcesses
-from mlx_server.sandbox.picture_fits import Fit, Size
+from mlx_server.system.sandbox.child import Served, run, time_limit
+from mlx_server.system.sandbox.parent import Program, Stopped, WarmProcesses
+from mlx_server.system.sandbox.picture_fits import Fit, Size
 
 MOST_ASPECT = 200
 """How many times as long as the other one a side may be; Qwen's models refuse more."""

@@ -9,8 +9,8 @@ import msgspec
 
 from mlx_server import limits
 from mlx_server.errors import BadRequest, ModelUnusable, TemplatesUnavailable
-from mlx_server.sandbox.parent import Program, Stopped, WarmProcess, WarmProcesses
-from mlx_server.sandbox.template_messages import (
+from mlx_server.system.sandbox.parent import Program, Stopped, WarmProcess, WarmProcesses
+from mlx_server.system.sandbox.template_messages import (
     BIG_NUMBER,
     CompiledReply,
     CompileTemplate,

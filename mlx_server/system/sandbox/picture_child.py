@@ -8,14 +8,14 @@ from io import BytesIO
 
 from PIL import Image, ImageFile, ImageOps, PngImagePlugin, UnidentifiedImageError
 
-from mlx_server.sandbox.files import (
+from mlx_server.system.sandbox.files import (
     MOST_ASPECT,
     FileRefused,
     FileReply,
     ReadPicture,
     run_reader,
 )
-from mlx_server.sandbox.picture_fits import Size, Square
+from mlx_server.system.sandbox.picture_fits import Size, Square
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 

@@ -25,8 +25,14 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from mlx_server import limits
-from mlx_server.sandbox.child import Served, end_with_server, enter_sandbox, serve, time_limit
-from mlx_server.sandbox.template_messages import (
+from mlx_server.system.sandbox.child import (
+    Served,
+    end_with_server,
+    enter_sandbox,
+    serve,
+    time_limit,
+)
+from mlx_server.system.sandbox.template_messages import (
     BIG_NUMBER,
     CompiledReply,
     CompileTemplate,

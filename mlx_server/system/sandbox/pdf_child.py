@@ -14,7 +14,7 @@ import pypdf
 from pypdf import PdfReader, PdfWriter
 from pypdf.generic import DecodedStreamObject, NameObject
 
-from mlx_server.sandbox.files import FileRefused, FileReply, ReadPdf, run_reader
+from mlx_server.system.sandbox.files import FileRefused, FileReply, ReadPdf, run_reader
 
 
 def read_pdf(request: ReadPdf) -> tuple[FileReply, bytes]:
