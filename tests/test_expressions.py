@@ -49,7 +49,7 @@ LOCALS: Mapping[str, Mapping[str, Any]] = {
         "between": "(?:\x80|\x81)*",
     },
     "models.tokenizer_file._wordy": {"wordy": re.compile("(?=[ab])(?=(a(?:ab)?|ba))")},
-    "families.learned.found": {"quoted": [r"key\s*=\s*['\"]value['\"]"] * 2},
+    "families.by_template.found": {"quoted": [r"key\s*=\s*['\"]value['\"]"] * 2},
     "generation.output._invisible": {"either": rb"\s|<\|end\|>|<\|"},
     "grammars.lark._marks": {"longest_first": ["<a><a>", "<a>", "<"]},
     "prompts.control_token_guard._marks": {"either": r"\x80|\\u0080|&#128;"},

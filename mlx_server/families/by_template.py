@@ -2,26 +2,393 @@
 
 A template that renders calls shows the format that the model was trained on, whatever its model
 type is. So a family that can't parse them is the wrong one. The model gets a family that can, or
-one with a call format made from the template.
+one with a format learnt from rendered calls: samples of one call and of two show which delimiters
+stand around a call's parts. It is used only if it can parse the samples.
 """
 
+import json
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
 
+from mlx_server.errors import BadRequest
 from mlx_server.events import folded
 from mlx_server.families.base import ModelFamily
-from mlx_server.families.learned import (
-    SAMPLED_TOOLS,
-    CallSample,
-    TemplateSamples,
-    learned_formats,
-    template_samples,
-)
 from mlx_server.families.markup import MarkupFamily
+from mlx_server.messages import Tool
 from mlx_server.models.checkpoint import Checkpoint
 from mlx_server.parsers.markup_parser import MarkupLayout
 from mlx_server.parsers.parse_context import ParseContext
+from mlx_server.prompts.message_normalization import REASONING_KEYS, Content, TemplateCapabilities
+from mlx_server.prompts.template_capabilities import (
+    ANSWER,
+    RESULT,
+    THOUGHT,
+    USER,
+    TemplateMessage,
+    template_capabilities,
+    with_parts,
+)
+from mlx_server.system.sandbox.chat_template import ChatTemplate, TemplateLimitExceeded
+from mlx_server.tool_parsers import json_calls
+from mlx_server.tool_parsers.call_format import CallFormat
+from mlx_server.tool_parsers.json_calls import ARGUMENTS, NAMES, JsonCallForm
+from mlx_server.tool_parsers.named_calls import (
+    JSON,
+    PYTHON,
+    CallArguments,
+    NamedCallFormat,
+    python_arguments,
+)
+
+KEYS = ("keyq", "lastq")
+SAMPLED_TOOLS = tuple(
+    Tool(
+        name,
+        f"{name}.",
+        {"type": "object", "properties": {key: {"type": "string"} for key in KEYS}},
+    )
+    for name in ("toolq", "workq")
+)
+
+Call = tuple[str, dict[str, str]]
+
+CALLS: tuple[Call, ...] = (
+    ("toolq", {"keyq": "valq1", "lastq": "valq2"}),
+    ("workq", {"keyq": "valq3", "lastq": "valq4"}),
+)
+
+PLAIN_ID, NAMED_ID = "callzq00{number}", "functions.{name}:{number}"
+
+SIDES = re.compile(r"begin|start|open|prefix|end|close|suffix|[^a-z]")
+"""Matches the part in which an opening delimiter differs from its closing one."""
+
+OPENING = re.compile(r"(<[^<>\s]+>|\[[^\[\]\s]+\])\s*\Z")
+CLOSING = re.compile(r"\s*(<[^<>\s]+>|\[[^\[\]]+\])")
+
+
+@dataclass(frozen=True)
+class CallSample:
+    written: str
+    """The text of the turn, without what ends the turn."""
+    calls: tuple[Call, ...]
+    is_whole: bool = True
+    """Whether `written` ends with the turn; else it ends where a result of the call begins."""
+
+
+@dataclass(frozen=True)
+class TemplateSamples:
+    calls: tuple[CallSample, ...] = ()
+    """A turn with one call, and one with two where the template renders several."""
+    named: tuple[CallSample, ...] = ()
+    """The same turns with ids that contain the name, as some models write nothing but the id."""
+    thoughts: tuple[str, str] | None = None
+    """The delimiters around a turn's reasoning."""
+
+
+def template_samples(template: ChatTemplate, tokens: dict[str, str]) -> TemplateSamples:
+    """Returns no samples of a template that takes too long: a request can report that better."""
+    try:
+        return _sampled(template, tuple(sorted(tokens.items())))
+    except TemplateLimitExceeded:
+        return TemplateSamples()
+
+
+@lru_cache(maxsize=64)
+def _sampled(template: ChatTemplate, tokens: tuple[tuple[str, str], ...]) -> TemplateSamples:
+    capabilities = template_capabilities(template, dict(tokens))
+    return _Sampling(template, dict(tokens), capabilities).samples()
+
+
+@dataclass(frozen=True)
+class _Sampling:
+    template: ChatTemplate
+    tokens: dict[str, str]
+    capabilities: TemplateCapabilities
+
+    def samples(self) -> TemplateSamples:
+        capabilities = self.capabilities
+        if capabilities.calls == "never":
+            return TemplateSamples(thoughts=self._thoughts())
+        shape = "text" if capabilities.arguments == "text" else "object"
+        counts = (1, 2) if capabilities.calls == "many" else (1,)
+        sampled = [
+            [self._calls(CALLS[:n], shape, capabilities.empty_content, id) for n in counts]
+            for id in (PLAIN_ID, NAMED_ID)
+        ]
+        plain, named = (tuple(filter(None, found)) for found in sampled)
+        return TemplateSamples(plain, () if named == plain else named, self._thoughts())
+
+    def _rendered(self, *messages: TemplateMessage) -> str:
+        """Returns the prompt; empty if the template refuses the messages."""
+        tools = [
+            {
+                "type": "function",
+                "function": {
+                    "name": tool.name,
+                    "description": tool.description,
+                    "parameters": {**tool.parameters, "required": list(KEYS)},
+                },
+            }
+            for tool in SAMPLED_TOOLS
+        ]
+        given = with_parts(messages, self.capabilities.parts)
+        variables = {**self.tokens, "messages": given, "tools": tools}
+        try:
+            return self.template.render({**variables, "add_generation_prompt": False})
+        except TemplateLimitExceeded:
+            raise
+        except BadRequest:
+            return ""
+
+    def _calls(
+        self, calls: Sequence[Call], shape: str, content: Content, id: str
+    ) -> CallSample | None:
+        user = {"role": "user", "content": USER}
+        turn = {"role": "assistant", "content": content, "tool_calls": _made(calls, shape, id)}
+        answered = self._rendered(user, {"role": "assistant", "content": ANSWER})
+        prompt = self._rendered(user, turn)
+        if not answered:
+            return None
+        if _shows(prompt, calls):
+            return CallSample(_without_end(_turn(prompt, answered), answered), tuple(calls))
+        prompt = self._rendered(user, turn, *_results(calls, id))
+        if not _shows(prompt, calls):
+            return None
+        written = _turn(prompt, answered)
+        return CallSample(written[: written.find(RESULT)], tuple(calls), is_whole=False)
+
+    def _thoughts(self) -> tuple[str, str] | None:
+        keyed = dict.fromkeys(REASONING_KEYS, THOUGHT)
+        turn = {"role": "assistant", "content": ANSWER, **keyed}
+        before, thought, after = self._rendered({"role": "user", "content": USER}, turn).partition(
+            THOUGHT
+        )
+        opening, closing = OPENING.search(before), CLOSING.match(after)
+        if not (thought and opening and closing):
+            return None
+        pair = opening[1], closing[1]
+        named = {SIDES.sub("", mark.lower()) for mark in pair}
+        return pair if len(named) == 1 and pair[0] != pair[1] else None
+
+
+def common_beginning(one: str, other: str) -> str:
+    pairs = enumerate(zip(one, other, strict=False))
+    differs = (at for at, (left, right) in pairs if left != right)
+    return one[: next(differs, min(len(one), len(other)))]
+
+
+def whole_delimiters(text: str) -> str:
+    """Returns the text without the beginning of a delimiter at its end."""
+    begun = text.rfind("<")
+    return text[:begun] if begun > text.rfind(">") else text
+
+
+def _made(calls: Sequence[Call], shape: str, id: str) -> list[dict[str, Any]]:
+    def arguments(given: dict[str, str]) -> Any:
+        return json.dumps(given) if shape == "text" else given
+
+    return [
+        {
+            "id": id.format(name=name, number=number),
+            "type": "function",
+            "function": {"name": name, "arguments": arguments(given)},
+        }
+        for number, (name, given) in enumerate(calls)
+    ]
+
+
+def _results(calls: Sequence[Call], id: str) -> list[TemplateMessage]:
+    return [
+        {
+            "role": "tool",
+            "content": RESULT,
+            "tool_call_id": id.format(name=name, number=number),
+            "name": name,
+        }
+        for number, (name, _) in enumerate(calls)
+    ]
+
+
+def _shows(prompt: str, calls: Sequence[Call]) -> bool:
+    if "'arguments': " in prompt:  # the repr of a call, which no model was trained on
+        return False
+    return all(value in prompt for _, given in calls for value in given.values())
+
+
+def _turn(prompt: str, answered: str) -> str:
+    """Returns the part of the prompt from where it differs from `answered`, which has a turn of
+    nothing but text instead."""
+    return prompt[len(whole_delimiters(common_beginning(prompt, answered))) :]
+
+
+def _without_end(written: str, answered: str) -> str:
+    end = common_beginning(written[::-1], answered[::-1])[::-1]
+    before = written[: len(written) - len(end)]
+    if before and before[-1] not in "})]>\n`":  # this is only the end of a longer delimiter
+        begins = [at for at in map(end.find, "<[\n") if at >= 0]
+        end = end[min(begins) :] if begins else ""
+    return written[: len(written) - len(end)] if end else written
+
+
+FENCE = re.compile(r"(```\w*)\s*\Z")
+
+
+def learned_formats(samples: tuple[CallSample, ...]) -> Iterator[CallFormat]:
+    """Yields call formats that the samples may be written in, the likeliest first."""
+    whole = [sample for sample in samples if sample.is_whole]
+    if whole:
+        one, several = whole[0], whole[1] if len(whole) > 1 else None
+        yield from _as_objects(one)
+        yield from _named_formats(several or one, _json_arguments, JSON)
+        yield from _named_formats(several or one, _python_arguments, PYTHON)
+
+
+# Calls as JSON objects
+
+
+def _as_objects(one: CallSample) -> Iterator[CallFormat]:
+    name, arguments = one.calls[0]
+    for at, found, end in _objects(one.written):
+        names = [key for key in NAMES if found.get(key) == name]
+        given = [key for key in ARGUMENTS if found.get(key) in (arguments, json.dumps(arguments))]
+        if names and given:
+            form = JsonCallForm(names[0], (given[0],))
+            before, after = one.written[:at].rstrip(), one.written[end:].lstrip()
+            if before.endswith("[") and after.startswith("]"):
+                before, after = before[:-1].rstrip(), after[1:].lstrip()
+            fenced = FENCE.search(before)
+            opens, fence = (before[: fenced.start()], fenced[1]) if fenced else (before, "")
+            if not (opens := opens.strip()):
+                return
+            if after.strip():
+                yield json_calls.marked_json(opens, after.strip(), form, fence)
+            else:
+                yield json_calls.marked_object(opens, form=form)
+            return
+
+
+def _objects(text: str) -> Iterator[tuple[int, dict[str, object], int]]:
+    """Yields the start, the value and the end of each JSON object in a text, outer ones first."""
+    decoder = json.JSONDecoder()
+    for match in re.finditer(r"\{", text):
+        try:
+            found, end = decoder.raw_decode(text, match.start())
+        except (ValueError, RecursionError):
+            continue
+        yield match.start(), found, end
+
+
+# Calls by name
+
+
+@dataclass(frozen=True)
+class _Span:
+    """The positions of a call's name and its arguments in a text."""
+
+    name: int
+    name_end: int
+    arguments: int
+    end: int
+    """The end of the arguments."""
+
+
+FindArguments = Callable[[str, int, dict[str, str]], tuple[int, int] | None]
+"""Finds the begin and end of the given arguments in a text, after the end of the name."""
+
+
+@dataclass(frozen=True)
+class _CallDelimiters:
+    """The delimiters around calls and their names."""
+
+    opens: str
+    before_name: str
+    after_name: str
+    closes_call: str
+    between: str
+    closes: str
+
+
+def _spans(sample: CallSample, find: FindArguments) -> list[_Span]:
+    """The positions of each call; empty if one of them is not found."""
+    found: list[_Span] = []
+    end = 0
+    for name, arguments in sample.calls:
+        at = sample.written.find(name, end)
+        place = find(sample.written, at + len(name), arguments) if at >= 0 else None
+        if place is None:
+            return []
+        end = place[1]
+        found.append(_Span(at, at + len(name), *place))
+    return found
+
+
+def _delimiters(sample: CallSample, spans: list[_Span]) -> _CallDelimiters:
+    """Splits the text around the calls of a sample into delimiters."""
+    text, first, last = sample.written, spans[0], spans[-1]
+    before, after_name = text[: first.name], text[first.name_end : first.arguments]
+    after = text[last.end :].lstrip()
+    if len(spans) == 1:
+        return _CallDelimiters("", before.strip(), after_name, after.strip(), "", "")
+    between = text[first.end : spans[1].name].lstrip()
+    ending = whole_delimiters(common_beginning(between, after))
+    opening = common_beginning(before[::-1], between[len(ending) :][::-1])[::-1]
+    if ">" in opening and opening.find(">") < opening.find("<"):  # it begins within a delimiter
+        opening = opening[opening.find(">") + 1 :]
+    opening = opening.lstrip()
+    return _CallDelimiters(
+        opens=before[: len(before) - len(opening)].strip(),
+        before_name=opening,
+        after_name=after_name,
+        closes_call=ending.strip(),
+        between=between[len(ending) : len(between) - len(opening)],
+        closes=after[len(ending) :].strip(),
+    )
+
+
+def _named_formats(
+    sample: CallSample, find: FindArguments, arguments: CallArguments
+) -> Iterator[CallFormat]:
+    if not (spans := _spans(sample, find)):
+        return
+    delimiters = _delimiters(sample, spans)
+    opens, before_name = delimiters.opens, delimiters.before_name
+    if not (opens or before_name):
+        return
+    after_name = delimiters.after_name.strip()
+    if arguments is PYTHON:
+        arguments = python_arguments(*filter(None, (delimiters.closes_call, delimiters.closes)))
+    passed = tuple(filter(None, (delimiters.between.strip(),)))
+    yield NamedCallFormat(
+        opens=opens or before_name,
+        before_name=before_name,
+        after_name=after_name,
+        before_arguments=delimiters.after_name[len(delimiters.after_name.rstrip()) :],
+        arguments=arguments,
+        closes_call=delimiters.closes_call,
+        between=delimiters.between if opens else None,
+        closes=delimiters.closes,
+        passed=passed,
+    ).call_format()
+
+
+def _json_arguments(text: str, name_end: int, arguments: dict[str, str]) -> tuple[int, int] | None:
+    at = text.find("{", name_end)
+    for start, found, end in _objects(text[at:]) if at >= 0 else ():
+        return (at, at + end) if not start and found == arguments else None
+    return None
+
+
+def _python_arguments(
+    text: str, name_end: int, arguments: dict[str, str]
+) -> tuple[int, int] | None:
+    quoted = (rf"{key}\s*=\s*['\"]{value}['\"]" for key, value in arguments.items())
+    found = re.compile(r"\(\s*" + r",\s*".join(quoted) + r"\s*\)").match(text, name_end)
+    return (name_end + 1, found.end()) if found else None
+
 
 log = logging.getLogger("mlx_server.families")
 

@@ -13,13 +13,13 @@ import jsonschema
 
 from mlx_server.families import FAMILIES as KNOWN
 from mlx_server.families import family_named
-from mlx_server.families.answer_writer import write_answer
 from mlx_server.families.base import ModelFamily
 from mlx_server.messages import Message, ToolCall
 from mlx_server.parsers.harmony_grammar import FINAL, NEXT, REASONING
 from mlx_server.parsers.markup_grammar import STRAY_DELIMITERS
 from mlx_server.requests import ChoiceFormat as ChoiceFormat
 from mlx_server.requests import Format, GrammarFormat, JsonFormat, RegexFormat
+from mlx_server.sources.transcript import write_answer
 from tests.contract.answers import Answer, Completion
 from tests.families.goldens import tokenizer_of
 from tests.grammars.matching import matcher_of, matches

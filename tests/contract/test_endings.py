@@ -13,7 +13,6 @@ import pytest
 
 from mlx_server.engine.messages import Grammar
 from mlx_server.families import FAMILIES, family_named
-from mlx_server.families.answer_writer import write_answer
 from mlx_server.families.base import ModelFamily
 from mlx_server.grammars.lark import OPTIONS
 from mlx_server.messages import Message, Tool, ToolCall
@@ -21,6 +20,7 @@ from mlx_server.models.checkpoint import read_checkpoint
 from mlx_server.parsers.parse_context import OutputSpec, ParseContext
 from mlx_server.requests import JsonFormat, ToolChoice
 from mlx_server.sources.replay_checkpoint import replay_checkpoint
+from mlx_server.sources.transcript import write_answer
 from mlx_server.worker.constrained_decoding import grammar_compiler
 from mlx_server.worker.constrained_decoding.grammar_compiler import fill_bitmask
 from mlx_server.worker.constrained_decoding.grammar_completion import GrammarCompletion

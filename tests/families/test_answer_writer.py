@@ -8,10 +8,10 @@ import pytest
 from mlx_server.errors import AnswerUnwritable
 from mlx_server.events import Event, Repaired
 from mlx_server.families import FAMILIES, family_named
-from mlx_server.families.answer_writer import write_answer
 from mlx_server.families.base import ModelFamily
 from mlx_server.messages import Message, Tool, ToolCall
 from mlx_server.parsers.parse_context import ParseContext
+from mlx_server.sources.transcript import write_answer
 from tests.families.goldens import folded, tokenizer_of, tools
 
 HOSTILE = "a\n\tb = \"c\" \\ 'd' </x> ü 🗼 <|end"

@@ -8,10 +8,10 @@ import pytest
 from mlx_server import read
 from mlx_server.events import Repaired, RepairKind, TextDelta, ToolCallDelta, Violation
 from mlx_server.families import FAMILIES
-from mlx_server.families.answer_writer import write_answer
 from mlx_server.families.base import ModelFamily
 from mlx_server.families.markup import MarkupFamily
 from mlx_server.messages import Message, Tool, ToolCall
+from mlx_server.sources.transcript import write_answer
 from tests.families.goldens import tokenizer_of
 
 FIND = Tool(

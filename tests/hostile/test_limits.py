@@ -34,7 +34,7 @@ from mlx_server.engine.messages import Generate, Grammar, Thinking
 from mlx_server.errors import InvalidGrammar, ServerError
 from mlx_server.generation import rendering
 from mlx_server.grammars import arguments as argument_schemas
-from mlx_server.grammars import formats, patterns, user_grammar
+from mlx_server.grammars import formats, patterns
 from mlx_server.grammars.arguments import variants_of
 from mlx_server.grammars.check import check, measure
 from mlx_server.grammars.check import written as written_schema
@@ -49,7 +49,7 @@ from mlx_server.messages import Conversation, Message, Tool, memory_of
 from mlx_server.models.checkpoint import check_architecture
 from mlx_server.models.files import BadHeader, read_header_of
 from mlx_server.models.tokenizer import Tokenizer
-from mlx_server.prompts.harmony.typescript import SchemaReducer
+from mlx_server.prompts.harmony.tools_text import SchemaReducer
 from mlx_server.prompts.message_normalization import arguments_object
 from mlx_server.requests import ChoiceFormat, GenerateRequest, McpServer, SamplingParams
 from mlx_server.store import ItemRecord
@@ -160,7 +160,7 @@ def pattern_states(count: int) -> None:
 
 def rules(count: int) -> None:
     names = "\n".join(f'a{at}: "x"' for at in range(1, count))
-    user_grammar.user_grammar_body(f"start: a1\n{names}")
+    formats.user_grammar_body(f"start: a1\n{names}")
 
 
 def row(**more: Any) -> None:
@@ -380,10 +380,10 @@ CASES: dict[str, Callable[[int], object]] = {
     "PATTERN_DEPTH": lambda n: refused("(" * n + "x" + ")" * n),
     "CHOICES": lambda n: formats.check(ChoiceFormat(tuple(keys(n))), "choice"),
     "CHOICE_CHARACTERS": lambda n: formats.check(ChoiceFormat(("x" * (n - 1), "y")), "choice"),
-    "GRAMMAR_CHARACTERS": lambda n: user_grammar.user_grammar_body('start: "x"'.ljust(n)),
+    "GRAMMAR_CHARACTERS": lambda n: formats.user_grammar_body('start: "x"'.ljust(n)),
     "GRAMMAR_RULES": rules,
-    "GRAMMAR_INTERSECTIONS": lambda n: user_grammar.user_grammar_body("start: /a/" + " & /a/" * n),
-    "GRAMMAR_DEPTH": lambda n: user_grammar.user_grammar_body(f'start: {"(" * n}"x"{")" * n}'),
+    "GRAMMAR_INTERSECTIONS": lambda n: formats.user_grammar_body("start: /a/" + " & /a/" * n),
+    "GRAMMAR_DEPTH": lambda n: formats.user_grammar_body(f'start: {"(" * n}"x"{")" * n}'),
     "WHOLE_GRAMMAR_CHARACTERS": lambda n: row(grammar=Grammar("x" * n)),
     "QUOTED_ERROR_CHARACTERS": lambda n: in_a_line("x" * n) == "x" * n,
     "CALL_DEPTH": call_depth,

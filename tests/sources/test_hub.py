@@ -12,7 +12,7 @@ import pytest
 from huggingface_hub import get_session
 
 from mlx_server import limits
-from mlx_server.sources.hub_answers import check_answers
+from mlx_server.sources.hub import check_answers
 from tests.live.fork_server import call_in_child
 from tests.sources.resolving import resolved
 from tests.sources.stub_hub import COMMIT, Hub, serving_hub

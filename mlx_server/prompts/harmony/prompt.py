@@ -39,15 +39,17 @@ from mlx_server.parsers.harmony_parser import (
     is_built_in,
 )
 from mlx_server.prompts.branches import FURTHER_TOOL, Branches, common_length, instructions
-from mlx_server.prompts.harmony.text_pieces import WINDOW, long_words, text_pieces
 from mlx_server.prompts.harmony.tools_text import (
     AROUND,
     SOME_TOOLS,
     WHOLE,
+    WINDOW,
     LongTools,
+    for_typescript,
+    long_words,
     parts,
+    text_pieces,
 )
-from mlx_server.prompts.harmony.typescript import for_typescript
 from mlx_server.prompts.harmony.vocabulary import NAMED, check, encoding
 from mlx_server.prompts.message_normalization import format_line
 from mlx_server.prompts.template_prompt import RenderedPrompt

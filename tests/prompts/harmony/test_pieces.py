@@ -9,7 +9,7 @@ from openai_harmony import DeveloperContent, HarmonyEncoding
 from mlx_server import limits
 from mlx_server.errors import BadRequest
 from mlx_server.messages import Conversation, Message, Tool
-from mlx_server.prompts.harmony import prompt, text_pieces, tools_text
+from mlx_server.prompts.harmony import prompt, tools_text
 from mlx_server.prompts.harmony.vocabulary import encoding
 
 WORDS = "Rain, in Paris?\n\n  It's 12345 mm  \r\n\tsaid the ÉCOLE's 漢字。(so) " * 700
@@ -51,7 +51,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counted]:
     for module in (prompt, tools_text):
         monkeypatch.setattr(module, "encoding", lambda: made)
     yield made
-    assert made.characters <= 3 * text_pieces.WINDOW
+    assert made.characters <= 3 * tools_text.WINDOW
     assert made.messages <= prompt.CHUNK
 
 
@@ -72,7 +72,7 @@ def test_pieces_give_the_tokens_of_the_whole(
     with monkeypatch.context() as patched:  # all in one call, but for words that are too long
         patched.setattr(prompt, "encoding", encoding)
         patched.setattr(prompt, "WINDOW", 1 << 24)
-        patched.setattr(text_pieces, "WINDOW", 1 << 24)
+        patched.setattr(tools_text, "WINDOW", 1 << 24)
         patched.setattr(prompt, "CHUNK", 1 << 24)
         assert rendered(conversation) == found
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from mlx_server.prompts.harmony.typescript import for_typescript
+from mlx_server.prompts.harmony.tools_text import for_typescript
 
 PLACE: dict[str, Any] = {"type": "string", "description": "a place"}
 
