@@ -1,9 +1,10 @@
 """Vision towers: mlx-vlm's models without their text models, and what they make of a picture."""
 
 import glob
+import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -70,17 +71,23 @@ def make_tower(config: Mapping[str, Any], name: str) -> nn.Module:
     settings = package.ModelConfig.from_dict(dict(config))
     settings.text_config = package.TextConfig.from_dict(config["text_config"])
     settings.vision_config = package.VisionConfig.from_dict(config["vision_config"])
-    outer = sys.modules[package.Model.__init__.__module__]
-    own = vars(outer)["LanguageModel"]
-    vars(outer)["LanguageModel"] = NoLanguageModel
+    names = package.Model.__init__.__globals__
+    own, names["LanguageModel"] = names["LanguageModel"], NoLanguageModel
     try:
         tower: nn.Module = package.Model(settings)
     finally:
-        vars(outer)["LanguageModel"] = own
+        names["LanguageModel"] = own
     return tower
 
 
 # mlx-vlm's packages
+
+
+UNUSED_NAMES = re.compile(r"mlx_vlm(\.speculative.*|\.models\..*\.process(ing|or)\w*)?")
+
+
+PATCH = "install_auto_processor_patch"
+"""The function that makes transformers know mlx-vlm's processors."""
 
 
 class UnusedModule(ModuleType):
@@ -91,19 +98,17 @@ class UnusedModule(ModuleType):
 
 
 class UnusedModuleFinder(MetaPathFinder, Loader):
-    """Has Python import nothing for what a tower does not need: mlx-vlm itself and its processors
-    import transformers and what reads audio and video."""
+    """Has Python import nothing for what a tower does not need: mlx-vlm itself, its processors and
+    its drafters import transformers and what reads audio and video."""
 
     def __init__(self, places: list[str]) -> None:
         self._places = places
 
     def find_spec(self, name: str, *_: Any) -> ModuleSpec | None:
-        last = name.rpartition(".")[2]
-        if name != "mlx_vlm" and not last.startswith(("processing", "processor")):
+        if not UNUSED_NAMES.fullmatch(name):
             return None
-        spec = ModuleSpec(name, self, is_package=name == "mlx_vlm")
-        if spec.submodule_search_locations is not None:
-            spec.submodule_search_locations += self._places
+        spec = ModuleSpec(name, self, is_package=True)
+        spec.submodule_search_locations = self._places if name == "mlx_vlm" else []
         return spec
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
@@ -113,26 +118,27 @@ class UnusedModuleFinder(MetaPathFinder, Loader):
         pass
 
 
+@cache
 def package_of(name: str) -> ModuleType:
-    with _without_unused():
-        return import_module(f"mlx_vlm.models.{name}")
-
-
-@contextmanager
-def _without_unused() -> Iterator[None]:
+    """mlx-vlm's package of a family. It has placeholders, so no other import gets it."""
     spec = find_spec("mlx_vlm")
     if spec is None or not spec.submodule_search_locations:
         raise ValueError("mlx-vlm is not installed")
+    before = {*sys.modules}
     finder = UnusedModuleFinder([*spec.submodule_search_locations])
-    before = {name: sys.modules.pop(name) for name in [*sys.modules] if name == "mlx_vlm"}
     sys.meta_path.insert(0, finder)
     try:
-        yield
+        base = vars(import_module("mlx_vlm.models.base"))
+        own, base[PATCH] = base[PATCH], lambda *_: None
+        try:
+            return import_module(f"mlx_vlm.models.{name}")
+        finally:
+            base[PATCH] = own
     finally:
         sys.meta_path.remove(finder)
-        for name in [name for name, module in sys.modules.items() if type(module) is UnusedModule]:
-            del sys.modules[name]
-        sys.modules.update(before)
+        for module in [each for each in sys.modules if each.partition(".")[0] == "mlx_vlm"]:
+            if module not in before:
+                del sys.modules[module]
 
 
 # Features

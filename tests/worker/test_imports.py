@@ -2,9 +2,11 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from mlx_server.models.vision import can_see
 from mlx_server.worker.mlx_lm_internals import check_mlx_lm
 
 
@@ -42,3 +44,62 @@ with left_out():
 assert snapshot_download.__module__.startswith("huggingface_hub.")
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+REFUSED = (
+    "torch",
+    "torchvision",
+    "datasets",
+    "cv2",
+    "mlx_audio",
+    "scipy",
+    "pandas",
+    "transformers",
+)
+
+SEES = f"""
+import sys
+from importlib.abc import MetaPathFinder
+from pathlib import Path
+
+class Refusing(MetaPathFinder):
+    def find_spec(self, name, *_):
+        if name.partition(".")[0] in {REFUSED}:
+            raise ImportError(name + " is refused")
+
+from mlx_server.worker.unused_imports import left_out
+
+with left_out():
+    from mlx_server.worker.engine import Engine
+sys.meta_path.insert(0, Refusing())
+
+import mlx.core as mx
+from mlx_server.engine.messages import Picture
+from mlx_server.sandbox.files import decoded
+from mlx_server.worker import weights
+from mlx_server.worker.sight import sight_of
+from mlx_server.worker.vision_towers import tower_features
+from tests.sandbox.test_pictures import halves, saved
+from tests.tiny_vision import VISION_FAMILIES, tiny_vision
+
+for family in VISION_FAMILIES:
+    loading = weights.load(tiny_vision(Path(sys.argv[1], family), family), sees=True)
+    while True:
+        try:
+            next(loading)
+        except StopIteration as end:
+            sight = sight_of(end.value)
+            break
+    sizes, pixels = decoded(saved(halves(), "PNG"), sight.vision.fit(), sight.vision.filter)
+    features = tower_features(sight.tower, Picture(0, b"", 0, sizes, pixels), sight.vision)
+    layout = sight.vision.layout(sizes)
+    assert len(features[0]) == sum(part for part in layout if isinstance(part, int)), family
+    mx.eval(features)
+assert sys.modules.keys().isdisjoint({REFUSED})
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not can_see(), reason="the extra `vision` is not installed")
+def test_towers_need_none_of_what_mlx_vlm_names_as_its_dependencies(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", SEES, str(tmp_path)], check=True)
