@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
-from contextlib import AsyncExitStack, aclosing
+from contextlib import AsyncExitStack, ExitStack, aclosing
 from dataclasses import replace
 from functools import cache, partial
 from hashlib import sha256
@@ -107,7 +107,9 @@ async def _first_to_answer(
 
 async def generate_here(request: GenerateRequest, pool: Pool) -> AsyncGenerator[Event]:
     """Yield the events, as `generate` does, for a model that this server runs."""
-    with pool.row_slots.take(len(request.prompts) * request.n, request.client):
+    with ExitStack() as slots:
+        rows = len(request.prompts) * request.n
+        slots.enter_context(pool.row_slots.take(rows, request.client))
         name, its_adapter = pool.models.split(request.model)
         prepared = await pool.prepared(name)
         log_model(prepared.id, prepared.family.name)
@@ -115,6 +117,8 @@ async def generate_here(request: GenerateRequest, pool: Pool) -> AsyncGenerator[
         request = with_continued_messages(prepared, request)
         adapter = await _adapter(pool, prepared, its_adapter, request)
         planned = await _planned(prepared, request, adapter)
+        if pixels := _pixel_bytes(planned.rows):
+            slots.enter_context(pool.pixel_slots.take(pixels, request.client))
         most = pool.most_tokens(prepared, planned.demand.rows, adapter)
         planned = shortened(planned, prepared, request, most)
         demand = replace(planned.demand, client=request.client)
@@ -162,6 +166,11 @@ async def generate_here(request: GenerateRequest, pool: Pool) -> AsyncGenerator[
                         break
                     items = await feed.take()
         compute_ahead(pool, prepared, request, planned.rows[0], answered)
+
+
+def _pixel_bytes(rows: Iterable[Generate]) -> int:
+    pictures = {each.digest: each for row in rows for each in row.pictures}
+    return sum(len(each.pixels) for each in pictures.values())
 
 
 def _answers(

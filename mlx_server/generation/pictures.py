@@ -97,13 +97,16 @@ def with_pictures(
             param="messages",
         )
     pictures: list[ShownPicture] = []
+    parts = {at: list(messages[at].parts) for at, *_ in given}
     for number, (at, place, medium) in enumerate(given):
         check_wanted()
         if len(given) - number > limits.PICTURES:
             part: ContentPart = replace(medium, why="later messages have too many pictures")
         else:
             part = _part(medium, vision, pictures, is_new=at >= newest)
-        messages[at] = _with_part(messages[at], place, part)
+        parts[at][place] = part
+    for at, shown in parts.items():
+        messages[at] = replace(messages[at], parts=tuple(shown), content=content_of(shown))
     return replace(conversation, messages=tuple(messages)), pictures
 
 
@@ -137,11 +140,6 @@ def _newest(messages: Sequence[Message]) -> int:
     """The place of the first of the messages since the last answer."""
     answers = (at for at, each in enumerate(messages, 1) if each.role not in SHOWN_ROLES)
     return max(answers, default=0)
-
-
-def _with_part(message: Message, place: int, part: ContentPart) -> Message:
-    parts = (*message.parts[:place], part, *message.parts[place + 1 :])
-    return replace(message, parts=parts, content=content_of(parts))
 
 
 def expanded(

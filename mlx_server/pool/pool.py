@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from mlx_server import limits
 from mlx_server.engine.client import EngineClient
 from mlx_server.engine.messages import (
     ComputeAhead,
@@ -86,20 +87,26 @@ class RowSlots:
         """Takes a slot for each answer until the block is left. It never waits: it raises
         BadRequest for more rows than any request may have, and Overloaded for a full queue."""
         if rows > self.most:
-            raise BadRequest(
-                f"The request asks for {rows} answers; this server allows {self.most} in one "
-                "request. Send fewer prompts, or a smaller `n`."
-            )
+            raise BadRequest(self._too_many(rows))
         if not self._has_room(rows, client):
-            raise Overloaded(
-                f"The queue is full: {self.taken} answers are being generated or waiting, "
-                f"{self._taken_by[client]} of them yours. Try again later."
-            )
+            raise Overloaded(self._full(self._taken_by[client]))
         self._count(rows, client)
         try:
             yield
         finally:
             self._count(-rows, client)
+
+    def _too_many(self, rows: int) -> str:
+        return (
+            f"The request asks for {rows} answers; this server allows {self.most} in one request. "
+            "Send fewer prompts, or a smaller `n`."
+        )
+
+    def _full(self, own: int) -> str:
+        return (
+            f"The queue is full: {self.taken} answers are being generated or waiting, {own} of "
+            "them yours. Try again later."
+        )
 
     def _count(self, rows: int, client: str) -> None:
         self.taken += rows
@@ -115,6 +122,22 @@ class RowSlots:
             free >= 0
             and (not own or own + rows <= SHARE * free)
             and (not others or others + own + rows <= SHARE_OF_ADDRESS * free)
+        )
+
+
+class PixelSlots(RowSlots):
+    """Limits the bytes of the pictures in requests that are being answered or wait."""
+
+    def __init__(self) -> None:
+        super().__init__(limits.PIXEL_BYTES)
+
+    def _too_many(self, rows: int) -> str:
+        return f"The pictures have {size(rows)}; the limit is {size(self.most)}. Leave some out."
+
+    def _full(self, own: int) -> str:
+        return (
+            f"The queue is full: the pictures of requests that are being answered or wait take "
+            f"{size(self.taken)}, {size(own)} of them yours. Try again later."
         )
 
 
@@ -140,6 +163,7 @@ class Pool:
         self.models = ServedModels(specs)
         self._limits = settings or PoolLimits()
         self.row_slots = RowSlots(self._limits.concurrency + self._limits.queue)
+        self.pixel_slots = PixelSlots()
         self._disk = DiskThreads(self.models.ids)
         self._catalogs = AdapterCatalogs(self._disk, adapter_dirs)
         self.recorder: AnswerRecorder | None = None

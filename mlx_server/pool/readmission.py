@@ -10,6 +10,7 @@ import logging
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import cache
 from hashlib import sha256
 from itertools import count
 
@@ -35,7 +36,7 @@ class Attempts:
 
     def __init__(self, model: str, fingerprint: Callable[[], str]) -> None:
         """fingerprint: equal for requests that ask for the same."""
-        self.model, self.fingerprint = model, fingerprint
+        self.model, self.fingerprint = model, cache(fingerprint)
         self.is_done = False
         self.losses = 0
         """The number of engines that were lost while they had it."""
@@ -206,6 +207,7 @@ def fingerprint(rows: Iterable[Generate | Embed]) -> str:
     digest = sha256()
     for row in rows:
         if isinstance(row, Generate):
-            row = msgspec.structs.replace(row, own_seed=None, generated=[])
+            # the ids of the prompt tell pictures apart
+            row = msgspec.structs.replace(row, own_seed=None, generated=[], pictures=[])
         digest.update(msgspec.msgpack.encode(msgspec.structs.replace(row, row=0, client="")))
     return digest.hexdigest()

@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from itertools import chain
+from time import thread_time
 from typing import Any, cast
 
 import mlx.core as mx
@@ -129,7 +130,11 @@ class DecodeBatch(GenerationBatch):
     def _drafted(self, gate: Gate, costs: StepCosts) -> tuple[list[int], list[Draft | None]]:
         """Returns the rows' drafts, and how many tokens of each to send."""
         most = gate.most(len(self)) if self._may_draft else 0
-        drafts = [self._draft(at, row, most) for at, row in enumerate(self.samplers)]
+        end = thread_time() + DRAFT_SECONDS
+        drafts = [
+            self._draft(at, row, most) if thread_time() < end else None
+            for at, row in enumerate(self.samplers)
+        ]
         if not any(drafts):
             return [0] * len(drafts), drafts
         columns = len(self) * max(map(len, self.tokens))
@@ -472,6 +477,10 @@ def padded_less(
         groups += min(halves, key=lambda both: sum(map(padded, both)))
     return groups
 
+
+DRAFT_SECONDS = 0.01
+"""The processor time of a pass after which further rows are not asked for drafts: some read all of
+a long prompt first."""
 
 MOST_UNFED = 16
 """With more tokens to feed again a row drafts none: a second draft that fails adds to them."""

@@ -1,7 +1,7 @@
 """A model that sees is shown the pictures of each API's messages."""
 
 import base64
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from io import BytesIO
 from pathlib import Path
@@ -11,9 +11,11 @@ import mlx.core as mx
 import pytest
 from starlette.testclient import TestClient
 
-from mlx_server import limits
+from mlx_server import limits, messages
 from mlx_server.engine.messages import FIRST_MEDIA_ID, Generate, media_ids
+from mlx_server.generation import pictures
 from mlx_server.models.vision import can_see
+from mlx_server.pool.pool import PixelSlots, Pool
 from tests.api import wire
 from tests.api.wire import MODEL, ScriptedEngine
 from tests.tiny_vision import tiny_vision
@@ -271,3 +273,40 @@ def test_pictures_of_a_request_have_a_limit(client: TestClient, engine: Scripted
     assert [each.digest for each in row.pictures] == [DIGEST] * most
     row, _ = ask(client, engine, "/v1/chat/completions", chat(*[seen()] * (most - 1), before=turn))
     assert row.pictures[0].digest != DIGEST
+
+
+def test_a_message_of_many_pictures_is_put_together_once(
+    client: TestClient, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted: list[int] = []
+
+    def noted(parts: Sequence[Any]) -> str:
+        counted.append(len(parts))
+        return messages.content_of(parts)
+
+    monkeypatch.setattr(pictures, "content_of", noted)
+    many = {"role": "user", "content": [seen(URL_OF_OTHER)] * 30}
+    before = (many, {"role": "assistant", "content": "I see."})
+    row, _ = ask(client, engine, "/v1/chat/completions", chat(seen(), before=before))
+    assert len(row.pictures) == limits.PICTURES
+    assert sorted(counted) == [1, 30]
+
+
+def test_the_pixels_of_all_requests_have_a_limit(
+    client: TestClient, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_one = 96 * 64 * 3
+    monkeypatch.setattr(limits, "PIXEL_BYTES", 3 * of_one)
+    pool: Pool = client.app.state.pool  # type: ignore[attr-defined]
+    monkeypatch.setattr(pool, "pixel_slots", PixelSlots())
+    two = chat(seen(), seen(URL_OF_OTHER), seen(), n=2)
+    ask(client, engine, "/v1/chat/completions", two)
+    four = [seen(f"data:image/png;base64,{png((0, shade, 0))}") for shade in (0, 80, 160, 240)]
+    more = client.post("/v1/chat/completions", json=chat(*four))
+    assert (more.status_code, "pictures" in more.json()["error"]["message"]) == (400, True)
+    with pool.pixel_slots.take(3 * of_one, "another"):
+        ask(client, engine, "/v1/chat/completions", chat(seen()))
+        full = client.post("/v1/chat/completions", json=two)
+        assert (full.status_code, full.json()["error"]["code"]) == (503, "overloaded")
+        assert int(full.headers["retry-after"]) > 0
+    assert pool.pixel_slots.taken == 0

@@ -3,12 +3,13 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import count
 from typing import Any
 
 import pytest
 
 from mlx_server import limits
-from mlx_server.engine.messages import Embed, Generate
+from mlx_server.engine.messages import Embed, Generate, Picture
 from mlx_server.errors import EngineDied, ModelSuspended, RequestEndsEngine
 from mlx_server.pool import readmission
 from mlx_server.pool.readmission import Attempts, Readmission, fingerprint
@@ -191,3 +192,14 @@ def test_the_fingerprint_is_of_what_is_asked() -> None:
     others = [row(prompt=[1]), row(max_tokens=6), row(prompt=[1, 2, 3]), row()]
     both = [*map(fingerprint, ([each] for each in others)), fingerprint([Embed(1, "m", [[1, 2]])])]
     assert len({*both}) == 5
+
+
+def test_a_fingerprint_is_made_once_and_reads_no_pixels() -> None:
+    def row(pixels: bytes) -> Generate:
+        shown = Picture(1, b"d" * 32, 28, 28, pixels)
+        return Generate(1, "m", [3, 4, 5], 8, [], SamplingParams(), pictures=[shown])
+
+    assert fingerprint([row(b"abc")]) == fingerprint([row(b"")])
+    made = count()
+    attempts = Attempts("m", lambda: str(next(made)))
+    assert attempts.fingerprint() == attempts.fingerprint() == "0"

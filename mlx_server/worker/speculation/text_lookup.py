@@ -15,6 +15,9 @@ from mlx_server.worker.speculation.approximate_tokenizer import ApproximateToken
 from mlx_server.worker.speculation.draft import Draft
 from mlx_server.worker.speculation.lookup import BLOCK, PLACES, PlaceIndex
 
+PIECE = 16_384
+"""The tokens of the prompt whose text is read for one draft: no step waits for all of it."""
+
 LEAST, MOST_MATCH = 8, 64
 """The bytes that have to agree, and those that are compared."""
 TAIL = 2 * MOST_MATCH
@@ -46,7 +49,9 @@ class TextLookup:
         self._tail = b""
         self._is_json = False
         """Whether the answer has a JSON string: until then the prompt's text is not read."""
+        self._pieces: list[bytes] = []
         self._source: bytes | None = None
+        """The prompt's text, once all its pieces are read."""
         self._at: int | None = None
         self._match = 0
 
@@ -58,7 +63,8 @@ class TextLookup:
     def draft(self, most: int) -> Draft | None:
         if not self._is_json:
             return None
-        source = self._read()
+        if (source := self._read()) is None:
+            return None
         if self._at is None:
             self._at, self._match = self._find(source)
         if self._match < LEAST:
@@ -68,10 +74,15 @@ class TextLookup:
         tokens = self._tokenizer.tokens(escaped, most)
         return Draft(tokens, "text", self._match // 4) if tokens else None
 
-    def _read(self) -> bytes:
+    def _read(self) -> bytes | None:
         if self._source is None:
-            text = b"".join(map(self._text_of, self._prompt))
-            self._source = LINE_NUMBER.sub(b"", text)
+            end = (len(self._pieces) + 1) * PIECE
+            piece = b"".join(map(self._text_of, self._prompt[end - PIECE : end]))
+            self._pieces.append(LINE_NUMBER.sub(b"", piece))
+            if end < len(self._prompt):
+                return None
+            self._source = b"".join(self._pieces)
+            self._pieces.clear()
             self._index = PlaceIndex(max(0, len(self._source) - LEAST + 1))
         if (begin := self._index.next_block) is not None:
             self._index.read_block(_keys(self._source[begin : begin + BLOCK + LEAST - 1]))

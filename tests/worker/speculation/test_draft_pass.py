@@ -11,6 +11,7 @@ import mlx.core as mx
 import pytest
 
 from mlx_server.models.vision import can_see, vision_of
+from mlx_server.worker import decode_groups
 from mlx_server.worker.costs import CostCurve
 from mlx_server.worker.decode_groups import DecodeBatch
 from mlx_server.worker.replay_model import ReplayModel
@@ -93,6 +94,18 @@ def test_a_pass_in_which_nobody_drafts_is_launched_before_the_last_one_is_read(
     off = DraftedRun(tiny_model, asked, None).finish()
     assert DraftedRun(tiny_model, asked, off.answers).finish().answers == off.answers
     assert not read
+
+
+def test_a_pass_asks_for_no_more_drafts_once_its_time_is_over(
+    tiny_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = [Asked(a_prompt(length), GREEDY, 12, 1.0) for length in (5, 40)]
+    off = DraftedRun(tiny_model, asked, None).finish()
+    on = DraftedRun(tiny_model, asked, off.answers).finish()
+    monkeypatch.setattr(decode_groups, "DRAFT_SECONDS", 0.0)
+    none = DraftedRun(tiny_model, asked, off.answers).finish()
+    assert on.answers == none.answers == off.answers
+    assert on.steps < none.steps == off.steps
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt-oss", "lfm2", "mamba2"])

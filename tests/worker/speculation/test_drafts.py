@@ -16,6 +16,7 @@ from mlx_server.grammars.grammar import text_of
 from mlx_server.worker.constrained_decoding.vocabulary import Vocabulary
 from mlx_server.worker.costs import FLAT
 from mlx_server.worker.engine import Engine
+from mlx_server.worker.speculation import text_lookup
 from mlx_server.worker.speculation.approximate_tokenizer import ApproximateTokenizer
 from mlx_server.worker.speculation.draft import Draft, Drafter
 from mlx_server.worker.speculation.gate import Gate
@@ -115,6 +116,31 @@ def test_code_in_a_json_string_is_found_in_a_file_with_line_numbers(
     closed = TextLookup(prompt, classes.text_of, tokenizer)
     closed.extend(answer)
     assert closed.draft(15) is None  # what comes after the string is no text of the file
+
+
+def test_a_long_prompts_text_is_read_in_pieces(
+    vocabulary: Vocabulary, tokenize: Tokenize, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text_lookup, "PIECE", 64)
+    classes = vocabulary.token_classes
+    prompt, read = tokenize("\n".join(CODE.splitlines()[60:110])), list[int]()
+
+    def text_of(token: int) -> bytes:
+        read.append(token)
+        return classes.text_of(token)
+
+    lookup = TextLookup(prompt, text_of, ApproximateTokenizer(classes.ids))
+    for token in tokenize(json.dumps({"old_string": "\n".join(CODE.splitlines()[70:72])})[:-2]):
+        lookup.extend([token])
+    drafts = []
+    for _ in range(0, len(prompt), 64):
+        before = len(read)
+        drafts.append(lookup.draft(15))
+        assert len(read) - before <= 64
+    *early, last = drafts
+    assert len(early) > 3
+    assert not any(early)
+    assert last
 
 
 @pytest.mark.parametrize("text", [CODE, json.dumps(CODE), "Ein Text, 12345 Äpfel\n\n  und  mehr."])
