@@ -331,7 +331,7 @@ PICTURE_MEMORY                 = _limit(512 << 20,     "bytes",      "server",  
 PICTURE_PROCESSES              = _limit(2,             "processes",  "server",     "processes that decode pictures", "it waits for one")
 CLIENT_PICTURE_PROCESSES       = _limit(1,             "processes",  "client",     "those of one client", "it waits for one")
 IDLE_PICTURE_PROCESSES         = _limit(1,             "processes",  "server",     "idle processes that decode pictures", "it ends")
-PIXEL_BYTES                    = _limit(768 << 20,     "bytes",      "client",     "the pixels of the pictures in a client's requests that are answered or wait; a third more for all clients", "503 with Retry-After")
+PIXEL_BYTES                    = _limit(768 << 20,     "bytes",      "client",     "pixels in a client's requests that run or wait; a third more for all", "503 with Retry-After")
 DECODED_PICTURE_BYTES          = _limit(128 << 20,     "bytes",      "server",     "decoded pictures that are kept for a conversation's next turn", "the least recently used is dropped")
 PICTURE_FEATURE_BYTES          = _limit(256 << 20,     "bytes",      "model",      "what a model's tower has computed of pictures", "the least recently used is dropped")
 

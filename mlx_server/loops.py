@@ -1,6 +1,7 @@
 """Finds out that a model repeats the same text without end."""
 
 import re
+from collections import deque
 
 LONGEST_PERIOD = 1_024
 """The most tokens of a text whose repeats are noticed."""
@@ -22,8 +23,14 @@ LEAVING = pow(BASE, CONTEXT, PRIME)
 """The factor of the token that leaves the context in its hash, a polynomial of the tokens."""
 
 
+CATCHING_UP = 3
+"""How many of the first tokens of an answer are read for each later one."""
+
+
 class LoopDetector:
     """The tokens of one answer, each of which takes constant time.
+
+    Loops are long, so the first tokens are read late: an answer that ends before takes no time.
 
     A period is assumed where the last tokens came before, and holds for as long as each further
     token equals the one a period earlier.
@@ -34,6 +41,8 @@ class LoopDetector:
         self.period = 0
         """The number of tokens that are being repeated; 0 if there are none."""
         self.repeats = repeats
+        self._late: deque[int] = deque()
+        """The tokens that are not read yet."""
         self._run = 0
         """The tokens of all repeats so far."""
         self._count = 0
@@ -48,6 +57,16 @@ class LoopDetector:
 
     def add(self, token: int) -> bool:
         """Returns whether the answer is in a loop with this token."""
+        if self._count and not self._late:
+            return self._read(token)
+        self._late.append(token)
+        is_loop = False
+        if self._count or len(self._late) >= self.repeats * LEAST // 2:
+            for _ in range(min(CATCHING_UP, len(self._late))):
+                is_loop = self._read(self._late.popleft())
+        return is_loop
+
+    def _read(self, token: int) -> bool:
         if self.period and self._token(self.period) == token:
             self._run += 1
         else:
@@ -58,6 +77,8 @@ class LoopDetector:
     @property
     def room(self) -> int:
         """How many tokens can be added without a loop, whatever they are."""
+        if self._late:
+            return max(0, self.repeats * LEAST - 1 - self._count - len(self._late))
         room = (self.repeats - 1) * LEAST - CONTEXT  # if another period begins
         if self.period:
             room = min(room, self.repeats * max(self.period, LEAST) - self._run - 1)

@@ -9,11 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 from starlette.testclient import TestClient
 
+from mlx_server.api.chat_completions.input import ChatBody
+from mlx_server.api.histories import WITHOUT_MENDING
+from mlx_server.api.messages.protocol import MessagesBody
+from mlx_server.api.responses.protocol import ResponsesBody
 from mlx_server.models.tokenizer import Tokenizer
 from tests.api import wire
 from tests.api.wire import MODEL, Json, ScriptedEngine
+from tests.calls import calls_of
 
 IGNORED = "x-mlx-server-ignored"
 
@@ -300,3 +306,48 @@ def test_a_call_of_a_tool_with_a_loose_schema_can_be_required(
         if path != MESSAGES:
             unenforced = answer.json()["mlx_server"]["unenforced"]
             assert unenforced == ["tools.f: type at #/properties/a", "tools.f: required at #"]
+
+
+CALL = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
+USE = {"type": "tool_use", "name": "f", "input": {}}
+RESULT = {"type": "tool_result", "content": "r" * 300}
+ROUNDS: dict[type[BaseModel], tuple[str, list[Json]]] = {
+    ChatBody: (
+        "messages",
+        [
+            {"role": "user", "content": "hello"},
+            {"role": "assistant", "content": None, "tool_calls": [{**CALL, "id": "c"}]},
+            {"role": "tool", "tool_call_id": "c", "content": "r" * 300},
+            {"role": "assistant", "content": "done"},
+        ],
+    ),
+    MessagesBody: (
+        "messages",
+        [
+            {"role": "user", "content": "hello"},
+            {"role": "assistant", "content": [{**USE, "id": "c"}]},
+            {"role": "user", "content": [{**RESULT, "tool_use_id": "c"}]},
+            {"role": "assistant", "content": "done"},
+        ],
+    ),
+    ResponsesBody: (
+        "input",
+        [
+            {"role": "user", "content": "hello"},
+            {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c", "output": "r" * 300},
+            {"role": "assistant", "content": "done"},
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("wire_type", ROUNDS)
+def test_a_history_without_mistakes_is_read_as_fast_as_where_none_is_mended(
+    wire_type: type[BaseModel],
+) -> None:
+    field, round_of_turns = ROUNDS[wire_type]
+    body = {"model": MODEL, "max_tokens": 4, field: round_of_turns * 10}
+    wire_type.model_validate(body)
+    mending = calls_of(lambda: wire_type.model_validate(body))
+    assert mending <= calls_of(lambda: wire_type.model_validate(body, context=WITHOUT_MENDING))

@@ -196,7 +196,7 @@ def test_the_fingerprint_is_of_what_is_asked() -> None:
 
 def test_a_fingerprint_is_made_once_and_reads_no_pixels() -> None:
     def row(pixels: bytes) -> Generate:
-        shown = Picture(1, b"d" * 32, 28, 28, pixels)
+        shown = Picture(1, b"d" * 32, 1, [(28, 28)], pixels)
         return Generate(1, "m", [3, 4, 5], 8, [], SamplingParams(), pictures=[shown])
 
     assert fingerprint([row(b"abc")]) == fingerprint([row(b"")])
