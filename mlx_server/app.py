@@ -130,7 +130,7 @@ def create_app(
         openapi_url=None,
         telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
     )
-    app.state.authorise = authorise([key.get_secret_value() for key in server.api_keys])
+    app.state.authorise = authorise(server.keys, server.tiers)
     app.state.pool = pool
     app.state.connectors = connectors
     app.state.metrics = _metrics(server, pool)

@@ -79,6 +79,8 @@ class Started:
     """OpenAI's `system_fingerprint`; None where another server answers."""
     unenforced: tuple[str, ...] = ()
     """Paths of the schema keywords that no grammar enforces."""
+    service_tier: str | None = None
+    """The tier in which it is served; None for the usual one of a client that asked for none."""
     sampling: SamplingParams | None = None
     """Parameters of the first answer, resolved from client, models.yaml and checkpoint."""
     tool_output_tokens: int = 0

@@ -1,9 +1,12 @@
-"""Whose turn it is: clients share by cost, in virtual time.
+"""Whose turn it is: clients, and tiers of requests, share by cost, in virtual time.
 
 The pool orders waiting requests by it, and the engine the prompts that it computes.
 """
 
+from collections.abc import Collection
+
 from mlx_server import limits
+from mlx_server.requests import Tier
 
 
 class Programs:
@@ -31,6 +34,11 @@ class Programs:
 def address_of(client: str) -> str:
     """What all programs of one address have in common; a key stands for itself."""
     return client.partition(" ")[0]
+
+
+def of_tier(client: str, tier: Tier) -> str:
+    """The client for its requests of a tier: those of another tier are like another program's."""
+    return client if tier is Tier.DEFAULT else f"{client} {tier.name}"
 
 
 class FairQueue:
@@ -63,3 +71,44 @@ class FairQueue:
         self.now = max(self.now, now)
         ahead = sorted((time, client) for client, time in self._times.items() if time > self.now)
         self._times = {client: time for time, client in ahead[-limits.REMEMBERED_CLIENTS :]}
+
+
+SHARE = 0.04
+"""The time that a tier gets while a higher one has work, as a share of the higher one's."""
+
+
+class TierTurns:
+    """Whose tier the next operation serves: tiers share by weight in a fair queue.
+
+    A lower tier has its turn once the higher one has had the time that pays for it, and for the
+    operation that a new request of the higher one found running. No tier waits longer than a bound.
+    """
+
+    def __init__(self) -> None:
+        self._queue = FairQueue()
+        self._present: dict[Tier, float] = {}
+        """When the tiers that have work were served last, or got it."""
+        self._cost: dict[Tier, int] = {}
+        """The virtual time that the next operation of a tier may take."""
+
+    def next(self, present: Collection[Tier], now: float) -> Tier:
+        """present: the tiers that have work."""
+        self._present = {tier: self._present.get(tier, now) for tier in present}
+        self._queue.advance(min(map(self._time, present)))
+        longest = min(present, key=lambda tier: self._present[tier])
+        if now - self._present[longest] >= limits.TIER_WAIT_SECONDS:
+            return longest
+        return min(present, key=lambda tier: (self._time(tier) + self._cost.get(tier, 0), tier))
+
+    def took(self, tier: Tier, seconds: float, now: float) -> None:
+        """Counts an operation of the tier."""
+        higher = sum(each < tier for each in self._present)
+        higher += min(self._present, default=tier) > Tier.DEFAULT
+        cost = int(1e6 * seconds / SHARE**higher)
+        self._queue.charge(tier.name, cost)
+        self._cost[tier] = max(cost, self._cost.get(tier, 0) * 7 // 8)
+        if tier in self._present:
+            self._present[tier] = now
+
+    def _time(self, tier: Tier) -> int:
+        return self._queue.time(tier.name)

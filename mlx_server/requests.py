@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import Annotated, Any, Literal, TypedDict
 
 from annotated_types import Ge, Le
@@ -13,6 +14,25 @@ HOPS_HEADER = "x-mlx-server-hops"
 
 DETERMINISTIC_HEADER = "x-mlx-server-deterministic"
 """Asks for a deterministic answer."""
+
+
+class Tier(IntEnum):
+    """The highest is first. Requests are DEFAULT unless they, their key or their client says
+    otherwise."""
+
+    PRIORITY = 1
+    DEFAULT = 2
+    FLEX = 3
+    """Work that nobody waits for at the screen, such as that of sub-agents."""
+    BATCH = 4
+
+    @property
+    def label(self) -> str:
+        return self.name.lower()
+
+
+ServiceTier = Literal["auto", "default", "flex", "priority", "standard_only", "scale"]
+"""The values of OpenAI's and Anthropic's field. `scale` is the usual tier here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +182,10 @@ class GenerateRequest:
     client: str = ""
     """Digest of an API key, or an address, which the number of a program may follow. Waiting
     requests take turns by client."""
+    service_tier: ServiceTier | None = None
+    """The tier that the client asks for; `auto` and None leave it to its key and what it sends."""
+    tier: Tier = Tier.DEFAULT
+    """The tier in which the request is served."""
     hops: int = 0
     """The number of servers of this kind that have passed the request on."""
     cache_scope: str = ""
@@ -171,6 +195,13 @@ class GenerateRequest:
     deterministic: bool = False
     """Whether the same request gets the same answer bit for bit, whatever the server does
     besides."""
+
+    @property
+    def told_tier(self) -> str | None:
+        """The tier that the answer names; None for the usual one of a client that asked for
+        none."""
+        is_told = self.service_tier is not None or self.tier is not Tier.DEFAULT
+        return self.tier.label if is_told else None
 
 
 @dataclass(frozen=True, slots=True)

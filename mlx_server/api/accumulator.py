@@ -149,6 +149,7 @@ class Accumulator:
         seconds."""
         self.model = model
         self.fingerprint: str | None = None
+        self.service_tier: str | None = None
         self.answers = [Answer() for _ in range(prompts * n)]
         self.logprobs: list[list[Any]] = [[] for _ in self.answers]
         """The log probabilities of each answer as they are written, if they are collected."""
@@ -165,7 +166,7 @@ class Accumulator:
         match event:
             case Started():
                 self.model = event.model
-                self.fingerprint = event.fingerprint
+                self.fingerprint, self.service_tier = event.fingerprint, event.service_tier
                 self.prompt_tokens = event.prompt_tokens
                 self.estimated_prompt_tokens = event.estimated_prompt_tokens
                 self._tool_output_tokens = event.tool_output_tokens
@@ -181,8 +182,9 @@ class Accumulator:
         self.answers[event.index].add(event)
 
     def fingerprint_fields(self) -> dict[str, str]:
-        """Empty without a fingerprint: OpenAI's schema does not allow null."""
-        return {"system_fingerprint": self.fingerprint} if self.fingerprint else {}
+        """What is known of fingerprint and tier: OpenAI's schema does not allow null."""
+        fields = {"system_fingerprint": self.fingerprint, "service_tier": self.service_tier}
+        return {name: value for name, value in fields.items() if value}
 
     def usage(self) -> dict[str, Any]:
         """OpenAI's `usage`. A prompt and its cached tokens count once, also with `n` answers."""

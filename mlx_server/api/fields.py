@@ -24,7 +24,7 @@ from mlx_server.api.accumulator import Reporting
 from mlx_server.errors import BadRequest
 from mlx_server.messages import Role, Tool
 from mlx_server.prompts.template_capabilities import EFFORTS
-from mlx_server.requests import NamedTool, SamplingChoices, ToolChoice
+from mlx_server.requests import NamedTool, SamplingChoices, ServiceTier, ToolChoice
 
 MAX_ADAPTER_SCALE = 4
 IGNORED_HEADER = "x-mlx-server-ignored"
@@ -158,6 +158,7 @@ class SharedFields(AdapterChoice):
     logit_bias: dict[int, float]
     seed: int | None
     include_raw: bool | None
+    service_tier: ServiceTier | None
 
 
 class WireModel(BaseModel):
@@ -267,7 +268,7 @@ class SamplingBody(WireModel):
     """The fields of every endpoint that generates text."""
 
     ACCEPTED: ClassVar[frozenset[str]] = frozenset(
-        {"user", "metadata", "safety_identifier", "service_tier", "prompt_cache_key"}
+        {"user", "metadata", "safety_identifier", "prompt_cache_key"}
     )
 
     UNSUPPORTED: ClassVar[Mapping[str, str]] = {
@@ -288,6 +289,7 @@ class SamplingBody(WireModel):
     include_raw: bool | None = None
     """Whether `mlx_server.raw` has what the model wrote, delimiters included."""
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63), WHOLE] | None = None
+    service_tier: ServiceTier | None = None
     store: bool | None = None
     """If false, the prompt cache does not write the request to disk. If true, a chat completion is
     stored."""
@@ -328,6 +330,7 @@ class SamplingBody(WireModel):
             "logit_bias": self.biases(),
             "seed": self.seed,
             "include_raw": self.include_raw,
+            "service_tier": self.service_tier,
         }
 
     def adapter_choice(self) -> AdapterChoice:

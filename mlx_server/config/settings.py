@@ -33,7 +33,7 @@ from mlx_server.mcp import ClientCredentials, Connector, StoredLogin
 from mlx_server.mcp.addresses import names_private_host
 from mlx_server.pool.engine_models import PoolLimits
 from mlx_server.pool.prepare import AdapterSource, ModelOptions, ModelSpec
-from mlx_server.requests import RepairPolicy, SamplingChoices
+from mlx_server.requests import RepairPolicy, SamplingChoices, Tier
 from mlx_server.sources.cache import cache_dir
 from mlx_server.sources.kinds import SCHEME, why_impossible
 from mlx_server.store import Retention
@@ -283,7 +283,8 @@ class ServerSettings(Strict):
     """The port to listen on; 0 picks a free one."""
     concurrency: Annotated[int, Field(ge=1, le=256)] = limits.CONCURRENCY
     """Rows decoded in one batch."""
-    api_keys: tuple[Key, ...] = ()
+    api_keys: tuple[Key, ...] | dict[Key, Literal["priority", "default", "flex"]] = ()
+    """Some or all of them; with a tier, that of a key's requests."""
     allowed_hosts: tuple[Name, ...] = ()
     """Host headers, without a port, that are accepted in addition to the loopback names."""
     allowed_origins: tuple[Name, ...] = ()
@@ -317,6 +318,16 @@ class ServerSettings(Strict):
     and a few refuse a message with both."""
     allow_private_urls: bool = False
     """Whether requests may use URLs of MCP servers on this machine and its network."""
+
+    @property
+    def keys(self) -> list[str]:
+        return [key.get_secret_value() for key in self.api_keys]
+
+    @property
+    def tiers(self) -> dict[str, Tier]:
+        """Those of the keys that have one."""
+        named = self.api_keys.items() if isinstance(self.api_keys, dict) else ()
+        return {key.get_secret_value(): Tier[tier.upper()] for key, tier in named}
 
     def page_has(self, part: PagePart) -> bool:
         return part == self.page or (isinstance(self.page, tuple) and part in self.page)

@@ -15,7 +15,7 @@ from typing import Literal
 import msgspec
 
 from mlx_server.engine.device_errors import DeviceErrorKind
-from mlx_server.requests import SamplingParams
+from mlx_server.requests import SamplingParams, Tier
 
 ComputeDtype = Literal["auto", "bfloat16", "float16"]
 """The precision of a model whose files have 16 bits; auto: that of the files, or float16 where the
@@ -187,6 +187,7 @@ class Generate(msgspec.Struct, tag=True):
     completed before. The server cancels a row that would use it for anything else."""
     client: str = ""
     """The client's name: waiting prompts are served in turns by client."""
+    tier: Tier = Tier.DEFAULT
     cache_scope: str = ""
     """Rows use the cached prompts of their own scope only."""
     branches: list[int] = []
@@ -252,6 +253,7 @@ class Embed(msgspec.Struct, tag=True):
     """The position where the second text of each pair begins; empty if the inputs are no pairs."""
     client: str = ""
     """See Generate."""
+    tier: Tier = Tier.DEFAULT
     adapter: str | None = None
 
     @property

@@ -17,6 +17,7 @@ from mlx_server.pool.pool import Pool
 from mlx_server.pool.prepare import PreparedModel
 from mlx_server.pool.readmission import Attempts, fingerprint
 from mlx_server.request_threads import check_wanted, in_thread
+from mlx_server.requests import Tier
 
 GROUP_ROWS, GROUP_TOKENS = 32, 2048
 """Limits of a group of texts that are computed together: the texts, and their padded tokens."""
@@ -39,6 +40,7 @@ class EmbedRequest:
     param: str = "input"
     """The inputs' parameter in the client's API, for error messages."""
     client: str = ""
+    tier: Tier = Tier.DEFAULT
 
 
 @dataclass(frozen=True)
@@ -151,7 +153,9 @@ def _demand(
     """The memory of the largest group, since the engine computes a client's groups one by one."""
     largest = max(groups, key=lambda group: len(group) * len(texts[group[-1]]))
     longest = len(texts[largest[-1]])
-    return MemoryDemand(prepared.kv, longest, longest, len(largest), command.client)
+    return MemoryDemand(
+        prepared.kv, longest, longest, len(largest), command.client, tier=command.tier
+    )
 
 
 async def _prepared(request: EmbedRequest, pool: Pool) -> PreparedModel:
@@ -191,6 +195,7 @@ def _command(prepared: PreparedModel, request: EmbedRequest) -> Embed:
         normalize=embedder.normalizes,
         dimensions=request.dimensions,
         client=request.client,
+        tier=request.tier,
     )
 
 

@@ -121,7 +121,7 @@ async def generate_here(request: GenerateRequest, pool: Pool) -> AsyncGenerator[
             slots.enter_context(pool.pixel_slots.take(pixels, request.client))
         most = pool.most_tokens(prepared, planned.demand.rows, adapter)
         planned = shortened(planned, prepared, request, most)
-        demand = replace(planned.demand, client=request.client)
+        demand = replace(planned.demand, client=request.client, tier=request.tier)
         attempts = Attempts(prepared.id, partial(fingerprint, planned.rows))
         answers: list[RetryingAnswer] = []
         items: list[Item] = []
@@ -137,7 +137,9 @@ async def generate_here(request: GenerateRequest, pool: Pool) -> AsyncGenerator[
                 else:
                     planned, feed, items = await _admit(engine, lease, on, planned, request)
                     answers = _answers(prepared, planned, request)
-                    started = _started(prepared, planned, adapter, partial(_unfinished, answers))
+                    started = _started(
+                        prepared, planned, adapter, partial(_unfinished, answers), request
+                    )
                     yield replace(started, normalized=left_out, rows=lease.progress)
                     for answer in answers:
                         for event in answer.begin():
@@ -243,6 +245,7 @@ def _started(
     planned: RequestPlan,
     adapter: LeasedAdapter | None,
     unfinished: Callable[[], TokenCounts],
+    request: GenerateRequest,
 ) -> Started:
     model = f"{prepared.id}:{adapter.spec.name}" if adapter else prepared.id
     return Started(
@@ -251,6 +254,7 @@ def _started(
         planned.ignored,
         system_fingerprint(prepared, adapter),
         planned.unenforced,
+        request.told_tier,
         planned.rows[0].sampling,
         planned.tool_output_tokens,
         unfinished=unfinished,

@@ -289,6 +289,7 @@ def _row(
         sampling=sampling(prepared.spec, request, prepared.checkpoint.sampling, choice),
         prompt_logprobs=request.echo and (request.logprobs is not None or request.max_tokens == 0),
         client=request.client,
+        tier=request.tier,
         cache_scope=request.cache_scope,
         on_disk=request.on_disk,
         loops=prepared.spec.repair.loops,

@@ -14,7 +14,7 @@ import os
 import re
 import secrets
 import uuid
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -42,8 +42,10 @@ from mlx_server.http.admission import source_of
 from mlx_server.http.errors import error_response, is_anthropic
 from mlx_server.http.middleware import is_upload
 from mlx_server.http.strict_json import quoted
+from mlx_server.messages import Conversation
+from mlx_server.prompts.message_normalization import BILLING, INSTRUCTION_ROLES
 from mlx_server.request_threads import client_of_request
-from mlx_server.requests import DETERMINISTIC_HEADER, HOPS_HEADER, GenerateRequest
+from mlx_server.requests import DETERMINISTIC_HEADER, HOPS_HEADER, GenerateRequest, Tier
 from mlx_server.system.files import open_regular, own_path, write_private
 from mlx_server.system.logs import RequestLogContext, request_context
 
@@ -302,8 +304,14 @@ def _limited(receive: Receive, limit: int, setting: str) -> Receive:
     return receive_counted
 
 
-def authorise(keys: Collection[str]) -> Callable[[HTTPConnection], Awaitable[None]]:
+NO_TIERS: Mapping[str, Tier] = {}
+
+
+def authorise(
+    keys: Collection[str], tiers: Mapping[str, Tier] = NO_TIERS
+) -> Callable[[HTTPConnection], Awaitable[None]]:
     """A dependency for routes that require one of these keys; without keys everyone is allowed.
+    tiers: those of keys whose requests have another one than the usual.
 
     It sets five strings in the connection's state. `owner` is a digest of the client's key, or
     empty. `seal_owner` is another one, which the store does not have: without the key, no one can
@@ -314,11 +322,13 @@ def authorise(keys: Collection[str]) -> Callable[[HTTPConnection], Awaitable[Non
     """
     seal_owners = {_digest(key.encode()): _digest(b"seals:" + key.encode()).hex() for key in keys}
     digests = [*seal_owners]
+    tier_of_key = {_digest(key.encode()): tier for key, tier in tiers.items()}
     programs = Programs()
 
     async def check_key(connection: HTTPConnection) -> None:
         state = connection.state
         state.owner = state.cache_scope = state.seal_owner = ""
+        state.tier = Tier.DEFAULT
         state.source = state.client = _peer(connection.scope)
         client_of_request.set(state.source)
         if not digests:
@@ -337,6 +347,7 @@ def authorise(keys: Collection[str]) -> Callable[[HTTPConnection], Awaitable[Non
         state.owner = state.source = state.client = matches[0].hex()
         client_of_request.set(state.source)
         state.seal_owner = seal_owners[matches[0]]
+        state.tier = tier_of_key.get(matches[0], Tier.DEFAULT)
         state.cache_scope = state.owner if len(digests) > 1 else ""
 
     return check_key
@@ -368,10 +379,53 @@ def with_client(request: GenerateRequest, connection: HTTPConnection) -> Generat
     return replace(
         request,
         client=state.client,
+        tier=tier_of(request, connection.headers, state.tier),
         cache_scope=state.cache_scope,
         hops=int(hops) if HOPS.fullmatch(hops) else 0,
         deterministic=deterministic == "true",
     )
+
+
+TIERS = {tier.label: tier for tier in Tier} | {
+    "standard_only": Tier.DEFAULT,
+    "scale": Tier.DEFAULT,
+}
+
+CLASS_HEADER, SEEN = "x-claude-code-request-class", ("main", "side_reply")
+"""Claude Code's class of a request, and those whose answers a person reads."""
+
+BACKGROUND_HEADERS = (
+    *("x-claude-code-agent-id", "x-openai-subagent", "x-openai-memgen-request"),
+    "x-claude-code-auxiliary-type",
+)
+"""Claude Code and Codex send one with what their sub-agents ask, and for compaction, reviews and
+memories."""
+
+BACKGROUND_PROMPTS = (
+    *("You are a title generator", "You are a helpful AI assistant tasked with summarizing"),
+    "Generate a concise, sentence-case title",
+)
+SUBAGENT = re.compile(rf"\A{BILLING}:[^\n]{{0,1000}}; cc_is_subagent=true;")
+
+
+def tier_of(request: GenerateRequest, headers: Headers, tier_of_key: Tier) -> Tier:
+    """Returns the tier that the request asks for, or else that of its key, or FLEX if its client
+    sends it in the background."""
+    if request.service_tier not in (None, "auto"):
+        return TIERS[request.service_tier]
+    return max(tier_of_key, Tier.FLEX) if _is_background(request, headers) else tier_of_key
+
+
+def _is_background(request: GenerateRequest, headers: Headers) -> bool:
+    if headers.get(CLASS_HEADER, SEEN[0]) not in SEEN:
+        return True
+    if any(name in headers for name in BACKGROUND_HEADERS):
+        return True
+    first = request.prompts[0]
+    if not isinstance(first, Conversation) or not first.messages:
+        return False
+    system = (message.content for message in first.messages if message.role in INSTRUCTION_ROLES)
+    return any(text.startswith(BACKGROUND_PROMPTS) or SUBAGENT.match(text) for text in system)
 
 
 def _peer(scope: Scope) -> str:

@@ -13,6 +13,7 @@ from mlx_server.errors import EngineDied, ServerError
 from mlx_server.events import RowProgress
 from mlx_server.pool.models import LoadedModel, PoolEntry, PrefillView
 from mlx_server.pool.policy import Ticket
+from mlx_server.requests import Tier
 
 log = logging.getLogger("mlx_server.pool")
 
@@ -35,6 +36,7 @@ class MemoryDemand:
     """The tokens of the longest row at its end, including everything it may still generate."""
     rows: int = 1
     client: str = ""
+    tier: Tier = Tier.DEFAULT
     most_padding: int | None = None
     """The most tokens by which the engine pads the model's rows; None: there is no limit."""
 

@@ -11,7 +11,9 @@ from copy import copy
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from mlx_server.fair_queue import FairQueue
+from mlx_server import limits
+from mlx_server.fair_queue import FairQueue, of_tier
+from mlx_server.requests import Tier
 
 Ticket = int
 State = Literal["unloaded", "loading", "ready", "unloading"]
@@ -215,10 +217,12 @@ class Reservation:
     extra_bytes: int
     """The bytes of the adapter, which stays in memory while the rows are preempted."""
     requested_at: float
-    turn: tuple[int, int]
-    """The sort key of the order in which reservations are served."""
+    turn: tuple[Tier, int, int]
+    """The sort key of the order in which reservations are served: by tier, then in turns."""
     waiting_since: int
     """The tick of the policy's clock at which it began to wait."""
+    stopped_at: float
+    """When it began to wait, or was preempted."""
     granted: int | None = None
     """The tick of the policy's clock at which it was granted."""
     preempted: bool = False
@@ -384,12 +388,11 @@ class Granted:
         preempted = (each for each in self._reservations.values() if each.preempted)
         return sorted(preempted, key=lambda each: each.turn)
 
-    def preempt_last(self) -> Ticket:
-        """Marks the running reservation whose turn is last as preempted, and returns its ticket."""
+    @property
+    def running(self) -> list[Reservation]:
+        """Those that are not preempted, the last in turn first."""
         running = (each for each in self._reservations.values() if not each.preempted)
-        last = max(running, key=lambda each: each.turn)
-        last.preempted = True
-        return last.ticket
+        return sorted(running, key=lambda each: each.turn, reverse=True)
 
     def passed(self, earlier: Reservation) -> list[Reservation]:
         """The reservations of later turns that were granted while `earlier` waited."""
@@ -506,6 +509,7 @@ class Policy:
         padding_bytes: int | None = None,
         extra_bytes: int = 0,
         client: str = "",
+        tier: Tier = Tier.DEFAULT,
     ) -> Actions:
         """Requests a lease on the model, which lasts from `Grant` to `release`.
 
@@ -516,14 +520,11 @@ class Policy:
         assert ticket not in self._granted
         assert ticket not in self.waiting
         most, came = max(kv_bytes, most_kv_bytes), self._tick_of_clock()
-        turn = self._turns.time(client), came
+        client = of_tier(client, tier)
+        turn = tier, self._turns.time(client), came
         self._turns.charge(client, TURN * rows)
-        self._waiting.append(
-            Reservation(
-                ticket, model, rows, kv_bytes, most, padding_bytes, extra_bytes, now, turn, came
-            )
-        )
-        self._waiting.sort(key=lambda each: each.turn)
+        memory = kv_bytes, most, padding_bytes, extra_bytes
+        self._waiting.append(Reservation(ticket, model, rows, *memory, now, turn, came, now))
         return self._settle(now)
 
     def resize(self, ticket: Ticket, kv_bytes: int, now: float) -> Actions:
@@ -634,6 +635,7 @@ class Policy:
     def next_deadline(self) -> float | None:
         """The time at which `tick` is due if no other event comes before; None if it never is."""
         due = [self._late_at(reservation) for reservation in self._waiting]
+        due += [each.stopped_at + limits.TIER_WAIT_SECONDS for each in self._below]
         due += [self._stale_at(model) for model in self._models]
         return min((at for at in due if at is not None), default=None)
 
@@ -682,8 +684,18 @@ class Policy:
     def _free_soon(self) -> int:
         return self._free + self._models.unloading
 
+    @property
+    def _below(self) -> list[Reservation]:
+        """Those of lower tiers that wait or are preempted."""
+        stopped = [*self._granted.preempted, *self._waiting]
+        return [each for each in stopped if each.turn[0] > Tier.DEFAULT]
+
     def _settle(self, now: float) -> Actions:
-        self._preempt()
+        for each in self._below:
+            if now >= each.stopped_at + limits.TIER_WAIT_SECONDS:
+                each.turn = Tier.DEFAULT, *each.turn[1:]
+        self._waiting.sort(key=lambda each: each.turn)
+        self._preempt(now)
         self._shrink_cache(0)
         self._serve(now)
         if self._refuse_late(now):
@@ -692,16 +704,20 @@ class Policy:
         self._evict(-self._free_soon, self._models.evictable())
         return self._taken()
 
-    def _preempt(self) -> None:
+    def _preempt(self, now: float) -> None:
         """Preempts the rows last in turn until the others have room to grow; never the first."""
         while self._free < 0 and self._granted.reserved.can_be_less:
-            self._actions.append(PreemptAction(self._granted.preempt_last()))
+            last = self._granted.running[0]
+            last.preempted, last.stopped_at = True, now
+            self._actions.append(PreemptAction(last.ticket))
 
     def _serve(self, now: float) -> int:
         """Resumes, grants, loads and evicts in order; returns the bytes that no request waits for.
 
-        Preempted reservations come first, and no request is granted while one of them waits. Then
-        waiting requests are served in turns by client, and in order of arrival within one client.
+        Tiers are served one after the other. In each, preempted reservations come first, and no
+        request is granted while one of them waits. Then waiting requests are served in turns by
+        client, and in order of arrival within one client. Rows of lower tiers are preempted for
+        them.
 
         No request starves. A later request gets only memory that is not promised to an earlier one.
         It passes the earlier one only if that one would still fit next to the pinned models and all
@@ -713,10 +729,11 @@ class Policy:
         and a request that would not fit even then is refused.
         """
         queue = WaitQueue(self._models, self._granted, self.budget)
-        for reservation in [*self._granted.preempted, *self._waiting]:
+        stopped = [*self._granted.preempted, *self._waiting]
+        for reservation in sorted(stopped, key=lambda each: each.turn[0]):
             if not reservation.preempted and (misfit := self._refusal_reason(reservation)):
                 self._refuse(reservation, misfit)
-            elif self._may_grant(reservation, queue):
+            elif self._may_grant(reservation, queue) or self._takes(reservation, queue, now):
                 self._resume(reservation) if reservation.preempted else self._grant(
                     reservation, now
                 )
@@ -740,6 +757,20 @@ class Policy:
             and self._has_room(reservation, queue)
             and queue.let_pass(reservation)
         )
+
+    def _takes(self, reservation: Reservation, queue: WaitQueue, now: float) -> bool:
+        """Preempts rows of lower tiers if the reservation may be granted then."""
+        lower = [each for each in self._granted.running if each.turn[0] > reservation.turn[0]]
+        for count, last in enumerate(lower, 1):
+            last.preempted = True
+            if self._may_grant(reservation, queue):
+                for each in lower[:count]:
+                    each.stopped_at = now
+                    self._actions.append(PreemptAction(each.ticket))
+                return True
+        for each in lower:
+            each.preempted = False
+        return False
 
     def _has_room(self, reservation: Reservation, queue: WaitQueue) -> bool:
         """Whether the reservation fits next to the granted ones and to those queued before it."""
@@ -777,7 +808,7 @@ class Policy:
         self._shrink_cache(self._granted.reserved.more_now(reservation))
         self._waiting.remove(reservation)
         self._granted.add(reservation, self._tick_of_clock())
-        self._turns.advance(max(self._turns.now, reservation.turn[0]) + 1)
+        self._turns.advance(max(self._turns.now, reservation.turn[1]) + 1)
         model = self._models[reservation.model]
         model.leases += 1
         model.last_used = now

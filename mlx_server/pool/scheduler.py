@@ -203,6 +203,7 @@ class MemoryScheduler:
                     padding_bytes=demand.padding_bytes,
                     extra_bytes=adapter.spec.nbytes if adapter else 0,
                     client=demand.client,
+                    tier=demand.tier,
                 )
             )
             await waiter.granted

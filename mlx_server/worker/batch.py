@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import inf
 from typing import Any, cast
 
 import mlx.core as mx
@@ -28,6 +29,7 @@ from mlx_server.engine.messages import (
 )
 from mlx_server.fair_queue import address_of
 from mlx_server.loops import LoopDetector
+from mlx_server.requests import Tier
 from mlx_server.worker.constrained_decoding.logit_constraints import LogitConstraint
 from mlx_server.worker.costs import CostCurve, Drift, StepCosts, step_costs
 from mlx_server.worker.decode_groups import DecodeBatch, DecodeGroups
@@ -54,6 +56,10 @@ from mlx_server.worker.speculation.gate import Gate
 
 MOST_TOGETHER = 32
 """Prompts of which more than fit into a piece are computed in the same ones."""
+
+LOW_PIECE = 0.12
+"""The largest share of a whole prompt's time that a piece below the usual tier takes: a request of
+a higher one may come and wait for its end."""
 
 COMPARED = 1024
 """The tokens of the longest row of a step that is compared with the cost curve."""
@@ -95,14 +101,18 @@ class Places:
         return self.fit(waiting) or self.yielding(waiting) is not None
 
     def yielding(self, waiting: WaitingPrompt | PrefillGroup) -> int | None:
-        """Returns the row to set aside for a client that has none: the youngest of the client with
-        the most rows, if that one has several; or else, if its address has none, of the address.
+        """Returns the row to set aside: the youngest of the lowest tier, if that is a lower one. Or
+        for a client that has none the youngest of the client with the most rows, if that one has
+        several; or else, if its address has none, of the address.
 
         So a model that is computed one row at a time finishes its row first: taking turns would
         copy a row's whole cache each time, and keep two caches where one is reserved.
         """
         if len(waiting.rows) > 1:
             return None
+        lowest = max(self._decoding.rows, key=lambda row: (row.tier, row.number), default=None)
+        if lowest and lowest.tier > waiting.tier and self._count > 1:
+            return lowest.number
         for of in (str, address_of):
             decoding = Counter(of(row.client) for row in self._decoding.rows)
             ((most, rows),) = decoding.most_common(1) or [("", 0)]
@@ -195,6 +205,10 @@ class Batch:
         self._groups = PrefillGroups(model, self._cache, one_at_a_time=bool(self.why_alone))
         self._costs = costs = costs or step_costs(model)
         self._budget = budget or PrefillBudget(DEFAULT_SCHEDULE, costs.curve)
+        self._budgets = {Tier.DEFAULT: self._budget}
+        """By tier. Those of other tiers know what the first one does."""
+        self._tier = Tier.DEFAULT
+        """The tier that the latest step served."""
         self.drift = Drift()
         self._clock = clock
         self._turns: PromptQueue = PromptQueue()
@@ -232,20 +246,31 @@ class Batch:
         return len(self.decoder)
 
     @property
-    def is_overdue(self) -> bool:
-        """Whether rows get a token before any model computes another piece of a prompt."""
-        return self.waited_for_piece and bool(self.decoder)
+    def tiers(self) -> set[Tier]:
+        """Those of the rows and prompts that can be stepped."""
+        waiting = (prompt.tier for prompt in self._turns if self._places.may_begin(prompt))
+        prefilling = {self._group.tier} if self._group else set[Tier]()
+        returning = (one.samplers[0].tier for one in self._returning)
+        return {*self.decoder.tiers, *waiting, *prefilling, *returning}
 
-    @property
-    def is_late(self) -> bool:
-        """Whether rows have waited for the longest gap, for steps of other models too."""
+    def is_overdue(self, tier: Tier) -> bool:
+        """Whether the tier's rows get a token before any model computes another piece of a
+        prompt."""
+        return self.waited_for_piece and tier in self.decoder.tiers
+
+    def is_late(self, tier: Tier) -> bool:
+        """Whether the tier's rows have waited for the longest gap, for steps of other models
+        too."""
         waited = self._clock() - self._began
-        return bool(self.decoder) and waited >= self._budget.schedule.longest_gap
+        return tier in self.decoder.tiers and waited >= self._budget.schedule.longest_gap
 
-    @property
-    def may_prefill(self) -> bool:
-        """Whether the next step may compute a piece of a prompt."""
-        return bool(self.waiting) and not self.is_overdue
+    def may_prefill(self, tier: Tier) -> bool:
+        """Whether a step of the tier may compute a piece of a prompt."""
+        return bool(self.next_prompt(tier)) and not self.is_overdue(tier)
+
+    def wait(self) -> None:
+        """Waits for what steps have launched ahead."""
+        self.decoder.wait()
 
     @property
     def rows(self) -> list[int]:
@@ -369,21 +394,26 @@ class Batch:
             else:
                 self._turns.remove(waiting)
 
-    def step(self) -> StepResult:
-        """Computes a token for every decoding row, or a piece of the next prompt. The two
-        alternate, so that tokens are sent while a piece is computed."""
+    def step(self, tier: Tier | None = None) -> StepResult:
+        """Computes a token for every decoding row of a tier, or a piece of its next prompt. The two
+        alternate, so that tokens are sent while a piece is computed. tier: by default the highest
+        one."""
         done = StepResult()
         self._change_rows(done)
         self._start_decoding()
-        following = self.next_prompt()
+        tier = min(self.tiers, default=Tier.DEFAULT) if tier is None else tier
+        if tier is not self._tier:
+            self._budget_of(tier).interrupted()
+            self._tier = tier
+        following = self.next_prompt(tier)
         if following and (tokens := self._tokens_of_piece(following)):
             if following is not self._group:
                 self._begin(following, tokens, done)
-            if not self.decoder:
+            if tier not in self.decoder.tiers:
                 self._began = self._clock()
             self._prefill_piece(tokens, done)
-        elif self.decoder:
-            self._decode_step(done)
+        elif tier in self.decoder.tiers:
+            self._decode_step(tier, done)
         self._set_late_aside()
         aside = [one.samplers[0] for one in self.aside]
         self._drop_failed([*self.decoder.rows, *aside], done)
@@ -411,6 +441,8 @@ class Batch:
             (row,) = one.samplers
             newcomers = {waiting.client for waiting in self._turns} - self._served.keys()
             wanted = len(newcomers) if row.client in self._served and not row.late else 0
+            higher = sum(len(each.rows) for each in self._turns if each.tier < row.tier)
+            wanted = max(wanted, higher)
             if self._room <= wanted or row.failure or self._ends_late(row, done):
                 continue
             if row.late:
@@ -429,29 +461,46 @@ class Batch:
         """The number of rows in prefill or decoding, by client."""
         return Counter(row.client for row in [*self.decoder.rows, *self.prefilling])
 
-    def next_prompt(self) -> WaitingPrompt | PrefillGroup | None:
-        """Returns the prompt that is computed next: the present one, or another."""
-        if self._group is None:
-            return self._turns.next(self._places.may_begin)
-        return self._turns.instead_of(self._group, self._places.may_begin) or self._group
+    def next_prompt(self, tier: Tier) -> WaitingPrompt | PrefillGroup | None:
+        """Returns the tier's prompt that is computed next: the present one, or another."""
+
+        def may_begin(prompt: WaitingPrompt | PrefillGroup) -> bool:
+            return prompt.tier is tier and self._places.may_begin(prompt)
+
+        if self._group is None or self._group.tier is not tier:
+            return self._turns.next(may_begin)
+        return self._turns.instead_of(self._group, may_begin) or self._group
+
+    def _budget_of(self, tier: Tier) -> PrefillBudget:
+        if tier not in self._budgets:
+            most = LOW_PIECE if tier > Tier.DEFAULT else inf
+            self._budgets[tier] = self._budget.of_others(most)
+        return self._budgets[tier]
 
     def _tokens_of_piece(self, following: WaitingPrompt | PrefillGroup) -> int:
-        if self.is_overdue:
+        tier = following.tier
+        if self.is_overdue(tier):
             return 0
         rows, context = len(following.rows), following.context
-        waiting = min(self.waiting, self._places.free)
-        left, shared = following.padded_left, self.shared
-        return self._budget.piece(
-            len(self.decoder), waiting, rows, context, left=left, shared=shared
+        waiting = [len(each.rows) for each in self._turns if each.tier is tier]
+        waiting += [len(self.prefilling)] if self._group and self._group.tier is tier else []
+        return self._budget_of(tier).piece(
+            len(self.decoder.served(tier)),
+            min(sum(waiting), self._places.free),
+            rows,
+            context,
+            left=following.padded_left,
+            shared=self.shared or tier > Tier.DEFAULT,
         )
 
-    def _decode_step(self, done: StepResult) -> None:
-        self._began, count = self._clock(), len(self.decoder)
+    def _decode_step(self, tier: Tier, done: StepResult) -> None:
+        served = self.decoder.served(tier)
+        self._began, count = self._clock(), len(served)
         self.waited_for_piece = False
-        rows = {row.number: row for row in self.decoder.rows}
+        rows = {row.number: row for row in served}
         decided = done.tokens
         done.tokens = [
-            self._token(rows, response, alone=alone) for response, alone in self.decoder.next()
+            self._token(rows, response, alone=alone) for response, alone in self.decoder.next(tier)
         ]
         self.warm = self.warm or bool(done.tokens)
         self._drop_failed(list(rows.values()), done)
@@ -461,10 +510,11 @@ class Batch:
             row = rows[token.row]
             token.drafts, row.drafts = row.drafts, None
         seconds = self._clock() - self._began
-        self._budget.stepped(self.decoder.positions, seconds)
-        if self.decoder.positions > count:
+        budget = self._budget_of(tier)
+        budget.stepped(self.decoder.positions, seconds)
+        if self.decoder.positions > count or count < len(self.decoder):
             return
-        if self._costs.curve.known and self._budget.is_steady:
+        if self._costs.curve.known and budget.is_steady:
             self._compare(count, seconds)
 
     def _compare(self, count: int, seconds: float) -> None:
@@ -477,6 +527,7 @@ class Batch:
         """Decides by another curve from now on."""
         self._costs.curve, self.drift = curve, Drift()
         self._budget.use(curve)
+        self._budgets = {Tier.DEFAULT: self._budget}
         if self.decoder.gate:
             self.decoder.gate.use(curve)
 
@@ -552,9 +603,11 @@ class Batch:
     def _together(self, first: WaitingPrompt, tokens: int) -> tuple[int, int]:
         """Returns how many tokens the prompts have that are computed in the same pieces, at most,
         and how many these are."""
-        others = [w.left for w in self._turns if isinstance(w, WaitingPrompt) and not w.is_alone]
+        waiting = (w for w in self._turns if isinstance(w, WaitingPrompt) and not w.is_alone)
+        others = [w.left for w in waiting if w.tier is first.tier]
         left = [first.left, *sorted(others)][: min(self._room, MOST_TOGETHER)]
-        count = 1 if first.is_alone else self._budget.together(len(self.decoder), left)
+        decoding, budget = len(self.decoder.served(first.tier)), self._budget_of(first.tier)
+        count = 1 if first.is_alone else budget.together(decoding, left)
         return (count * max(left[:count]), count) if count > 1 else (tokens, self._room)
 
     def _prefill_piece(self, tokens: int, done: StepResult) -> None:
@@ -564,7 +617,8 @@ class Batch:
         sizes = group.compute(tokens)
         if max(sizes):
             piece = PrefillPiece(len(sizes), max(sizes), context)
-            self._budget.prefilled(piece, len(self.decoder), self._clock() - began)
+            decoding = len(self.decoder.served(group.tier))
+            self._budget_of(group.tier).prefilled(piece, decoding, self._clock() - began)
         for at, (row, size) in enumerate(zip(group.rows, sizes, strict=True)):
             self._turns.computed(group, row.client, size)
             if size and group.resumed is None:
@@ -586,15 +640,16 @@ class Batch:
         group = self._group
         if not group or not group.is_computed:
             return
-        decoding, rows = len(self.decoder), len(group.rows)
-        if decoding and self._budget.is_step_first(group.context, rows, decoding):
+        decoding, rows = len(self.decoder.served(group.tier)), len(group.rows)
+        budget = self._budget_of(group.tier)
+        if decoding and budget.is_step_first(group.context, rows, decoding):
             return
         new = group.rows if group.resumed is None else []
         for at, (row, tokens) in enumerate(zip(new, group.batch.tokens, strict=False)):
             self._cache.store(row, tokens, partial(group.batch.extract_cache, at), goes_on=True)
         self.decoder.extend(group.decode())
         self._set_late_aside()  # a preempted row may still wait for its mask
-        self._budget.joined(len(group.rows))
+        budget.joined(len(group.rows))
         self._preempted.decode(group.rows)
         self._turns.end()
         self._group = None

@@ -21,6 +21,7 @@ import mlx.nn as nn
 
 from mlx_server.engine.device_errors import device_error
 from mlx_server.engine.messages import Logprobs
+from mlx_server.requests import Tier
 from mlx_server.worker.constrained_decoding.mask_threads import SlowMask
 from mlx_server.worker.costs import StepCosts, leaves
 from mlx_server.worker.lora_layers import RowAdapters, using
@@ -489,6 +490,11 @@ WORTH = 0.25
 """Groups change if a step then costs less by this share of one row's: a change copies rows."""
 
 
+RIDING = 1.04
+"""Rows of lower tiers join those of a higher one if a step then takes at most so many times as
+long."""
+
+
 class DecodeGroups:
     def __init__(
         self, costs: StepCosts, most_padding: int | None = None, gate: Gate | None = None
@@ -513,6 +519,20 @@ class DecodeGroups:
         return [row for group in self._groups for row in group.samplers]
 
     @property
+    def tiers(self) -> set[Tier]:
+        """Those that steps serve: a group is of its highest row's."""
+        return {_tier(group) for group in self._groups}
+
+    def served(self, tier: Tier) -> list[Row]:
+        """Returns the rows that a step of this tier serves."""
+        groups = (group.samplers for group in self._groups if _tier(group) is tier)
+        return [*chain.from_iterable(groups)]
+
+    def wait(self) -> None:
+        """Waits until the device has computed what was launched ahead."""
+        mx.eval([group._next_tokens for group in self._groups])
+
+    @property
     def lengths(self) -> list[list[int]]:
         """The number of tokens of each row of each group."""
         return [[len(tokens) for tokens in group.tokens] for group in self._groups]
@@ -526,12 +546,12 @@ class DecodeGroups:
         group = next(group for group in self._groups if number in group.uids)
         return group, group.uids.index(number)
 
-    def next(self) -> Iterator[tuple[Any, bool]]:
-        """Yields mlx-lm's responses for the next tokens of each row, and whether the row is alone
-        in its group. Only a row that is alone frees its memory as soon as it finishes: any other
-        group has to be copied without it."""
+    def next(self, tier: Tier) -> Iterator[tuple[Any, bool]]:
+        """Yields mlx-lm's responses for the next tokens of each row of a tier's groups, and whether
+        the row is alone in its group. Only a row that is alone frees its memory as soon as it
+        finishes: any other group has to be copied without it."""
         rows, self.positions = len(self), 0
-        for group in list(self._groups):
+        for group in [group for group in self._groups if _tier(group) is tier]:
             alone = len(group) == 1
             self.positions += len(group)
             drafts = group.drafts(self.gate, self._costs) if self.gate else None
@@ -588,6 +608,7 @@ class DecodeGroups:
         token = max((self._costs.token(group.prompt_cache) for group in self._groups), default=0.0)
         numbers = [number for group in self._groups for number in group.uids]
         now = self.lengths
+        now_of = [_tier(group) for group in self._groups for _ in group.samplers]
         lengths = [*chain.from_iterable(now)]
 
         def cost(rows: int, longest: int) -> float:
@@ -596,13 +617,38 @@ class DecodeGroups:
         def cost_of(groups: list[list[int]]) -> float:
             return sum(cost(len(group), max(group)) for group in groups)
 
-        groups = padded_less(cheapest_groups(lengths, cost)[1], lengths, self._most_padding)
+        parts, groups = self._by_tier(lengths, cost), list[list[int]]()
+        for part in parts.values():
+            cheapest = cheapest_groups([lengths[row] for row in part], cost)[1]
+            groups += [[part[at] for at in group] for group in cheapest]
+        groups = padded_less(groups, lengths, self._most_padding)
         saved = cost_of(now) - cost_of([[lengths[row] for row in rows] for rows in groups])
         most = self._most_padding
         is_padded_too_much = most is not None and sum(map(padding, now)) > most
-        if saved > WORTH * self._costs.weights(1) or is_padded_too_much:
+        is_of_others = any(now_of[row] is not tier for tier, part in parts.items() for row in part)
+        if saved > WORTH * self._costs.weights(1) or is_padded_too_much or is_of_others:
             self._change([{numbers[row] for row in rows} for rows in groups])
         self._groups += apart
+
+    def _by_tier(
+        self, lengths: list[int], cost: Callable[[int, int], float]
+    ) -> dict[Tier, list[int]]:
+        """Returns the rows, by index, that each tier's steps serve: its own, and those of lower
+        tiers with which the steps take hardly longer. These stay where they are if they can."""
+        tiers = [(row.tier, _tier(group)) for group in self._groups for row in group.samplers]
+        left = sorted(range(len(tiers)), key=lambda row: (*tiers[row], lengths[row]))
+        parts = dict[Tier, list[int]]()
+        while left:
+            tier, _ = tiers[left[0]]
+            part = parts[tier] = [row for row in left if tiers[row][0] is tier]
+            most = RIDING * cost(len(part), max(lengths[row] for row in part))
+            for row in left[len(part) :]:
+                longest = max(lengths[each] for each in (*part, row))
+                if self._costs.curve.is_flat or cost(len(part) + 1, longest) > most:
+                    break
+                part.append(row)
+            left = [row for row in left if row not in part]
+        return parts
 
     def _change(self, wanted: list[set[int]]) -> None:
         parts = list(chain.from_iterable(_split(group, wanted) for group in self._groups))
@@ -614,6 +660,10 @@ class DecodeGroups:
             for other in others:
                 largest.extend(other)
             self._groups.append(largest)
+
+
+def _tier(group: DecodeBatch) -> Tier:
+    return min(row.tier for row in group.samplers)
 
 
 def _is_apart(group: DecodeBatch) -> bool:

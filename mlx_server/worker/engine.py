@@ -206,10 +206,12 @@ class Engine:
         reports = [report for model in self._loads.models for report in self._load(model)]
         for row, command in list(self._admission.waiting.items()):
             reports += self._run_row(row, partial(self._admission.admit, command))
-        if scored := self._admission.next_scored:
+        scored = self._admission.next_scored
+        model = self.models.next(scored.tier if scored else None)
+        if scored and self.models.is_turn(scored.tier):
             reports += self._compute_scored(scored)
         self._constraints.threads.collect()
-        if model := self.models.next():
+        if model and model in self._batches:
             reports += self._step(model)
         if not (self._admission.next_scored or self.models.is_busy):
             self._constraints.read_ahead()
@@ -220,8 +222,9 @@ class Engine:
         self.prompts.disk.stop()
 
     def _compute_scored(self, command: Generate | Embed) -> list[Report]:
-        row = command.row
+        row, began = command.row, self._clock()
         reports = self._run_row(row, partial(self._admission.compute_piece, row))
+        self.models.took(command.tier, began)
         self._admission.end_turn(command.client)
         if row not in self._admission:  # no other step may report that it waits no more
             reports.append(self._step_output(command.model, []))

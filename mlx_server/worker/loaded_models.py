@@ -13,6 +13,7 @@ import logging
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import mlx.core as mx
@@ -21,7 +22,8 @@ import mlx.nn as nn
 from mlx_server.engine.device_errors import device_error
 from mlx_server.engine.messages import ComputeAhead, Generate, LoadModel, ModelLoading
 from mlx_server.engine.wired_memory import next_limit, wiring
-from mlx_server.requests import SamplingParams
+from mlx_server.fair_queue import TierTurns
+from mlx_server.requests import SamplingParams, Tier
 from mlx_server.worker import weights
 from mlx_server.worker.batch import Batch, StepResult
 from mlx_server.worker.device import has_gpu
@@ -251,6 +253,11 @@ class LoadedModels:
         """The models that had rows when the latest step was chosen."""
         self._make_batch = make_batch
         self._clock = clock
+        self._turns = TierTurns()
+        self._turn: tuple[str, Tier] | None = None
+        """The model and the tier of the latest step."""
+        self._tier = Tier.DEFAULT
+        """The tier that the next step serves."""
         self._adapters: dict[str, AdapterWeights] = {}
 
     @property
@@ -286,18 +293,23 @@ class LoadedModels:
         self.batches[model] = self._make_batch(model, self.batches[model].model)
         return rows
 
-    def next(self) -> str | None:
-        """Returns the model that takes the next step."""
+    def next(self, other: Tier | None = None) -> str | None:
+        """Returns the model that takes the next step. other: the tier of other work."""
         now, before = self._clock(), self._busy
         self._busy = [model for model, batch in self.batches.items() if batch]
         for model in set(self._busy).difference(before):
             self._seconds[model] = max(self._seconds[model], self._served)
         ready = [model for model in self._busy if self.batches[model].ready_at <= now]
-        late = [model for model in ready if self.batches[model].is_late]
+        tiers = {model: self.batches[model].tiers for model in ready}
+        present = {*chain.from_iterable(tiers.values()), *([other] if other else [])}
+        if present:
+            self._tier = tier = self._turns.next(present, now)
+            ready = [model for model in ready if tier in tiers[model]]
+        late = [model for model in ready if self.batches[model].is_late(self._tier)]
         next_model = self._with_least_time(late or ready)
-        if next_model is None or not self.batches[next_model].may_prefill:
+        if next_model is None or not self.batches[next_model].may_prefill(self._tier):
             return next_model
-        overdue = [model for model in ready if self.batches[model].is_overdue]
+        overdue = [model for model in ready if self.batches[model].is_overdue(self._tier)]
         return self._with_least_time(overdue) or next_model
 
     def _with_least_time(self, models: list[str]) -> str | None:
@@ -307,15 +319,38 @@ class LoadedModels:
         batch = self.batches[model]
         batch.shared = any(b.decoding for b in self.batches.values() if b is not batch)
         self._served = max(self._served, self._seconds[model])
+        self._finish_turn(model)
         began = self._clock()
         try:
-            done = batch.step()
+            done = batch.step(self._tier)
         finally:
-            self._seconds[model] += self._clock() - began
+            now = self._clock()
+            self._seconds[model] += now - began
+            self._turns.took(self._tier, now - began, now)
         if not done.tokens:  # a piece of a prompt: the rows of all models have waited for it
             for each in self.batches.values():
                 each.waited_for_piece = True
         return done
+
+    def is_turn(self, tier: Tier) -> bool:
+        """Whether the next step serves the tier."""
+        return tier is self._tier
+
+    def took(self, tier: Tier, began: float) -> None:
+        """Counts other work of a tier."""
+        now = self._clock()
+        self._turns.took(tier, now - began, now)
+
+    def _finish_turn(self, model: str) -> None:
+        """Before a step of another tier waits for what the latest one launched ahead: it is that
+        one's time."""
+        turn, self._turn = self._turn, (model, self._tier)
+        if turn is None or turn[1] is self._tier or turn[0] not in self.batches:
+            return
+        began = self._clock()
+        self.batches[turn[0]].wait()
+        now = self._clock()
+        self._turns.took(turn[1], now - began, now)
 
     def has_adapter(self, model: str, adapter: str | None) -> bool:
         """Whether a loaded model has it; all have None."""

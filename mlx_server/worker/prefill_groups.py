@@ -10,6 +10,7 @@ from typing import Any
 import mlx.nn as nn
 
 from mlx_server.engine.messages import PREFILL_PADDING, Prefilled
+from mlx_server.requests import Tier
 from mlx_server.worker.decode_groups import DecodeBatch, PrefillBatch, padding
 from mlx_server.worker.kv_caches import make_caches, one_row
 from mlx_server.worker.mlx_lm_internals import StopSequences, greedy_sampler
@@ -49,6 +50,10 @@ class WaitingPrompt:
         return self.row.number
 
     @property
+    def tier(self) -> Tier:
+        return self.row.tier
+
+    @property
     def left(self) -> int:
         return len(self.prompt) - self.known
 
@@ -85,6 +90,7 @@ class PrefillGroup:
         self._begun = False
         """Whether a piece of it is computed."""
         self.client, self.number = self.rows[0].client, self.rows[0].number
+        self.tier = self.rows[0].tier
 
     @property
     def rows(self) -> list[Row]:
@@ -173,6 +179,8 @@ def take_piece(
 
     def fits(following: WaitingPrompt | PrefillGroup) -> bool:
         if isinstance(following, PrefillGroup) or following.is_alone:
+            return False
+        if following.tier is not first.tier:
             return False
         longest = max(following.left, *(waiting.left for waiting in prompts))
         is_small = longest * (len(prompts) + 1) <= tokens * LAST_PIECE

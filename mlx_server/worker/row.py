@@ -16,6 +16,7 @@ from mlx_server.engine.messages import (
     RowRefused,
     Token,
 )
+from mlx_server.fair_queue import of_tier
 from mlx_server.loops import LoopDetector
 from mlx_server.worker.constrained_decoding.logit_constraints import TOO_LARGE, LogitConstraint
 from mlx_server.worker.constrained_decoding.mask_threads import SlowMask
@@ -48,7 +49,8 @@ class Row:
 
     def __init__(self, request: Generate, vocabulary: int) -> None:
         self.request = request
-        self.number, self.sampling, self.client = request.row, request.sampling, request.client
+        self.number, self.sampling, self.tier = request.row, request.sampling, request.tier
+        self.client = of_tier(request.client, request.tier)
         self.row_adapter = row_adapter_of(request)
         self.prompt_key = prompt_key_of(request)
         self.snapshot_places: tuple[int, ...] = ()

@@ -206,10 +206,12 @@ class RowAdmission:
     @property
     def next_scored(self) -> Generate | Embed | None:
         """The row whose prompt log probabilities or embeddings are computed next."""
-        for scored in self._scored.values():
-            if isinstance(scored, _ScoredRow) or scored.command.row not in self.preempted:
-                return scored.command
-        return None
+        ready = (
+            scored.command
+            for scored in self._scored.values()
+            if isinstance(scored, _ScoredRow) or scored.command.row not in self.preempted
+        )
+        return min(ready, key=lambda command: command.tier, default=None)
 
     @property
     def doing(self) -> str:

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from mlx_server import limits
 from mlx_server.engine.messages import KvCost
 from mlx_server.pool.policy import (
     TURN,
@@ -24,6 +25,7 @@ from mlx_server.pool.policy import (
     UnloadAction,
     WaitedTooLong,
 )
+from mlx_server.requests import Tier
 from tests.pool.policies import policy_of
 from tests.pool.policy_books import WAIT
 from tests.pool.policy_machine import PolicyMachine
@@ -599,3 +601,24 @@ def test_whoever_is_no_longer_in_the_way_lets_others_go() -> None:
     assert policy.request(4, "a", 5, 40.0) == ()
     assert policy.request(5, "a", 1, 41.0) == ()
     assert policy.cancel(4, 42.0) == (Grant(5),)
+
+
+def test_a_lower_tier_gives_its_memory_and_gets_it_back() -> None:
+    policy = policy_of(ready=["m"], m=ModelFacts(weights=2))
+    assert policy.request(1, "m", 6, 1.0, tier=Tier.BATCH) == (Grant(1),)
+    assert policy.request(2, "m", 6, 2.0, tier=Tier.FLEX) == (PreemptAction(1), Grant(2))
+    assert policy.request(3, "m", 6, 3.0, tier=Tier.FLEX) == ()
+    assert policy.request(4, "m", 6, 4.0) == (PreemptAction(2), Grant(4))
+    assert policy.release(4, 5.0) == (ResumeAction(2),)
+    assert policy.release(2, 6.0) == (Grant(3),)
+    assert policy.release(3, 7.0) == (ResumeAction(1),)
+
+
+def test_a_lower_tier_waits_a_bounded_time_for_memory() -> None:
+    policy = policy_of(ready=["m"], m=ModelFacts(weights=2))
+    assert policy.request(1, "m", 6, 0.0) == (Grant(1),)
+    assert policy.request(2, "m", 6, 1.0, tier=Tier.BATCH) == ()
+    assert policy.next_deadline() == 1.0 + limits.TIER_WAIT_SECONDS
+    assert policy.tick(1.0 + limits.TIER_WAIT_SECONDS) == ()
+    assert policy.request(3, "m", 6, 22.0) == ()
+    assert policy.release(1, 23.0) == (Grant(2),), "it was before 3"

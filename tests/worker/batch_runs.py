@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mlx_server.engine.messages import Generate, Token
-from mlx_server.requests import SamplingParams
+from mlx_server.requests import SamplingParams, Tier
 from mlx_server.worker.batch import Batch, StepResult
 from mlx_server.worker.decode_groups import PrefillBatch
 from mlx_server.worker.prefill.schedule import PrefillBudget, PrefillPiece, Schedule
@@ -87,7 +87,7 @@ class Run:
     def step(self) -> StepResult:
         """A token for every row, and a piece of the next prompt."""
         done = self.batch.step()
-        if done.tokens and self.batch.next_prompt():
+        if done.tokens and self.batch.next_prompt(Tier.DEFAULT):
             piece = self.batch.step()
             done.tokens += piece.tokens  # if a row that was set aside took the last place
             done.prefilled, done.progress = piece.prefilled, piece.progress

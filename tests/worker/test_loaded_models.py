@@ -8,6 +8,7 @@ import mlx.core as mx
 import pytest
 
 from mlx_server.engine.messages import LoadModel, ModelLoaded, StepOutput
+from mlx_server.requests import Tier
 from mlx_server.worker import loaded_models
 from mlx_server.worker.batch import Batch, StepResult
 from mlx_server.worker.engine import Engine
@@ -35,8 +36,8 @@ def turns(engine: Engine, clock: Clock, tiny_path: Path, monkeypatch: pytest.Mon
     load(engine, tiny_path, "second")
     step = Batch.step
 
-    def timed(self: Batch) -> StepResult:
-        done = step(self)
+    def timed(self: Batch, tier: Tier | None = None) -> StepResult:
+        done = step(self, tier)
         clock.now += 0.1 if self is engine.models.batches["tiny"] else 0.01
         return done
 

@@ -197,7 +197,14 @@ class MessagesOutput:
             "input_tokens": prompt - cached - stored,
             "cache_creation_input_tokens": stored,
             "cache_read_input_tokens": cached,
+            **self._tier(),
         }
+
+    def _tier(self) -> Wire:
+        """Anthropic's name of a tier that is not the usual one, or that was asked for."""
+        tier = self._accumulator.service_tier
+        named = {"priority": "priority", "batch": "batch"}.get(tier or "", "standard")
+        return {"service_tier": named} if tier else {}
 
 
 def _fold(message: Wire, chunk: Wire) -> None:

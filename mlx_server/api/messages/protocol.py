@@ -238,7 +238,7 @@ class PromptBody(SamplingBody):
 
     ACCEPTED: ClassVar[frozenset[str]] = frozenset(
         {
-            *("metadata", "service_tier", "inference_geo", "user_profile_id", "workspace_id"),
+            *("metadata", "inference_geo", "user_profile_id", "workspace_id"),
             *("anthropic_version", "anthropic_beta"),
         }
     )

@@ -36,7 +36,7 @@ from mlx_server.mcp import Connectors
 from mlx_server.messages import Conversation
 from mlx_server.pool.pool import Pool
 from mlx_server.request_threads import grow_request, in_thread
-from mlx_server.requests import GenerateRequest
+from mlx_server.requests import GenerateRequest, Tier
 from mlx_server.store import ItemRecord, Page, Record, Store, items_too_large
 
 Recalled = Mapping[str, Sequence[ItemRecord]]
@@ -79,6 +79,8 @@ async def create(
     pool.models.spec(name)  # refuses an unknown model now, also for a background response
     previous = body.previous_response_id
     resolved = await read_all(connection, body, recalled)
+    if body.background and body.service_tier in (None, "auto"):
+        connection.state.tier = max(connection.state.tier, Tier.FLEX)
     record = Record(
         "response",
         new_item_id("response"),

@@ -133,7 +133,6 @@ class ResponsesBody(SamplingBody, ThinkingBody):
     metadata: Metadata | None = None
     prompt_cache_key: Label | None = None
     safety_identifier: Label | None = None
-    service_tier: Label | None = None
     user: Label | None = None
 
     @property

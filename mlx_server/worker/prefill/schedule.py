@@ -7,7 +7,7 @@ What pieces and steps of each size take follows the model's cost curve.
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count, product, takewhile
 from math import ceil, inf
 from typing import Generic, Protocol, TypeVar
@@ -27,6 +27,9 @@ class Schedule:
     """The largest share of the time that prefill may take."""
     longest_gap: float = 0.3
     """The intended maximum of seconds between two tokens of a row."""
+    most_of_prompt: float = inf
+    """A piece takes at most this share of the time of a whole prompt, of MOST tokens, even where
+    small pieces compute prompts slowly."""
 
 
 DEFAULT_SCHEDULE = Schedule()
@@ -288,6 +291,17 @@ class PrefillBudget:
         """Predicts by another curve from now on."""
         self.cost, self._curve = PrefillCost(curve), curve
 
+    def of_others(self, most_of_prompt: float) -> "PrefillBudget":
+        """Returns a budget for other rows of the same model, which knows what this one does."""
+        schedule = replace(self.schedule, most_of_prompt=most_of_prompt)
+        other = PrefillBudget(schedule, self._curve)
+        other.cost, other._steps = self.cost, self._steps
+        return other
+
+    def interrupted(self) -> None:
+        """Notes that other rows are served: the next step seems to take no time."""
+        self._stepped, self._pending = 0, 0.0
+
     @property
     def is_steady(self) -> bool:
         """Whether the latest step came after another one, so that it took its own time."""
@@ -341,7 +355,7 @@ class PrefillBudget:
         """Returns the tokens of a piece of `seconds`, or of a longer one that is worth it, as where
         any piece reads all of many experts, or another tile nearly fits and steps take long."""
         tokens = self._tokens(seconds, rows, context)
-        if self._curve.is_flat:
+        if self._curve.is_flat or self.schedule.most_of_prompt < inf:
             return tokens
 
         def speed(tokens: int) -> float:
@@ -417,7 +431,10 @@ class PrefillBudget:
         if context > MOST and self._seconds(LEAST, rows, context) > seconds:
             half = self._seconds(DEEP_LEAST, rows, context)
             least = DEEP_LEAST if half < DEEP_SHARE * self._seconds(LEAST, rows, context) else least
-        least = max(least, self.cost.useful)
+        if (most := self.schedule.most_of_prompt) < inf:
+            seconds = min(seconds, most * self._seconds(MOST, 1, 0))
+        else:
+            least = max(least, self.cost.useful)
         return max(least, min(MOST, self.cost.tokens(seconds, rows, context)))
 
     def _seconds(self, tokens: int, rows: int, context: int) -> float:

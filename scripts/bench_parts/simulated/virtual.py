@@ -12,9 +12,10 @@ import mlx.nn as nn
 from bench_parts.simulated.forward import forward
 from bench_parts.simulated.roofline import Machine, Model, pair, seconds
 from mlx_server.engine.messages import Generate
-from mlx_server.requests import SamplingParams
+from mlx_server.requests import SamplingParams, Tier
 from mlx_server.worker.batch import Batch, StepResult
 from mlx_server.worker.costs import StepCosts
+from mlx_server.worker.loaded_models import LoadedModels
 from mlx_server.worker.prefill.schedule import DEFAULT_SCHEDULE, PrefillBudget, Schedule
 from mlx_server.worker.prompt_store import PromptStore
 
@@ -79,14 +80,18 @@ class Simulation:
         self.now = 0.0
         """The clock, in seconds."""
         costs = Costs(*pair(named))
-        self.batch = Batch(
-            Network(named, self._take),
-            concurrency=concurrency,
-            prompts=PromptStore(cache_bytes),
-            budget=PrefillBudget(schedule, costs.curve),
-            costs=costs,
-            clock=lambda: self.now,
+        self._models = LoadedModels(
+            lambda _, network: Batch(
+                network,
+                concurrency=concurrency,
+                prompts=PromptStore(cache_bytes),
+                budget=PrefillBudget(schedule, costs.curve),
+                costs=costs,
+                clock=lambda: self.now,
+            ),
+            lambda: self.now,
         )
+        self.batch = self._models.add("m", Network(named, self._take))
         self.answers: list[Answer] = []
         self.pieces: list[float] = []
         """Seconds of each piece of a prompt."""
@@ -104,20 +109,21 @@ class Simulation:
         adapter: str | None = None,
         *,
         deterministic: bool = False,
+        tier: Tier = Tier.DEFAULT,
     ) -> Answer:
         """Adds a request. prompt: its tokens, or their number."""
         number = len(self.answers)
         begun = [number % 200 + 1, number // 200]  # no two of these prompts begin alike
         ids = [*begun, *[7] * (prompt - 2)] if isinstance(prompt, int) else list(prompt)
         asked = Generate(number, "m", ids, tokens, [], GREEDY, client=client, adapter=adapter)
-        asked.deterministic = deterministic
+        asked.deterministic, asked.tier = deterministic, tier
         self.batch.add(asked)
         self.answers.append(Answer(self.now, client))
         return self.answers[-1]
 
     def step(self) -> StepResult:
         before = self.now
-        done = self.batch.step()
+        done = self._models.step(self._models.next() or "m")
         if self.now > before:
             (self.steps if done.tokens else self.pieces).append(self.now - before)
         for token in done.tokens:
