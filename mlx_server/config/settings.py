@@ -6,7 +6,7 @@ those of no part, and how texts become values such as paths and sizes.
 
 import os
 import re
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from decimal import Decimal
 from functools import lru_cache
@@ -21,6 +21,7 @@ from pydantic import (
     SecretStr,
     TypeAdapter,
     ValidationInfo,
+    WrapValidator,
 )
 from pydantic_core import CoreConfig, SchemaValidator
 
@@ -108,10 +109,27 @@ def _printable(text: str) -> str:
     raise ValueError("should be 1 to 256 printable characters, without spaces at either end")
 
 
-def _key(key: SecretStr) -> SecretStr:
-    if re.fullmatch(r"[!-~]+", key.get_secret_value()):
-        return key
-    raise ValueError("a key should be one or more visible ASCII characters")
+class ApiKey(SecretStr):
+    """A key, and the tier of its requests."""
+
+    tier = Tier.DEFAULT
+
+
+KEY_TIERS = {tier.label: tier for tier in (Tier.PRIORITY, Tier.DEFAULT, Tier.FLEX)}
+
+
+def _key(value: object, validate: Callable[[object], SecretStr]) -> ApiKey:
+    """Reads `KEY`, or `KEY: tier`."""
+    tier: object = Tier.DEFAULT.label
+    if isinstance(value, dict) and len(value) == 1:
+        ((value, tier),) = value.items()
+    key = ApiKey(validate(value).get_secret_value())
+    if not re.fullmatch(r"[!-~]+", key.get_secret_value()):
+        raise ValueError("a key should be one or more visible ASCII characters")
+    if tier not in KEY_TIERS:
+        raise ValueError("a key's tier should be `priority`, `default` or `flex`")
+    key.tier = KEY_TIERS[str(tier)]
+    return key
 
 
 URL = re.compile(r"https?://(\[[0-9a-fA-F:.]+\]|[\w.-]+)(:\d{1,5})?(/[\w./~%-]*)?", re.ASCII)
@@ -243,7 +261,7 @@ TagName = Annotated[str, Field(pattern=r"^[\w:-]{1,64}$")]
 """A tag's name, without its brackets."""
 
 AdapterName = Annotated[str, AfterValidator(_adapter_name)]
-Key = Annotated[SecretStr, AfterValidator(_key)]
+Key = Annotated[SecretStr, WrapValidator(_key)]
 Text = Annotated[str, Field(min_length=1, max_length=500, pattern=r"^[!-~]+$")]
 Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
 HttpUrl = Annotated[str, AfterValidator(_http_url)]
@@ -283,8 +301,7 @@ class ServerSettings(Strict):
     """The port to listen on; 0 picks a free one."""
     concurrency: Annotated[int, Field(ge=1, le=256)] = limits.CONCURRENCY
     """Rows decoded in one batch."""
-    api_keys: tuple[Key, ...] | dict[Key, Literal["priority", "default", "flex"]] = ()
-    """Some or all of them; with a tier, that of a key's requests."""
+    api_keys: tuple[Key, ...] = ()
     allowed_hosts: tuple[Name, ...] = ()
     """Host headers, without a port, that are accepted in addition to the loopback names."""
     allowed_origins: tuple[Name, ...] = ()
@@ -325,9 +342,8 @@ class ServerSettings(Strict):
 
     @property
     def tiers(self) -> dict[str, Tier]:
-        """Those of the keys that have one."""
-        named = self.api_keys.items() if isinstance(self.api_keys, dict) else ()
-        return {key.get_secret_value(): Tier[tier.upper()] for key, tier in named}
+        """By key."""
+        return {key.get_secret_value(): getattr(key, "tier", Tier.DEFAULT) for key in self.api_keys}
 
     def page_has(self, part: PagePart) -> bool:
         return part == self.page or (isinstance(self.page, tuple) and part in self.page)

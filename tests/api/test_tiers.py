@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import SecretStr
 from starlette.testclient import TestClient
 
+from mlx_server.config.settings import ServerSettings, validated
 from mlx_server.requests import Tier
 from tests.api import wire
 from tests.api.test_clients import BODIES, in_the_background
@@ -111,14 +111,15 @@ def test_what_a_person_waits_for(
 
 
 def test_a_keys_tier(tiny_path: Path, engine: ScriptedEngine) -> None:
-    keys = {SecretStr("agents-key"): "flex", SecretStr("my-own-key"): "priority"}
-    app = wire.app(tiny_path, engine, api_keys=keys)
+    keys = ({"agents-key": "flex"}, {"my-own-key": "priority"}, "other-key")
+    server = validated(ServerSettings, {"api_keys": keys})
+    app = wire.app(tiny_path, engine, api_keys=server.api_keys)
     path = "/v1/chat/completions"
     with TestClient(app, "http://localhost") as client:
-        for key in ("agents-key", "my-own-key"):
+        for key in ("agents-key", "my-own-key", "other-key"):
             by_key = {"authorization": f"Bearer {key}"}
             sent(client, path, headers=by_key)
             sent(client, path, headers=by_key, service_tier="default")
         assert client.post(path, json=BODIES[path]).status_code == 401
     tiers = [row.tier for row in engine.taken]
-    assert tiers == [Tier.FLEX, Tier.DEFAULT, Tier.PRIORITY, Tier.DEFAULT]
+    assert tiers == [Tier.FLEX, Tier.DEFAULT, Tier.PRIORITY, *[Tier.DEFAULT] * 3]

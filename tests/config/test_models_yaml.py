@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from pydantic import SecretStr
 
 from mlx_server.config.settings import (
     AdapterSettings,
+    ApiKey,
     ConnectorSettings,
     DistributedSettings,
     ModelSettings,
@@ -50,12 +50,12 @@ def test_an_empty_variable_is_not_set() -> None:
 def test_keys_are_replaced_and_not_added_to() -> None:
     path = written("server: {api_keys: [one]}\n")
     assert load(path, MLX_SERVER_API_KEYS="two, three").server.api_keys == (
-        SecretStr("two"),
-        SecretStr("three"),
+        ApiKey("two"),
+        ApiKey("three"),
     )
     flags = {"api_keys": ("four",)}
     assert load(path, overrides=flags, MLX_SERVER_API_KEYS="two").server.api_keys == (
-        SecretStr("four"),
+        ApiKey("four"),
     )
 
 

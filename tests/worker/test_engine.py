@@ -23,6 +23,7 @@ from mlx_server.engine.messages import (
     StepOutput,
     UnloadModel,
 )
+from mlx_server.requests import Tier
 from mlx_server.worker import weights
 from mlx_server.worker.batch import Batch, StepResult
 from mlx_server.worker.decode_groups import PrefillBatch
@@ -98,10 +99,10 @@ def test_a_step_that_fails_takes_its_batch_and_no_other(
 
     unlucky, step = engine.models.batches["tiny"], Batch.step
 
-    def fails(self: Batch) -> StepResult:
+    def fails(self: Batch, tier: Tier | None = None) -> StepResult:
         if self is unlucky:
             raise MemoryError("no room")
-        return step(self)
+        return step(self, tier)
 
     monkeypatch.setattr(Batch, "step", fails)
     after = until(engine, lambda reports: bool(failures(reports)))

@@ -20,6 +20,7 @@ from mlx_server.engine.messages import (
     StepOutput,
     UnloadModel,
 )
+from mlx_server.requests import Tier
 from mlx_server.worker import engine
 from mlx_server.worker.batch import Batch, StepResult
 from mlx_server.worker.engine import Engine
@@ -44,7 +45,7 @@ IGNORED = (
 def struck(engine: Engine, text: str, monkeypatch: pytest.MonkeyPatch) -> list[Report]:
     """The next step of any model fails as a GPU does."""
 
-    def fails(batch: Batch) -> StepResult:
+    def fails(batch: Batch, tier: Tier | None = None) -> StepResult:
         raise RuntimeError(text)
 
     with monkeypatch.context() as patched:

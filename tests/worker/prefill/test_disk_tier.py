@@ -24,6 +24,7 @@ from mlx_server.engine.messages import (
     UnloadModel,
 )
 from mlx_server.prompt_files import PromptFile, PromptFolder
+from mlx_server.requests import Tier
 from mlx_server.worker.batch import Batch
 from mlx_server.worker.prefill import disk_tier
 from tests.worker.bench import GREEDY, Bench
@@ -313,7 +314,7 @@ def test_what_the_disk_may_not_or_can_not_have_does_not_wait_for_it(
         process.engine.prompts.forget(("m", None, 1.0, ""))
     if why == "failed":
 
-        def fails(self: Batch) -> None:
+        def fails(self: Batch, tier: Tier | None = None) -> None:
             raise RuntimeError("[METAL] Command buffer execution failed: x")
 
         with monkeypatch.context() as patched:
