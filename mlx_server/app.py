@@ -30,6 +30,7 @@ from mlx_server.api import (
     infill,
     models,
     native,
+    ollama,
     replay,
     rerank,
     tokenize,
@@ -38,7 +39,6 @@ from mlx_server.api import pool as pool_api
 from mlx_server.api.chat_completions import routes as chat_completions
 from mlx_server.api.handlers import describe_bodies, json_response
 from mlx_server.api.messages import routes as messages
-from mlx_server.api.ollama import routes as ollama
 from mlx_server.api.page import routes as page
 from mlx_server.api.page.routes import ModelFetches, PageStreams, page_routes
 from mlx_server.api.responses import routes as responses

@@ -35,8 +35,8 @@ FLAGS_FROM = {"compile": 1, "sub": 4, "subn": 4, "split": 3}
 """The place of the flags among a function's arguments, where it is not the third."""
 
 BOUNDED = {
-    "api.ollama.input.PART": "MOST_CHARACTERS",
-    "api.ollama.input.NUMBER": "MOST_CHARACTERS",
+    "api.ollama.PART": "MOST_CHARACTERS",
+    "api.ollama.NUMBER": "MOST_CHARACTERS",
     "models.files.KINDS": "BYTES",
 }
 """Expressions that take more than linear time, and the constant next to them that bounds the

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from mlx_server.cli.root import ConfigFile, command_app
-from mlx_server.cli.tables import print_line, print_table
+from mlx_server.cli.terminal import print_line, print_table
 from mlx_server.config.models_yaml import load_settings
 from mlx_server.config.settings import AdapterSettings, ModelSettings, Settings
 from mlx_server.errors import AdapterInvalid

@@ -17,7 +17,7 @@ from rich.text import Text
 from mlx_server.cli.hosts import examine_hosts
 from mlx_server.cli.machine_checks import Check, Status, examine
 from mlx_server.cli.root import ConfigFile, command_app
-from mlx_server.cli.tables import printable
+from mlx_server.cli.terminal import printable
 from mlx_server.engine.client import EngineClient
 from mlx_server.errors import ServerError, public_message
 from mlx_server.sources.demo import made_checkpoint

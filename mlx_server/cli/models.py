@@ -16,7 +16,7 @@ from rich.text import Text
 
 from mlx_server.cli.machine_checks import budget_here
 from mlx_server.cli.root import command_app
-from mlx_server.cli.tables import print_line, print_table
+from mlx_server.cli.terminal import print_line, print_table
 from mlx_server.clients.chat import client_of, key_at_home, parsed_json
 from mlx_server.config.models_yaml import load_settings
 from mlx_server.errors import ServerError

@@ -12,7 +12,6 @@ from difflib import get_close_matches
 from mlx_server.errors import SettingsError
 from mlx_server.families import (
     harmony,
-    hermes,
     json_families,
     literal_families,
     named_families,
@@ -20,7 +19,7 @@ from mlx_server.families import (
 )
 from mlx_server.families.base import ModelFamily, spelled
 from mlx_server.families.by_template import confirmed
-from mlx_server.families.hermes import PLAIN
+from mlx_server.families.json_families import PLAIN
 from mlx_server.families.markup import MarkupFamily
 from mlx_server.models.architectures import is_encoder
 from mlx_server.models.checkpoint import Checkpoint
@@ -29,7 +28,7 @@ from mlx_server.system.sandbox.chat_template import TemplateLimitExceeded
 
 log = logging.getLogger("mlx_server.families")
 
-_MODULES = (harmony, hermes, json_families, literal_families, named_families, tag_families)
+_MODULES = (harmony, json_families, literal_families, named_families, tag_families)
 _BY_NAME = {
     family.name: family
     for module in _MODULES

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from mlx_server.families.base import spelled
-from mlx_server.families.hermes import QWEN3
-from mlx_server.families.json_families import GIGACHAT_ENDS, GIGACHAT_SEPARATORS
+from mlx_server.families.json_families import GIGACHAT_ENDS, GIGACHAT_SEPARATORS, QWEN3
 from mlx_server.families.markup import MarkupFamily
 from mlx_server.families.named_families import (
     DEEPSEEK_TURNS,

@@ -2,7 +2,7 @@ import msgspec
 import pytest
 
 from mlx_server.api.accumulator import arguments_object
-from mlx_server.api.ollama.answer import OllamaOutput, chat_shape, line
+from mlx_server.api.ollama import OllamaOutput, chat_shape, line
 from mlx_server.events import Finished, Started, ToolCallDelta, ToolCallFinished
 from mlx_server.events import ToolCallStarted as Called
 from tests.api.folding import body_of, chunks_of

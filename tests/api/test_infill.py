@@ -9,7 +9,7 @@ from starlette.testclient import TestClient
 from tokenizers import AddedToken, Tokenizer
 
 from mlx_server.api.fields import IGNORED_HEADER
-from mlx_server.families.hermes import QWEN3
+from mlx_server.families.json_families import QWEN3
 from tests.api import wire
 from tests.api.wire import MODEL, TEXT, Json, ScriptedEngine, error, events, ok
 

@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from mlx_server.cli.tables import printable
+from mlx_server.cli.terminal import printable
 
 
 def shown(text: str) -> str:

@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 from mlx_server.families import family_named, family_of
 from mlx_server.families.base import ModelFamily
 from mlx_server.families.by_template import SAMPLED_TOOLS, read_back, samples_of
-from mlx_server.families.hermes import PLAIN
+from mlx_server.families.json_families import PLAIN
 from mlx_server.families.markup import MarkupFamily
 from mlx_server.models.checkpoint import Checkpoint, read_checkpoint
 from mlx_server.prompts.template_capabilities import template_capabilities

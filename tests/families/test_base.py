@@ -8,7 +8,7 @@ import pytest
 from mlx_server.errors import ContextTooLong
 from mlx_server.events import ReasoningDelta, TextDelta
 from mlx_server.families.harmony import GPT_OSS
-from mlx_server.families.hermes import QWEN3
+from mlx_server.families.json_families import QWEN3
 from mlx_server.families.markup import MarkupFamily
 from mlx_server.families.named_families import MISTRAL
 from mlx_server.messages import Conversation, Message, Tool

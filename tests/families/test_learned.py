@@ -4,7 +4,7 @@ import jsonschema
 import pytest
 
 from mlx_server.families.by_template import LEARNED
-from mlx_server.families.hermes import PLAIN
+from mlx_server.families.json_families import PLAIN
 from mlx_server.messages import Tool
 from mlx_server.models.checkpoint import Checkpoint
 from mlx_server.parsers.parse_context import OutputSpec

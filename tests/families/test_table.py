@@ -10,7 +10,7 @@ import pytest
 
 from mlx_server.errors import SettingsError
 from mlx_server.families import FAMILIES, family_of
-from mlx_server.families.hermes import PLAIN, SMOLLM2
+from mlx_server.families.json_families import PLAIN, SMOLLM2
 from mlx_server.families.literal_families import LLAMA3
 from mlx_server.families.table import markdown
 from mlx_server.models.checkpoint import Checkpoint, read_checkpoint

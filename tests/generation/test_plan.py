@@ -11,7 +11,7 @@ from mlx_server import limits
 from mlx_server.engine.messages import KvCost
 from mlx_server.errors import BadRequest, GenerationFailed
 from mlx_server.events import Started
-from mlx_server.families.hermes import SMOLLM2
+from mlx_server.families.json_families import SMOLLM2
 from mlx_server.generation.generate import generate
 from mlx_server.generation.plan import prepared_for
 from mlx_server.generation.rendering import without_volatile_lines

@@ -8,7 +8,7 @@ from dataclasses import replace
 from mlx_server import limits
 from mlx_server.engine.messages import Generate
 from mlx_server.events import Event, Finished, Repaired, TextDelta, TokenCounts, Violation
-from mlx_server.families.hermes import PLAIN
+from mlx_server.families.json_families import PLAIN
 from mlx_server.generation.generate import RetryingAnswer
 from mlx_server.generation.plan import plan, retry_row
 from mlx_server.generation.review import Review

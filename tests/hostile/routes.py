@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mlx_server.api import ollama
 from mlx_server.api.chat_completions.input import ChatBody
 from mlx_server.api.completions import CompletionBody
 from mlx_server.api.conversations import ConversationBody, ItemsBody, UpdateBody
@@ -13,7 +14,6 @@ from mlx_server.api.fields import SamplingBody, WireModel
 from mlx_server.api.infill import FimBody, InfillBody
 from mlx_server.api.messages.protocol import MessagesBody, PromptBody
 from mlx_server.api.native import NativeBody
-from mlx_server.api.ollama import input as ollama
 from mlx_server.api.page.routes import FetchBody, PageConversation
 from mlx_server.api.pool import Load, LoadBody, Unload, UnloadBody
 from mlx_server.api.replay import Reset

@@ -21,7 +21,7 @@ from fastapi.routing import iter_route_contexts
 from fastapi.testclient import TestClient
 from starlette.testclient import WebSocketDenialResponse
 
-from mlx_server.api.ollama.routes import COMMANDS
+from mlx_server.api.ollama import COMMANDS
 from mlx_server.app import create_app
 from mlx_server.config.settings import ServerSettings, Settings
 from tests.api import wire

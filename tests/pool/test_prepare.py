@@ -10,7 +10,7 @@ import pytest
 from mlx_server.errors import ModelUnusable
 from mlx_server.families import family_named
 from mlx_server.families.base import ModelFamily
-from mlx_server.families.hermes import PLAIN
+from mlx_server.families.json_families import PLAIN
 from mlx_server.models.checkpoint import read_checkpoint
 from mlx_server.pool.prepare import ModelSpec, PreparedModel, prepare
 from tests.pool.machine import WEIGHTS, held, run, running

@@ -8,7 +8,7 @@ from typing import Any
 import tokenizers
 
 from mlx_server.families import FAMILIES
-from mlx_server.families.hermes import PLAIN
+from mlx_server.families.json_families import PLAIN
 from mlx_server.messages import Conversation, Message, Tool, ToolCall
 from mlx_server.models.checkpoint import Checkpoint
 from tests.families import byte_level, checkpoint

@@ -10,7 +10,7 @@ from mlx_server.errors import BadRequest
 from mlx_server.families import FAMILIES, family_named, fitted
 from mlx_server.families.base import ModelFamily
 from mlx_server.families.harmony import GPT_OSS
-from mlx_server.families.hermes import PLAIN
+from mlx_server.families.json_families import PLAIN
 from mlx_server.messages import Conversation, Message, Phase, ToolCall
 from mlx_server.models.checkpoint import Checkpoint
 from mlx_server.prompts.continuation import check_continued, with_open_reasoning

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mlx_server.families.hermes import QWEN3
+from mlx_server.families.json_families import QWEN3
 from mlx_server.models.checkpoint import Checkpoint, read_checkpoint
 from mlx_server.prompts.infill import infill_prompt, infill_tokens_of
 from mlx_server.requests import ContextFile, Infill

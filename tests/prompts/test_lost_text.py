@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mlx_server.errors import ModelUnusable
 from mlx_server.families import FAMILIES, family_named, fitted
 from mlx_server.families.base import ModelFamily
-from mlx_server.families.hermes import PLAIN
+from mlx_server.families.json_families import PLAIN
 from mlx_server.messages import Conversation, Message, Role, Tool, ToolCall
 from mlx_server.models.checkpoint import Checkpoint
 from mlx_server.system.sandbox.chat_template import ChatTemplate

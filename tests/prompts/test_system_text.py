@@ -10,7 +10,7 @@ from mlx_server import limits
 from mlx_server.families import FAMILIES, family_named, fitted
 from mlx_server.families.base import ModelFamily
 from mlx_server.families.harmony import GPT_OSS
-from mlx_server.families.hermes import PLAIN, SMOLLM2
+from mlx_server.families.json_families import PLAIN, SMOLLM2
 from mlx_server.families.literal_families import GEMMA3
 from mlx_server.messages import Conversation, Message, Tool, ToolCall
 from mlx_server.models.checkpoint import Checkpoint, read_checkpoint

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken
 
 from mlx_server.errors import BadRequest
-from mlx_server.families.hermes import PLAIN, SMOLLM2
+from mlx_server.families.json_families import PLAIN, SMOLLM2
 from mlx_server.messages import Conversation, Message, Tool, ToolCall
 from mlx_server.models.checkpoint import Checkpoint
 from mlx_server.prompts.control_token_guard import ControlTokenGuard

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mlx_server.errors import BadRequest, ModelUnusable
 from mlx_server.families import FAMILIES, family_named
-from mlx_server.families.hermes import PLAIN, SMOLLM2
+from mlx_server.families.json_families import PLAIN, SMOLLM2
 from mlx_server.messages import Conversation, Message, Tool, ToolCall
 from mlx_server.models.checkpoint import Checkpoint
 from tests.families import byte_level, checkpoint

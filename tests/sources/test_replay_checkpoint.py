@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from mlx_server.errors import ModelUnusable
 from mlx_server.families.base import ModelFamily
-from mlx_server.families.hermes import PLAIN, SMOLLM2
+from mlx_server.families.json_families import PLAIN, SMOLLM2
 from mlx_server.messages import Conversation, Message
 from mlx_server.models.checkpoint import Checkpoint, read_checkpoint
 from mlx_server.sources import replay_checkpoint as module
@@ -121,7 +121,7 @@ def test_processes_that_make_it_at_once_agree(tmp_path: Path) -> None:
     code = """
 import sys
 from pathlib import Path
-from mlx_server.families.hermes import SMOLLM2
+from mlx_server.families.json_families import SMOLLM2
 from mlx_server.sources.replay_checkpoint import replay_checkpoint
 print("ready", flush=True)
 sys.stdin.readline()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mlx_server.families.hermes import PLAIN
+from mlx_server.families.json_families import PLAIN
 from mlx_server.messages import Conversation, Message, Tool
 from mlx_server.models.tokenizer import Tokenizer
 from mlx_server.requests import Prompt

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mlx_server.api.ollama.input import OllamaChatBody, chat_request
+from mlx_server.api.ollama import OllamaChatBody, chat_request
 from mlx_server.messages import Conversation
 
 

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from mlx_server.api.ollama.input import seconds_of
+from mlx_server.api.ollama import seconds_of
 from mlx_server.errors import BadRequest
 
 

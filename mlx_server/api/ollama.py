@@ -1,0 +1,779 @@
+"""Ollama's routes as it documents them: their bodies, the requests that they make, and the answers.
+
+Those that would change the machine say which command does it.
+"""
+
+import hashlib
+import math
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
+
+import msgspec
+from fastapi import Request, Response
+from pydantic import Field
+
+from mlx_server import __version__, limits
+from mlx_server.api import formats
+from mlx_server.api.accumulator import Accumulator, Timing, arguments_object, logprob_json
+from mlx_server.api.content import Content, of_data, parts_of
+from mlx_server.api.embeddings import Dimensions, embedded, numbers, vectors_response
+from mlx_server.api.embeddings import checked as checked_inputs
+from mlx_server.api.fields import (
+    EMPTY_IS_UNSET,
+    ROLES,
+    SOME_EFFORT,
+    UNKNOWN_ROLE,
+    WHOLE,
+    Arguments,
+    Items,
+    RoleName,
+    SamplingBody,
+    SharedFields,
+    Text,
+    WireModel,
+    ignored_header,
+    role_of,
+    the_only,
+)
+from mlx_server.api.formats import FormatChoice
+from mlx_server.api.handlers import documented, json_response, read, respond, while_connected
+from mlx_server.api.histories import MENDED, UnansweredCalls
+from mlx_server.api.models import served
+from mlx_server.api.pool import check_not_pinned, check_runtime_models
+from mlx_server.errors import BadRequest, ContextTooLong, Forbidden
+from mlx_server.events import (
+    Event,
+    Finished,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallFinished,
+)
+from mlx_server.generation.embeddings import Embeddings, EmbedRequest
+from mlx_server.http.errors import ollama_error, ollama_input_too_long, ollama_prompt_too_long
+from mlx_server.http.security import keyed_router
+from mlx_server.http.sse import Frames
+from mlx_server.messages import (
+    UNNAMED,
+    ContentPart,
+    Conversation,
+    Message,
+    Tool,
+    ToolCall,
+    content_of,
+    media_parts,
+)
+from mlx_server.pool.models import ModelView
+from mlx_server.pool.pool import Pool
+from mlx_server.pool.prepare import Capabilities
+from mlx_server.request_threads import in_thread
+from mlx_server.requests import GenerateRequest, Infill, JsonFormat, Prompt, SamplingChoices
+
+PARAM = "keep_alive"
+MOST_CHARACTERS = 40
+MOST_SECONDS = 1e9
+
+SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1, "m": 60, "h": 3600}
+PART = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)(ns|us|µs|ms|s|m|h)")
+NUMBER = re.compile(r"-?[0-9]+\.?[0-9]*")
+
+KeepAlive = int | float | str
+
+
+def seconds_of(given: KeepAlive) -> float:
+    """Infinite for a negative duration, which means that the model stays until memory is needed."""
+    # a whole number may be too large for a float
+    seconds = _parsed(given) if isinstance(given, str) else max(-1, min(given, 2 * MOST_SECONDS))
+    return math.inf if seconds < 0 or seconds > MOST_SECONDS else seconds
+
+
+def _parsed(text: str) -> float:
+    if len(text) <= MOST_CHARACTERS:
+        if NUMBER.fullmatch(text):
+            return float(text)
+        duration = text.removeprefix("-")
+        if duration and not PART.sub("", duration):
+            parts = PART.findall(duration)
+            total = sum(float(number) * SECONDS[unit] for number, unit in parts)
+            return -total if text.startswith("-") else total
+    raise BadRequest(
+        f"`{PARAM}` should be a number of seconds or a duration such as 5m or 1h30m; it is "
+        f"{text[:MOST_CHARACTERS]!r}.",
+        param=PARAM,
+    )
+
+
+Name = Annotated[str, Field(min_length=1)]
+Think = bool | Literal["low", "medium", "high", "max"]
+Format = Literal["", "json"] | dict[str, Any]
+Images = Items[str]
+
+
+class Options(SamplingBody):
+    """Ollama's names of the sampling parameters, besides those of the other endpoints."""
+
+    num_predict: Annotated[int, Field(ge=-2, lt=2**53), WHOLE] | None = None
+    """A value that is not positive stands for as many tokens as fit the context."""
+    repeat_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+
+    def choices(self) -> SamplingChoices:
+        choices = super().choices()
+        names = ("repeat_penalty", "repetition_penalty")
+        given = {f"options.{name}": value for name in names if (value := getattr(self, name))}
+        if penalty := the_only(given, "are two names of one parameter"):
+            choices["repetition_penalty"] = penalty
+        return choices
+
+    def shared_fields(self) -> SharedFields:
+        """A negative seed asks for a random one."""
+        seed = None if self.seed is None or self.seed < 0 else self.seed
+        return {**super().shared_fields(), "seed": seed}
+
+    @property
+    def most_tokens(self) -> int | None:
+        return self.num_predict if self.num_predict and self.num_predict > 0 else None
+
+
+class AnswerBody(WireModel):
+    """The fields that `/api/chat` and `/api/generate` share."""
+
+    model: Name
+    stream: bool | None = None
+    """Unlike elsewhere, an answer is streamed by default."""
+    format: Format | None = None
+    options: Options | None = None
+    keep_alive: KeepAlive | None = None
+    think: Annotated[Think | None, EMPTY_IS_UNSET] = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=limits.TOP_LOGPROBS), WHOLE] | None = None
+
+    @property
+    def streams(self) -> bool:
+        return self.stream is not False
+
+    @property
+    def keep_seconds(self) -> float | None:
+        """The seconds for which the model is kept; None leaves that to models.yaml."""
+        return None if self.keep_alive is None else seconds_of(self.keep_alive)
+
+    @property
+    def unloads(self) -> bool:
+        return self.keep_seconds is not None and math.isclose(self.keep_seconds, 0)
+
+
+class CalledFunction(WireModel):
+    ACCEPTED = frozenset({"index"})
+
+    name: Text = None
+    arguments: Arguments = None
+
+
+class ToolCallParam(WireModel):
+    ACCEPTED = frozenset({"type"})
+
+    id: Text = None
+    function: CalledFunction | None = None
+
+
+READ_BY_ROLE = {
+    "assistant": ("thinking", "tool_calls"),
+    "tool": ("tool_name", "tool_call_id"),
+}
+"""The fields of a message that have an effect, besides its content."""
+
+
+class OllamaMessageParam(WireModel):
+    role: RoleName = UNKNOWN_ROLE
+    content: Content | None = None
+    thinking: Text = None
+    images: Images | None = None
+    tool_calls: Items[ToolCallParam] | None = None
+    tool_name: Text = None
+    tool_call_id: Text = None
+
+    def unused(self) -> Iterable[str]:
+        if self.role not in ROLES:
+            yield "role"
+        used = READ_BY_ROLE.get(role_of(self.role), ())
+        for name in ("thinking", "tool_calls", "tool_name", "tool_call_id"):
+            if name not in used and getattr(self, name):
+                yield name
+
+
+class OllamaFunctionParam(WireModel):
+    name: Name
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class ToolParam(WireModel):
+    type: Literal["function"] | None = None
+    function: OllamaFunctionParam
+
+
+class OllamaChatBody(AnswerBody):
+    messages: Annotated[Items[OllamaMessageParam], MENDED] | None = None
+    """Without any, the model is loaded, or unloaded if `keep_alive` is 0."""
+    tools: Annotated[Items[ToolParam], Field(max_length=limits.TOOLS)] | None = None
+
+
+class GenerateBody(AnswerBody):
+    UNSUPPORTED: ClassVar[Mapping[str, str]] = {
+        "template": "the model's owner sets it in models.yaml",
+    }
+
+    prompt: str | None = None
+    """Without one, the model is loaded, or unloaded if `keep_alive` is 0."""
+    system: str | None = None
+    raw: bool | None = None
+    """Whether the prompt is continued as it is, and not answered as a message."""
+    suffix: Annotated[str | None, EMPTY_IS_UNSET] = None
+    """The text after the answer, which then is what is missing between the prompt and it."""
+    images: Images | None = None
+
+    def unused(self) -> Iterable[str]:
+        without = ("system",) if self.suffix else ()
+        for name in ("think", "images", *without) if self.raw or self.suffix else ():
+            if getattr(self, name) is not None:
+                yield name
+
+
+class ShowBody(WireModel):
+    model: Name | None = None
+    name: Name | None = None
+    """The older name of `model`."""
+
+
+class EmbedBody(WireModel):
+    """`/api/embed`. The options that have an effect on an embedding are none."""
+
+    model: Name
+    input: str | Items[str] | None = None
+    truncate: bool | None = None
+    """Whether inputs that are too long are cut, which they are by default."""
+    dimensions: Dimensions | None = None
+    options: dict[str, Any] | None = None
+    keep_alive: KeepAlive | None = None
+
+    def unused(self) -> Iterable[str]:
+        yield from (f"options.{name}" for name in self.options or {})
+
+
+class OlderEmbedBody(WireModel):
+    """`/api/embeddings`, which takes one text."""
+
+    model: Name
+    prompt: str | None = None
+    options: dict[str, Any] | None = None
+    keep_alive: KeepAlive | None = None
+
+    def unused(self) -> Iterable[str]:
+        yield from (f"options.{name}" for name in self.options or {})
+
+
+EFFORTS: Mapping[bool | str, str] = {True: SOME_EFFORT, False: "none", "max": "xhigh"}
+"""Ollama's words for an effort that the families know by another one."""
+
+
+def chat_request(body: OllamaChatBody, model: str) -> GenerateRequest:
+    tools = [tool.function for tool in body.tools or ()]
+    conversation = Conversation(
+        messages=tuple(_messages(body.messages or ())),
+        tools=tuple(Tool(each.name, each.description, each.parameters or {}) for each in tools),
+        **_rendering(body),
+    )
+    return _request(body, model, conversation)
+
+
+def generate_request(body: GenerateBody, model: str) -> GenerateRequest:
+    if body.suffix:
+        return _request(body, model, Infill(body.prompt or "", body.suffix))
+    if body.raw:
+        if body.system:
+            raise BadRequest(
+                "`raw` takes the prompt as it is: put the system prompt into it, or leave out "
+                "`system`.",
+                param="system",
+            )
+        return _request(body, model, body.prompt or "")
+    system = [Message("system", body.system)] if body.system else []
+    parts = [*filter(None, (body.prompt,)), *_images(body.images, "images")]
+    user = Message("user", content_of(parts), parts=media_parts(parts))
+    conversation = Conversation(messages=(*system, user), **_rendering(body))
+    return _request(body, model, conversation)
+
+
+def _request(body: AnswerBody, model: str, prompt: Prompt) -> GenerateRequest:
+    options = body.options or Options()
+    if body.top_logprobs and not body.logprobs:
+        raise BadRequest("`top_logprobs` needs `logprobs: true`.", param="top_logprobs")
+    return GenerateRequest(
+        model=model,
+        **options.shared_fields(),
+        **_format(body),
+        buffered=not body.streams,
+        prompts=(prompt,),
+        max_tokens=options.most_tokens,
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        param_names={"chat_template_kwargs.reasoning_effort": "think"},
+    )
+
+
+def _rendering(body: AnswerBody) -> dict[str, Any]:
+    effort = None if body.think is None else EFFORTS.get(body.think, body.think)
+    return {
+        "template_kwargs": {} if effort is None else {"reasoning_effort": effort},
+        "response_format": formats.prompt_description(_format(body)["format"]),
+    }
+
+
+def _format(body: AnswerBody) -> FormatChoice:
+    match body.format:
+        case "json":
+            return {"format": JsonFormat(), "format_param": "format"}
+        case dict(schema):
+            return {"format": JsonFormat(schema, strict=False), "format_param": "format"}
+    return {"format": None, "format_param": "format"}
+
+
+def _messages(given: Sequence[OllamaMessageParam]) -> Iterator[Message]:
+    unanswered = UnansweredCalls()
+    for i, message in enumerate(given):
+        calls = tuple(_calls(message.tool_calls or (), i))
+        answered, role = message.tool_call_id or None, role_of(message.role)
+        images = _images(message.images, "messages.images")
+        parts = [*parts_of(message.content, f"messages[{i}].content"), *images]
+        if role == "assistant":
+            unanswered = UnansweredCalls(calls)
+        elif role == "tool":
+            answered = unanswered.answered_by(answered, message.tool_name)
+        yield Message(
+            role,
+            content_of(parts),
+            name=message.tool_name if role == "tool" else None,
+            reasoning=message.thinking or None,
+            tool_calls=calls,
+            tool_call_id=answered if role == "tool" else None,
+            parts=media_parts(parts),
+        )
+
+
+def _calls(given: Sequence[ToolCallParam], place: int) -> Iterator[ToolCall]:
+    for number, call in enumerate(given):
+        function = call.function or CalledFunction()
+        id = call.id or f"call_{place}_{number}"
+        yield ToolCall(id, function.name or UNNAMED, function.arguments or "{}")
+
+
+def _images(images: Sequence[str] | None, place: str) -> Iterator[ContentPart]:
+    return (of_data("image", image, "", place) for image in images or ())
+
+
+Wire = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of an answer, or all of it."""
+
+    text: str = ""
+    thinking: str = ""
+    calls: Sequence[Wire] = ()
+
+
+Shape = Callable[[Piece], Wire]
+"""A piece as one of the endpoints has it."""
+
+
+def chat_shape(piece: Piece) -> Wire:
+    thinking = {"thinking": piece.thinking} if piece.thinking else {}
+    calls = {"tool_calls": list(piece.calls)} if piece.calls else {}
+    return {"message": {"role": "assistant", "content": piece.text, **thinking, **calls}}
+
+
+def generate_shape(piece: Piece) -> Wire:
+    thinking = {"thinking": piece.thinking} if piece.thinking else {}
+    return {"response": piece.text, **thinking}
+
+
+class OllamaOutput:
+    def __init__(self, *, model: str, shape: Shape, has_body: bool = True) -> None:
+        """has_body: whether a body is needed, which has all log probabilities."""
+        self._accumulator = Accumulator(model=model, prompts=1, n=1, keeps_logprobs=has_body)
+        self._latest: Wire = {}
+        self._shape = shape
+        self._timing = Timing()
+
+    def add(self, event: Event) -> None:
+        for chunk in self.chunks(event):
+            self._latest = chunk
+
+    def body(self) -> Wire:
+        (answer,), (logprobs,) = self._accumulator.answers, self._accumulator.logprobs
+        whole = Piece(answer.text, answer.thoughts, list(map(_called, answer.calls)))
+        return {**self._latest, **self._shape(whole), **_logprobs(logprobs)}
+
+    def chunks(self, event: Event) -> Iterator[Wire]:
+        self._timing.note(event)
+        self._accumulator.add(event)
+        match event:
+            case TextDelta(_, _, logprobs):
+                scored = _logprobs(list(map(logprob_json, logprobs)))
+                yield {**self._chunk(Piece(text=event.separated)), **scored}
+            case ReasoningDelta():
+                yield self._chunk(Piece(thinking=event.separated))
+            case ToolCallFinished():
+                (answer,) = self._accumulator.answers
+                yield self._chunk(Piece(calls=[_called(answer.calls[-1])]))
+            case Finished():
+                yield self._last(event)
+
+    def end(self) -> Iterator[Wire]:
+        yield from ()
+
+    def frames(self) -> Frames:
+        """Lines of JSON. A client parses each line, so what keeps a stream alive is a chunk too."""
+        return Frames(
+            keep_alive=lambda: line(self._chunk(Piece())),
+            end=b"",
+            error=ollama_error,
+            encode=line,
+            media_type="application/x-ndjson",
+        )
+
+    def _last(self, event: Finished) -> Wire:
+        (answer,) = self._accumulator.answers
+        tokens = event.completion_tokens
+        return {
+            **self._chunk(Piece()),
+            "done": True,
+            "done_reason": "length" if event.reason == "length" else "stop",
+            **self._timing.durations(self._accumulator.prompt_tokens, tokens),
+            **self._accumulator.warnings(answer),
+        }
+
+    def _chunk(self, piece: Piece) -> Wire:
+        return chunk(self._accumulator.model, self._shape(piece))
+
+
+def chunk(model: str, content: Wire) -> Wire:
+    return {"model": model, "created_at": rfc3339(time.time()), **content, "done": False}
+
+
+def loaded(model: str, shape: Shape, reason: str) -> Wire:
+    """The answer to a request without a prompt, which loads the model or unloads it."""
+    return {**chunk(model, shape(Piece())), "done": True, "done_reason": reason}
+
+
+def embed_answer(model: str, embeddings: Embeddings | None, began: float) -> Wire:
+    """embeddings: None if the request had no input. began: by `time.perf_counter`."""
+    return {
+        "model": model,
+        "embeddings": map(numbers, embeddings.vectors if embeddings else ()),
+        "total_duration": int((time.perf_counter() - began) * 1e9),
+        "load_duration": 0,
+        "prompt_eval_count": embeddings.tokens if embeddings else 0,
+    }
+
+
+def older_embed_answer(embeddings: Embeddings | None) -> Wire:
+    return {"embedding": numbers(embeddings.vectors[0]) if embeddings else []}
+
+
+def rfc3339(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
+
+
+def line(data: Mapping[str, Any]) -> bytes:
+    return msgspec.json.encode(data) + b"\n"
+
+
+def _called(call: ToolCall) -> Wire:
+    return {
+        "id": call.id,
+        "function": {"name": call.name, "arguments": arguments_object(call.arguments)},
+    }
+
+
+def _logprobs(given: Sequence[msgspec.Raw]) -> Wire:
+    return {"logprobs": given} if given else {}
+
+
+CHAT, GENERATE, SHOW = "/api/chat", "/api/generate", "/api/show"
+EMBED, EMBEDDINGS = "/api/embed", "/api/embeddings"
+
+API_VERSION = "0.12.0"
+"""The version of Ollama whose API this is. Clients compare it with the one they need."""
+
+COMMANDS: Mapping[str, str] = {
+    "/api/pull": "`mlx-server pull NAME` fetches a model, and models.yaml lists it",
+    "/api/push": "`hf upload` publishes a model's folder",
+    "/api/create": "an entry under `models` in models.yaml makes a model with its own settings",
+    "/api/copy": "`aliases` in models.yaml give a model further names",
+    "/api/delete": "remove the model from models.yaml, and its files with `hf cache`",
+}
+"""The command that replaces a refused route, by the route."""
+
+Body = TypeVar("Body", bound=AnswerBody)
+
+router = keyed_router()
+
+
+@router.post(CHAT, openapi_extra=documented(CHAT, OllamaChatBody))
+async def chat(http: Request) -> Response:
+    body = await read(http, OllamaChatBody)
+    if not body.messages:
+        return await _load(http, body, chat_shape)
+    return await _answer(http, body, chat_request, chat_shape)
+
+
+@router.post(GENERATE, openapi_extra=documented(GENERATE, GenerateBody))
+async def generate(http: Request) -> Response:
+    body = await read(http, GenerateBody)
+    if not body.prompt and not body.suffix:
+        return await _load(http, body, generate_shape)
+    return await _answer(http, body, generate_request, generate_shape)
+
+
+async def _answer(
+    http: Request, body: Body, to_request: Callable[[Body, str], GenerateRequest], shape: Shape
+) -> Response:
+    pool: Pool = http.app.state.pool
+    ignored, seconds = await in_thread(body.ignored), body.keep_seconds
+    name = own_name(pool, body.model)
+    request = await in_thread(to_request, body, name)
+    output = OllamaOutput(model=name, shape=shape, has_body=not body.streams)
+    if seconds is not None and not _may_keep(http, name):
+        ignored.append("keep_alive")
+    response = await respond(
+        http,
+        request,
+        output,
+        stream=body.streams,
+        ignored=ignored,
+        frames=output.frames(),
+        overflow=ollama_prompt_too_long,
+    )
+    if seconds is not None and http.app.state.runtime_models:
+        pool.keep(pool.models.spec(pool.models.split(name)[0]).id, seconds)
+    return response
+
+
+async def _load(http: Request, body: AnswerBody, shape: Shape) -> Response:
+    """Answers a request without a prompt, which loads the model, or unloads it."""
+    pool: Pool = http.app.state.pool
+    check_runtime_models(http)
+    ignored, seconds = await in_thread(body.ignored), body.keep_seconds
+    name = own_name(pool, body.model)
+    id, _ = await served(pool, name)
+    if not body.unloads:
+        await while_connected(http, pool.load(id, http.state.client))
+    else:
+        check_not_pinned(pool, id, "keep_alive")
+    if seconds is not None:
+        pool.keep(id, seconds)
+    answer = loaded(name, shape, "unload" if body.unloads else "load")
+    return json_response(answer, ignored_header(ignored))
+
+
+def _may_keep(http: Request, name: str) -> bool:
+    return http.app.state.runtime_models and not _is_pinned(http.app.state.pool, name)
+
+
+def _is_pinned(pool: Pool, name: str) -> bool:
+    return pool.models.spec(pool.models.split(name)[0]).pinned
+
+
+@router.get("/api/tags")
+async def tags(http: Request) -> Response:
+    return json_response({"models": await listed(http.app.state.pool, http.app.state.started)})
+
+
+@router.get("/api/ps")
+async def ps(http: Request) -> Response:
+    return json_response({"models": await running(http.app.state.pool)})
+
+
+@router.post(SHOW, openapi_extra=documented(SHOW, ShowBody))
+async def show(http: Request) -> Response:
+    body = await read(http, ShowBody)
+    if not (name := body.model or body.name):
+        raise BadRequest("`model` is missing: it names the model to describe.", param="model")
+    pool: Pool = http.app.state.pool
+    id, _ = await served(pool, own_name(pool, name))
+    description = await described(pool, id, http.app.state.started)
+    return json_response(description, ignored_header(body.ignored()))
+
+
+@router.get("/api/version")
+async def version() -> Response:
+    return json_response({"version": API_VERSION, "server": f"mlx-server {__version__}"})
+
+
+@router.head("/api/version", include_in_schema=False)
+@router.head("/api/tags", include_in_schema=False)
+@router.head("/", include_in_schema=False)
+@router.get("/")
+async def is_running() -> Response:
+    """Answers the request by which clients find out whether a server runs."""
+    return Response("mlx-server is running", media_type="text/plain")
+
+
+@router.post(EMBED, openapi_extra=documented(EMBED, EmbedBody))
+async def embed(http: Request) -> Response:
+    body = await read(http, EmbedBody)
+    began = time.perf_counter()
+    inputs = (body.input,) if isinstance(body.input, str) else tuple(body.input or ())
+    result = await _embedded(http, body, inputs, body.truncate is not False, body.dimensions)
+    answer = embed_answer(body.model, result, began)
+    return vectors_response(result, answer, _unused(http, body))
+
+
+@router.post(EMBEDDINGS, openapi_extra=documented(EMBEDDINGS, OlderEmbedBody))
+async def embeddings(http: Request) -> Response:
+    body = await read(http, OlderEmbedBody)
+    inputs = (body.prompt,) if body.prompt else ()
+    result = await _embedded(http, body, inputs, truncate=True)
+    return json_response(older_embed_answer(result), _unused(http, body))
+
+
+async def _embedded(
+    http: Request,
+    body: EmbedBody | OlderEmbedBody,
+    inputs: tuple[str, ...],
+    truncate: bool,
+    dimensions: int | None = None,
+) -> Embeddings | None:
+    """None without inputs: such a request loads the model."""
+    pool: Pool = http.app.state.pool
+    seconds = None if body.keep_alive is None else seconds_of(body.keep_alive)
+    name = own_name(pool, body.model)
+    client = http.state.client
+    result = None
+    if inputs:
+        texts = checked_inputs(inputs)
+        request = EmbedRequest(name, texts, dimensions, truncate=truncate, client=client)
+        try:
+            result = await embedded(http, request)
+        except ContextTooLong as error:
+            raise ollama_input_too_long(error) from None
+    else:
+        check_runtime_models(http)
+        id, _ = await served(pool, name)
+        await while_connected(http, pool.load(id, client))
+    if seconds is not None and http.app.state.runtime_models:
+        pool.keep(pool.models.spec(name).id, seconds)
+    return result
+
+
+def _unused(http: Request, body: EmbedBody | OlderEmbedBody) -> dict[str, str]:
+    pool: Pool = http.app.state.pool
+    name = own_name(pool, body.model)
+    is_unused = body.keep_alive is not None and not _may_keep(http, name)
+    return ignored_header([*body.ignored(), *(["keep_alive"] if is_unused else [])])
+
+
+@router.delete("/api/delete")
+@router.post("/api/copy")
+@router.post("/api/create")
+@router.post("/api/push")
+@router.post("/api/pull")
+async def refuse(http: Request) -> Response:
+    what = COMMANDS[http.url.path]
+    raise Forbidden(f"No client may change the models of this server. Its owner can: {what}.")
+
+
+LATEST = ":latest"
+"""The tag that Ollama's clients add to a name without one."""
+
+NEVER = "9999-12-31T23:59:59Z"
+"""The expiry of a model that is only unloaded if memory is needed."""
+
+ABILITIES = {"tools": "tools", "reasoning": "thinking", "fill_in_the_middle": "insert"}
+"""Fields of `Capabilities`, and what Ollama calls them."""
+
+
+def own_name(pool: Pool, name: str) -> str:
+    """The name by which the pool knows the model, with its adapter."""
+    is_tagged = name.endswith(LATEST) and name not in pool.models
+    return name.removesuffix(LATEST) if is_tagged else name
+
+
+async def listed(pool: Pool, started: float) -> list[Wire]:
+    """Every model, and each with its adapters as `model:adapter`."""
+    return [
+        {**await _model(pool, view, name), "modified_at": rfc3339(started)}
+        for view in pool.views()
+        for name in (view.spec.id, *await _with_adapters(pool, view.spec.id))
+    ]
+
+
+async def running(pool: Pool) -> list[Wire]:
+    views = (view for view in pool.views() if view.state == "ready")
+    return [
+        {
+            **await _model(pool, view, view.spec.id),
+            "expires_at": NEVER if view.stale_at is None else rfc3339(view.stale_at),
+            "size_vram": view.nbytes,
+            "context_length": pool.models[view.spec.id].context_length,
+        }
+        for view in views
+    ]
+
+
+async def described(pool: Pool, id: str, started: float) -> Wire:
+    capabilities = await pool.capabilities(id)
+    family = capabilities.family if capabilities else ""
+    length = capabilities.context_length if capabilities else None
+    context = {f"{family}.context_length": length} if length else {}
+    inserts = capabilities and capabilities.fill_in_the_middle
+    return {
+        "modelfile": "",
+        "parameters": "",
+        # where Continue looks whether a model can insert text
+        "template": "{{ .Prompt }}{{ .Suffix }}" if inserts else "",
+        "modified_at": rfc3339(started),
+        "details": _details(capabilities),
+        "model_info": {"general.architecture": family, "general.basename": id, **context},
+        "capabilities": _abilities(capabilities),
+    }
+
+
+async def _with_adapters(pool: Pool, id: str) -> list[str]:
+    return [f"{id}:{adapter}" for adapter in await pool.adapter_names(id)]
+
+
+async def _model(pool: Pool, view: ModelView, name: str) -> Wire:
+    spec = view.spec
+    entry = f"{name}\n{spec.source}\n{spec.revision}"
+    return {
+        "name": name,
+        "model": name,
+        "size": view.nbytes,
+        # of the entry in models.yaml: clients only compare it
+        "digest": hashlib.sha256(entry.encode()).hexdigest(),
+        "details": _details(await pool.capabilities(spec.id)),
+    }
+
+
+def _details(capabilities: Capabilities | None) -> Wire:
+    """Each is empty while the model's files are not on this machine."""
+    family = capabilities.family if capabilities else ""
+    return {
+        "parent_model": "",
+        "format": "mlx",
+        "family": family,
+        "families": [family] if family else [],
+        "parameter_size": "",
+        "quantization_level": (capabilities and capabilities.quantization) or "",
+    }
+
+
+def _abilities(capabilities: Capabilities | None) -> list[str]:
+    if capabilities and capabilities.task != "generate":
+        return ["embedding"] if capabilities.task == "embed" else []
+    fields = ABILITIES.items() if capabilities else ()
+    return ["completion", *(name for field, name in fields if getattr(capabilities, field))]
