@@ -39,13 +39,7 @@ from mlx_server import limits
 from mlx_server.models.files import SIZES, BadHeader, read_header
 from mlx_server.system.daily_bytes import FILE as WRITTEN
 from mlx_server.system.daily_bytes import DailyBytes
-from mlx_server.system.files import (
-    LOCKED,
-    create_locked,
-    lock_within,
-    own_path,
-    remove_abandoned,
-)
+from mlx_server.system.files import LOCKED, create_locked, lock_within, own_path, remove_abandoned
 
 Ids = NDArray[np.uint32]
 

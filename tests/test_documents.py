@@ -156,11 +156,7 @@ def cases() -> Iterator[Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize(("block", "following", "run"), list(cases()))
 def test_each_block_runs(
-    block: Block,
-    following: Block | None,
-    run: Run,
-    tmp_path: Path,
-    request: pytest.FixtureRequest,
+    block: Block, following: Block | None, run: Run, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     run(Snippet(block, following, tmp_path, request))
 

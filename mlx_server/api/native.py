@@ -105,11 +105,7 @@ def to_request(body: NativeBody, model: str) -> GenerateRequest:
 def _limits(body: NativeBody) -> TokenLimits:
     thinking, response = body.max_thinking_tokens, body.max_response_tokens
     if body.two_pass is not False:
-        return {
-            "max_tokens": None,
-            "thinking_budget": thinking,
-            "max_response_tokens": response,
-        }
+        return {"max_tokens": None, "thinking_budget": thinking, "max_response_tokens": response}
     if thinking is not None and response is None:
         raise BadRequest(
             "`two_pass: false` uses the sum of both limits: send `max_response_tokens` too.",

@@ -45,13 +45,7 @@ from mlx_server.api.histories import MENDED, UnansweredCalls
 from mlx_server.api.models import served
 from mlx_server.api.pool import check_not_pinned, check_runtime_models
 from mlx_server.errors import BadRequest, ContextTooLong, Forbidden
-from mlx_server.events import (
-    Event,
-    Finished,
-    ReasoningDelta,
-    TextDelta,
-    ToolCallFinished,
-)
+from mlx_server.events import Event, Finished, ReasoningDelta, TextDelta, ToolCallFinished
 from mlx_server.generation.embeddings import Embeddings, EmbedRequest
 from mlx_server.http.errors import ollama_error, ollama_input_too_long, ollama_prompt_too_long
 from mlx_server.http.security import keyed_router
@@ -178,10 +172,7 @@ class ToolCallParam(WireModel):
     function: CalledFunction | None = None
 
 
-READ_BY_ROLE = {
-    "assistant": ("thinking", "tool_calls"),
-    "tool": ("tool_name", "tool_call_id"),
-}
+READ_BY_ROLE = {"assistant": ("thinking", "tool_calls"), "tool": ("tool_name", "tool_call_id")}
 """The fields of a message that have an effect, besides its content."""
 
 
@@ -222,7 +213,7 @@ class OllamaChatBody(AnswerBody):
 
 class GenerateBody(AnswerBody):
     UNSUPPORTED: ClassVar[Mapping[str, str]] = {
-        "template": "the model's owner sets it in models.yaml",
+        "template": "the model's owner sets it in models.yaml"
     }
 
     prompt: str | None = None

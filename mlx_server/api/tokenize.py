@@ -23,10 +23,7 @@ from mlx_server.pool.prepare import PreparedModel
 from mlx_server.request_threads import in_thread
 from mlx_server.requests import GenerateRequest
 
-OF_CHAT = (
-    *("tools", "chat_template_kwargs"),
-    *("add_generation_prompt", "continue_final_message"),
-)
+OF_CHAT = (*("tools", "chat_template_kwargs"), *("add_generation_prompt", "continue_final_message"))
 """Fields that have an effect on `messages`, and none on a `prompt`."""
 
 

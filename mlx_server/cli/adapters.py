@@ -26,9 +26,7 @@ app = command_app()
 
 
 @app.command()
-def adapters(
-    config: ConfigFile = None,
-) -> None:
+def adapters(config: ConfigFile = None) -> None:
     """Show the LoRA adapters and the models that they fit.
 
     \b

@@ -24,8 +24,7 @@ app = command_app()
 @app.command()
 def chat(
     model: Annotated[
-        str | None,
-        typer.Argument(metavar="MODEL", help="Id of the model [the first one served]."),
+        str | None, typer.Argument(metavar="MODEL", help="Id of the model [the first one served].")
     ] = None,
     url: Annotated[
         str | None, typer.Option(help="URL of the server [http://127.0.0.1:8000].")

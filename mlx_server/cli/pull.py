@@ -27,8 +27,7 @@ def pull(
         str | None, typer.Option(metavar="NAME", help="A branch, a tag or a commit [the newest].")
     ] = None,
     config: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Take the memory budget from this file."),
+        Path | None, typer.Option(metavar="FILE", help="Take the memory budget from this file.")
     ] = None,
 ) -> None:
     """Download models from the Hugging Face hub, to serve them offline.

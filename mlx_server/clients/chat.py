@@ -384,10 +384,7 @@ def ask(chat: Chat, text: str, show: Callable[[Delta], None]) -> None:
 
 
 def converse(
-    chat: Chat,
-    read: Callable[[], str],
-    show: Callable[[Delta], None],
-    note: Callable[[str], None],
+    chat: Chat, read: Callable[[], str], show: Callable[[Delta], None], note: Callable[[str], None]
 ) -> None:
     """Chats until `/exit` or the end of input. Ctrl-C and errors end an answer but not the chat."""
     while True:

@@ -23,13 +23,7 @@ from mlx_server.engine.liveness import (
     is_stuck_in_step,
     vitals,
 )
-from mlx_server.engine.messages import (
-    Command,
-    Embed,
-    Generate,
-    KvCost,
-    Report,
-)
+from mlx_server.engine.messages import Command, Embed, Generate, KvCost, Report
 from mlx_server.engine.row_stream import Item, RowStream, error_of
 from mlx_server.engine.worker_arguments import RankGroup, WorkerArguments
 from mlx_server.errors import AdapterInvalid, EngineDied, ModelUnusable, ServerError

@@ -110,10 +110,7 @@ class MarkupFamily(ModelFamily):
 
     def _block(self, opens: str, block: BlockGrammar, tools: Sequence[Tool]) -> str:
         first, *others = tools
-        calls = [
-            self._first_call(block, first),
-            *(self._call_text(block, tool) for tool in others),
-        ]
+        calls = [self._first_call(block, first), *(self._call_text(block, tool) for tool in others)]
         after = block.after if isinstance(block.after, str) else "".join(block.after)
         if block.between is None:
             return "".join(f"{opens}{block.before}{call}{after}" for call in calls)

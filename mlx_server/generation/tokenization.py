@@ -7,9 +7,7 @@ from dataclasses import replace
 from mlx_server import limits
 from mlx_server.errors import BadRequest, ContextTooLong
 from mlx_server.generation.pictures import with_vocabulary
-from mlx_server.generation.plan import (
-    with_continued_messages,
-)
+from mlx_server.generation.plan import with_continued_messages
 from mlx_server.generation.rendering import chat_prompt, check_text, without_volatile_lines
 from mlx_server.messages import Conversation
 from mlx_server.pool.prepare import PreparedModel

@@ -216,11 +216,7 @@ def _call_events(
 
 class _Rounds:
     def __init__(
-        self,
-        request: GenerateRequest,
-        tools: McpTools,
-        toolset: Toolset,
-        pool: Pool,
+        self, request: GenerateRequest, tools: McpTools, toolset: Toolset, pool: Pool
     ) -> None:
         conversation = request.prompts[0]
         assert isinstance(conversation, Conversation)

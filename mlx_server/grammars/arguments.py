@@ -310,8 +310,7 @@ def variants_of(schema: Mapping[str, Any]) -> list[Variant]:
     """Returns the schema's variants; only the schema itself if it offers no choice."""
     waiting, found = [Variant(schema)], list[Variant]()
     most = min(
-        limits.SCHEMA_VARIANTS,
-        limits.SCHEMA_VARIANT_MEMBERS // (1 + len(properties_of(schema))),
+        limits.SCHEMA_VARIANTS, limits.SCHEMA_VARIANT_MEMBERS // (1 + len(properties_of(schema)))
     )
     while waiting:
         variant = waiting.pop(0)
@@ -521,9 +520,7 @@ def _arguments(tool: Tool, schema: Keywords) -> list[MemberSchema] | None:
     values = {key: member(schema, key) for key in keys if key not in forbidden}
     return [
         MemberSchema(
-            key,
-            ValueSchema(value, View(value), types_of_member(tool.parameters, key)),
-            key in must,
+            key, ValueSchema(value, View(value), types_of_member(tool.parameters, key)), key in must
         )
         for key, value in values.items()
     ]

@@ -121,8 +121,7 @@ def _check_values(part: Part) -> None:
         at = (*path, key)
         if key == "multipleOf" and _digits(schema) > limits.SCHEMA_MULTIPLES:
             raise refused(
-                at,
-                f"is {shorten(value)}, whose digits are more than {limits.SCHEMA_MULTIPLES}",
+                at, f"is {shorten(value)}, whose digits are more than {limits.SCHEMA_MULTIPLES}"
             )
         if key in ("const", "enum") and (text := _needs_escape(value)):
             raise refused(at, f"has a control character in {shorten(text)}, which can't be written")

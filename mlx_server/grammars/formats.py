@@ -226,8 +226,7 @@ def usable_tools(tools: Sequence[Tool], param: str = "tools") -> tuple[Tool, ...
     schema of a tool that is not strict is left out of it, and reported. Raises InvalidGrammar."""
     if len(tools) > limits.TOOLS:
         raise InvalidGrammar(
-            f"There are {len(tools)} tools, more than {limits.TOOLS}. Send fewer.",
-            param=param,
+            f"There are {len(tools)} tools, more than {limits.TOOLS}. Send fewer.", param=param
         )
     size = sum(len(json.dumps(dict(tool.parameters))) for tool in tools)
     if size > limits.TOOL_SCHEMA_BYTES:

@@ -4,20 +4,7 @@ Whatever a server does, only the tool list or the calls of the request that name
 requests are not affected.
 """
 
-from mlx_server.mcp.connectors import (
-    ClientCredentials,
-    Connector,
-    Connectors,
-    StoredLogin,
-    Toolset,
-)
+from mlx_server.mcp.connectors import ClientCredentials, Connector, Connectors, StoredLogin, Toolset
 from mlx_server.mcp.limits import McpError
 
-__all__ = [
-    "ClientCredentials",
-    "Connector",
-    "Connectors",
-    "McpError",
-    "StoredLogin",
-    "Toolset",
-]
+__all__ = ["ClientCredentials", "Connector", "Connectors", "McpError", "StoredLogin", "Toolset"]

@@ -94,10 +94,7 @@ class Toolset:
 
 class Connectors:
     def __init__(
-        self,
-        configured: Mapping[str, Connector] | None = None,
-        *,
-        allow_private_urls: bool = False,
+        self, configured: Mapping[str, Connector] | None = None, *, allow_private_urls: bool = False
     ) -> None:
         self._configured = configured or {}
         self._allow_private_urls = allow_private_urls
@@ -229,11 +226,7 @@ class Connectors:
             auth = auth or authorization(connector.url, connector.oauth)
             self._authorizations[server.connector or ""] = auth
         return partial(
-            http_transport,
-            connector.url,
-            {**headers, **owners},
-            allow_private=private,
-            auth=auth,
+            http_transport, connector.url, {**headers, **owners}, allow_private=private, auth=auth
         )
 
 

@@ -70,11 +70,7 @@ streamable_http.jsonrpc_message_adapter = MESSAGES  # type: ignore[assignment, a
 
 @asynccontextmanager
 async def http_transport(
-    url: str,
-    headers: Mapping[str, str],
-    *,
-    allow_private: bool,
-    auth: httpx2.Auth | None = None,
+    url: str, headers: Mapping[str, str], *, allow_private: bool, auth: httpx2.Auth | None = None
 ) -> AsyncIterator[TransportStreams]:
     client = httpx2.AsyncClient(
         transport=CheckedTransport(allow_private=allow_private),

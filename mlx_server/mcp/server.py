@@ -23,14 +23,7 @@ from mlx_server import __version__, limits
 from mlx_server.events import ListedTool
 from mlx_server.grammars.view import remote_reference
 from mlx_server.mcp.http import status_of
-from mlx_server.mcp.limits import (
-    ConnectionLost,
-    McpError,
-    McpRefused,
-    ToolFailed,
-    cause,
-    cut,
-)
+from mlx_server.mcp.limits import ConnectionLost, McpError, McpRefused, ToolFailed, cause, cut
 from mlx_server.requests import McpServer
 
 US = Implementation(name="mlx-server", version=__version__)

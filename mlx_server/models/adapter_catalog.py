@@ -19,13 +19,7 @@ from mlx_server.errors import (
     served_names,
 )
 from mlx_server.models.adapter_config import CONFIG, MLX_WEIGHTS, PEFT_WEIGHTS, invalid
-from mlx_server.models.adapter_reader import (
-    PICKLES,
-    AdapterSpec,
-    Stamp,
-    read_adapter,
-    stamp_of,
-)
+from mlx_server.models.adapter_reader import PICKLES, AdapterSpec, Stamp, read_adapter, stamp_of
 from mlx_server.models.files import (
     BadHeader,
     Tensor,

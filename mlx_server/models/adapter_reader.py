@@ -22,25 +22,14 @@ from mlx_server.models.adapter_config import (
     plain_path,
     read_config,
 )
-from mlx_server.models.files import (
-    BadHeader,
-    NoWeights,
-    Tensor,
-    TensorsHeader,
-    is_own,
-    read_header,
-)
+from mlx_server.models.files import BadHeader, NoWeights, Tensor, TensorsHeader, is_own, read_header
 from mlx_server.system.files import open_regular
 
 CHUNK = 1 << 20
 
 PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 
-EXPONENTS = {
-    "F16": ("uint16", 0x7C00),
-    "BF16": ("uint16", 0x7F80),
-    "F32": ("uint32", 0x7F80_0000),
-}
+EXPONENTS = {"F16": ("uint16", 0x7C00), "BF16": ("uint16", 0x7F80), "F32": ("uint32", 0x7F80_0000)}
 """Maps a dtype to the integer type of its size and the bits that only infinities and NaNs set
 fully; numpy has no bfloat16."""
 
@@ -167,8 +156,7 @@ def _config_text(folder: Path, file: Path) -> bytes:
         raise _unreadable(folder, CONFIG, error) from None
     if len(text) > limits.ADAPTER_CONFIG_BYTES:
         raise invalid(
-            folder,
-            f"is refused: {CONFIG} is larger than {limits.ADAPTER_CONFIG_BYTES:,} bytes",
+            folder, f"is refused: {CONFIG} is larger than {limits.ADAPTER_CONFIG_BYTES:,} bytes"
         )
     return text
 

@@ -28,11 +28,7 @@ CONTEXT = (
 )
 """Names of the context length in configs, the most common first."""
 
-SAME = {
-    "qwen3_5_text": "qwen3_5",
-    "qwen3_5_moe_text": "qwen3_5_moe",
-    "lfm2_vl": "lfm2-vl",
-}
+SAME = {"qwen3_5_text": "qwen3_5", "qwen3_5_moe_text": "qwen3_5_moe", "lfm2_vl": "lfm2-vl"}
 """Modules for model types that mlx-lm supports but does not list."""
 
 TEXT = ("text_config", "llm_config", "language_config", "thinker_config")
@@ -93,9 +89,7 @@ def _mlx_lm() -> Path:
 
 
 @lru_cache(maxsize=2)
-def _table(
-    name: Literal["MODEL_ARCHITECTURE_REMAPPING", "MODEL_REMAPPING"],
-) -> dict[Any, Any]:
+def _table(name: Literal["MODEL_ARCHITECTURE_REMAPPING", "MODEL_REMAPPING"]) -> dict[Any, Any]:
     """A dict that mlx-lm's utils.py defines."""
     for node in ast.parse((_mlx_lm() / "utils.py").read_text("utf-8")).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:

@@ -105,11 +105,7 @@ class Tokenizer:
         return self._encoded(text, most, self.encode_as_spelled, before)
 
     def _encoded(
-        self,
-        text: str,
-        most: int | None,
-        encode: Callable[[str], list[int]],
-        before: int = 0,
+        self, text: str, most: int | None, encode: Callable[[str], list[int]], before: int = 0
     ) -> Ids:
         found = array("I")
         for piece in self._pieces(text, most):

@@ -350,10 +350,7 @@ class MarkupCallReader:
         is_prose = False
         if is_line and self._output.holds and self.calls.finished > self._finished_before:
             is_prose = yield from self._mentions.is_prose(
-                before,
-                after.lookahead(),
-                lacks=self.calls.lacks_arguments,
-                inline=self._is_inline,
+                before, after.lookahead(), lacks=self.calls.lacks_arguments, inline=self._is_inline
             )
         if not is_prose:
             self._output.release()

@@ -77,11 +77,7 @@ class MisplacedCallReader:
         """The position in the source up to which the text was found to be no call."""
 
     def read(
-        self,
-        source: Source,
-        already: str = "",
-        before: str = "",
-        is_prose: IsProse | None = None,
+        self, source: Source, already: str = "", before: str = "", is_prose: IsProse | None = None
     ) -> Steps[bool]:
         """Reads calls, and emits them. If there are none, the source is unread. already: what was
         read of them. before: the text on their line, after which calls come only if it is complete.

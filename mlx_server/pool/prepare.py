@@ -464,10 +464,7 @@ NOTHING: SamplingChoices = {}
 
 
 def sampling(
-    spec: ModelSpec,
-    request: GenerateRequest,
-    published: SamplingChoices = NOTHING,
-    choice: int = 0,
+    spec: ModelSpec, request: GenerateRequest, published: SamplingChoices = NOTHING, choice: int = 0
 ) -> SamplingParams:
     """The sampling parameters of one answer, each from the first that sets it: the request,
     models.yaml, the checkpoint, the default.

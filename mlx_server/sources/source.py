@@ -8,13 +8,7 @@ from mlx_server.models.checkpoint import check_architecture
 from mlx_server.models.files import check_model, missing, read_json, weights_instead
 from mlx_server.sources import hub
 from mlx_server.sources.cache import Progress
-from mlx_server.sources.hub import (
-    HubModel,
-    cached,
-    cached_adapter,
-    fetch_adapter,
-    fetch_model,
-)
+from mlx_server.sources.hub import HubModel, cached, cached_adapter, fetch_adapter, fetch_model
 from mlx_server.sources.kinds import DEMO, HUB_ID, KINDS, why_impossible
 
 

@@ -226,10 +226,7 @@ def write_to(path: Path, rotate_bytes: int = limits.LOG_FILE_BYTES) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = _LogFile(
-            own_path(path),
-            maxBytes=rotate_bytes,
-            backupCount=limits.LOG_FILES,
-            encoding="utf-8",
+            own_path(path), maxBytes=rotate_bytes, backupCount=limits.LOG_FILES, encoding="utf-8"
         )
     except OSError as error:
         raise SettingsError(

@@ -363,14 +363,7 @@ KIMI_K3 = CallFormat(
     _read_block,
     opens=(TOOLS,),
     closes=(TOOLS_END,),
-    blocks=(
-        BlockGrammar(
-            _call_of,
-            between="",
-            after=TOOLS_END,
-            unsupported=unsupported_as_text,
-        ),
-    ),
+    blocks=(BlockGrammar(_call_of, between="", after=TOOLS_END, unsupported=unsupported_as_text),),
 )
 KIMI_K3_SPACED = CallFormat(
     _read_block, opens=spaced(OPEN, "tools"), closes=_ends("tools"), repairs=("format",)

@@ -348,12 +348,5 @@ GLM = CallFormat(
     closes=(CLOSE,),
     inner=(KEY, KEY_END, VALUE, VALUE_END),
     ends_answer=True,
-    blocks=(
-        BlockGrammar(
-            _call_of,
-            after=CLOSE,
-            unsupported=unsupported_as_text,
-            space=r"\n?",
-        ),
-    ),
+    blocks=(BlockGrammar(_call_of, after=CLOSE, unsupported=unsupported_as_text, space=r"\n?"),),
 )

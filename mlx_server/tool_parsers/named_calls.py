@@ -9,11 +9,7 @@ from typing import Any, Literal, Protocol
 
 from mlx_server.events import RepairKind
 from mlx_server.grammars import formats as answer_formats
-from mlx_server.grammars.arguments import (
-    MemberSchema,
-    arguments_of,
-    unsupported_one_by_one,
-)
+from mlx_server.grammars.arguments import MemberSchema, arguments_of, unsupported_one_by_one
 from mlx_server.grammars.grammar import SPACE, UnsupportedKeyword
 from mlx_server.grammars.lark import Lark, literally, quoted
 from mlx_server.messages import Tool

@@ -473,11 +473,7 @@ _MINICPM5_TAGS = TagSyntax(
 )
 MINICPM5 = replace(
     without_block(_MINICPM5_TAGS, taught=True),
-    inner=(
-        _MINICPM5_TAGS.parameter,
-        _MINICPM5_TAGS.parameter_end,
-        _MINICPM5_TAGS.function_end,
-    ),
+    inner=(_MINICPM5_TAGS.parameter, _MINICPM5_TAGS.parameter_end, _MINICPM5_TAGS.function_end),
 )
 
 MINICPM5_SPACED = replace(

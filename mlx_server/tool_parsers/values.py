@@ -63,10 +63,7 @@ class Syntax:
 
 
 def arguments(
-    source: Source,
-    syntax: Syntax,
-    start: Callable[[], ToolCallWriter],
-    ends: tuple[str, ...] = (),
+    source: Source, syntax: Syntax, start: Callable[[], ToolCallWriter], ends: tuple[str, ...] = ()
 ) -> Steps[ToolCallWriter]:
     """Reads the arguments of a call after their opening bracket, and the closing one.
 
@@ -194,10 +191,7 @@ def _bare_text(source: Source, syntax: Syntax) -> Steps[str]:
 
 
 def value(
-    source: Source,
-    syntax: Syntax,
-    call: ToolCallWriter | None = None,
-    ends: tuple[str, ...] = (),
+    source: Source, syntax: Syntax, call: ToolCallWriter | None = None, ends: tuple[str, ...] = ()
 ) -> Steps[Any]:
     """Reads any value, and white space before it. call: the call, if the value is one of its
     arguments. ends: as for `arguments`."""

@@ -306,11 +306,7 @@ FOLLOWS = "it follows in the next message"
 
 
 def messages_of(
-    conversation: Conversation,
-    can: UpstreamCapabilities,
-    choice: ToolChoice,
-    *,
-    tells_format: bool,
+    conversation: Conversation, can: UpstreamCapabilities, choice: ToolChoice, *, tells_format: bool
 ) -> list[Wire]:
     """The messages of a conversation. tells_format: whether the system prompt describes the format
     of the answer."""

@@ -118,9 +118,7 @@ SEEN: Mapping[MediaKind, str] = MappingProxyType(
 """The capability that each kind of media needs; there is none for files."""
 
 OPENAI = UpstreamCapabilities(
-    sampling=False,
-    developer_role=True,
-    max_tokens_field="max_completion_tokens",
+    sampling=False, developer_role=True, max_tokens_field="max_completion_tokens"
 )
 """OpenAI's own API, also on Azure."""
 

@@ -121,9 +121,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def load_model(
-    folder: Path,
-    config: Mapping[str, Any],
-    classes: Callable[[dict[str, Any]], tuple[Any, Any]],
+    folder: Path, config: Mapping[str, Any], classes: Callable[[dict[str, Any]], tuple[Any, Any]]
 ) -> nn.Module:
     """mlx-lm's model, of which no weights are read yet. mlx-lm's own reader of the config takes no
     byte order mark and fails at damaged files that it does not need."""

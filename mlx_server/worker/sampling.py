@@ -19,10 +19,7 @@ from mlx_server.engine.device_errors import device_error
 from mlx_server.engine.messages import Logprobs
 from mlx_server.errors import public_message
 from mlx_server.requests import SamplingParams
-from mlx_server.worker.constrained_decoding.logit_constraints import (
-    MAX_LOGIT_SHIFT,
-    AdditiveMask,
-)
+from mlx_server.worker.constrained_decoding.logit_constraints import MAX_LOGIT_SHIFT, AdditiveMask
 from mlx_server.worker.constrained_decoding.mask_threads import SlowMask
 from mlx_server.worker.row import Row
 
@@ -415,10 +412,7 @@ class _Narrowed:
 
 
 def narrow(
-    scores: mx.array,
-    top_k: mx.array,
-    top_p: mx.array,
-    best: mx.array | None = None,
+    scores: mx.array, top_k: mx.array, top_p: mx.array, best: mx.array | None = None
 ) -> mx.array:
     """Keeps each row's `top_k` best, and of those the fewest whose mass reaches `top_p`.
 

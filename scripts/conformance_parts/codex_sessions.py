@@ -47,10 +47,7 @@ def transcript(family: str) -> Iterator[Json]:
     call, say = (_call, _say) if family == "gpt_oss" else (_tags_call, _tags_say)
     search, spawn = {"query": "spawn a sub-agent"}, {"message": DELEGATED}
     make = {"cmd": "printf made > b.txt"}
-    for output in (
-        call("A file.", "exec_command", make),
-        say("It is made.", "I made it."),
-    ):
+    for output in (call("A file.", "exec_command", make), say("It is made.", "I made it.")):
         yield {"match": f"regex:{DELEGATED}", "output": output}
     for output in (
         call("Who can do it?", "tool_search", search),

@@ -21,12 +21,7 @@ SAMPLED = SamplingParams(temperature=0.8, top_p=0.9, seed=7)
 
 def _row(number: int, tokens: list[int], most: int, sampling: SamplingParams = GREEDY) -> Generate:
     return Generate(
-        row=number,
-        model="",
-        prompt=tokens,
-        max_tokens=most,
-        stop_tokens=[],
-        sampling=sampling,
+        row=number, model="", prompt=tokens, max_tokens=most, stop_tokens=[], sampling=sampling
     )
 
 

@@ -40,15 +40,7 @@ object, at which the SDK would raise before the failed response comes."""
 
 ENDS = ("response.completed", "response.incomplete", "response.failed")
 
-ENDING = {
-    "status",
-    "output",
-    "usage",
-    "completed_at",
-    "incomplete_details",
-    "error",
-    "mlx_server",
-}
+ENDING = {"status", "output", "usage", "completed_at", "incomplete_details", "error", "mlx_server"}
 """What the end may tell otherwise than the beginning."""
 
 SPEC = "urn:open-responses"

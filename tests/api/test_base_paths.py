@@ -70,10 +70,7 @@ def test_every_client_s_way_to_answer(client: TestClient) -> None:
     assert wire.ok(client.get("/models"))["data"]
     assert wire.ok(client.get("/v1/api/tags"))["models"]
     assert client.post("/v1/v1/messages", json={}).json()["type"] == "error", "in Anthropic's form"
-    with (
-        suppress(*wire.CANCELLED),
-        client.websocket_connect("ws://localhost/responses") as socket,
-    ):
+    with suppress(*wire.CANCELLED), client.websocket_connect("ws://localhost/responses") as socket:
         socket.send_text("{")
         assert socket.receive_json()["type"] == "error"
 

@@ -184,10 +184,7 @@ REFUSALS: list[Json] = [
 """What is set in a body, and what the error names; 200 where the value is just within its limit."""
 WITH_TEXT = tuple(each for each in ENDPOINTS if each.text)
 STREAMING = tuple(each for each in ENDPOINTS if each.delta)
-BOTH_WAYS = [
-    *((each, False) for each in ENDPOINTS),
-    *((each, True) for each in STREAMING),
-]
+BOTH_WAYS = [*((each, False) for each in ENDPOINTS), *((each, True) for each in STREAMING)]
 whole_and_streamed = pytest.mark.parametrize(("endpoint", "stream"), BOTH_WAYS, ids=str)
 
 

@@ -12,15 +12,7 @@ from mlx_server.cli import app
 from mlx_server.cli.adapters import COLUMNS, AdapterRow, rows_of, show
 from mlx_server.config.models_yaml import load_settings
 from mlx_server.models.adapter_config import CONFIG
-from tests.models.adapter_files import (
-    IN,
-    LAYER,
-    OUT,
-    RANK,
-    mlx_adapter,
-    numbers,
-    peft_adapter,
-)
+from tests.models.adapter_files import IN, LAYER, OUT, RANK, mlx_adapter, numbers, peft_adapter
 from tests.models.test_adapter_base import checkpoint
 
 

@@ -12,13 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from mlx_server.cli import app, host_probe
-from mlx_server.cli.hosts import (
-    SAME_PACKAGES,
-    CommandOutput,
-    examine_hosts,
-    host_checks,
-    run_on,
-)
+from mlx_server.cli.hosts import SAME_PACKAGES, CommandOutput, examine_hosts, host_checks, run_on
 from mlx_server.cli.machine_checks import Check
 from mlx_server.engine.worker_arguments import RankGroup, RankHost
 from tests.live.ranks import free_ports
@@ -185,11 +179,7 @@ def test_other_versions_code_and_files_are_compared_with_those_here(
     assert commit[1][1] == "commit: model big: 7 bytes of weights, here 1000 bytes"
     assert config[0][1] == "config: model big: its config or list of weights is another one"
     assert python == [
-        (
-            "fail",
-            "python: Python 3.9.6 on Darwin arm64, 68.7 GB",
-            "use Python 3.11 to 3.14 there",
-        )
+        ("fail", "python: Python 3.9.6 on Darwin arm64, 68.7 GB", "use Python 3.11 to 3.14 there")
     ]
     assert same == []
 

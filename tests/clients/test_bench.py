@@ -15,16 +15,7 @@ from typing import Any
 import pytest
 
 from mlx_server.clients import bench
-from mlx_server.clients.bench import (
-    COLUMNS,
-    Api,
-    Result,
-    Target,
-    Workload,
-    measure,
-    run,
-    words_for,
-)
+from mlx_server.clients.bench import COLUMNS, Api, Result, Target, Workload, measure, run, words_for
 
 DONE = "data: [DONE]\n\n"
 PLAIN = "HTTP/1.0 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"

@@ -267,8 +267,5 @@ def test_tools_calls_and_results_become_text_for_a_server_without_tools(has_part
     assert "get_weather now" in text(system)
     written = '<tool_call>\n{"name": "get_weather", "arguments": {}}\n</tool_call>'
     assert text(assistant) == f"Hm.\n{written}"
-    assert (result["role"], text(result)) == (
-        "user",
-        "<tool_response>\nRain.\n</tool_response>",
-    )
+    assert (result["role"], text(result)) == ("user", "<tool_response>\nRain.\n</tool_response>")
     assert hermes.described({"messages": messages}) == {"messages": messages}

@@ -65,9 +65,7 @@ def test_keys_of_the_environment_are_never_shown(keys: str) -> None:
     assert SECRET not in repr(error.value.__context__)
 
 
-def test_the_prompt_cache_in_memory_and_on_disk(
-    folder: Path,
-) -> None:
+def test_the_prompt_cache_in_memory_and_on_disk(folder: Path) -> None:
     written("server: {prompt_cache: {memory: 2GB, disk: 500MB}}\n" + MINIMAL)
     found = load(MLX_SERVER_DATA="data")
     assert found.server.prompt_cache.memory == 2 * 10**9

@@ -404,10 +404,7 @@ DIMENSIONS = (
         Value("top_logprobs", {"logprobs": True, "top_logprobs": 3}, has_logprobs(3)),
     ],
     [Value(""), Value("stop", {"stop": [STOP, "###"]}, does_not_say(STOP))],
-    [
-        Value(""),
-        Value("penalties", {"presence_penalty": 0.4, "frequency_penalty": 0.2}),
-    ],
+    [Value(""), Value("penalties", {"presence_penalty": 0.4, "frequency_penalty": 0.2})],
     [Value(""), Value("bias", check=does_not_say(BANNED))],
     [Value("", check=is_n(1)), Value("n", {"n": 2}, is_n(2))],
     [Value(""), Value("stream", {"stream": True})],
@@ -424,10 +421,7 @@ def rows() -> list[Row]:
 
 
 ALIKE = {
-    "response_format": {
-        "type": "json_schema",
-        "json_schema": {"name": "a", "schema": SCHEMA},
-    },
+    "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}},
     "structured_outputs.json": SCHEMA,
     "structured_outputs.regex": PATTERN,
     "structured_outputs.choice": OPTIONS,

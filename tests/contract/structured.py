@@ -50,11 +50,7 @@ ADDRESS = closed(
     {"street": TEXT, "city": TEXT, "country": {"enum": ["CH", "DE", "FR", "IT", "AT"]}}, "street"
 )
 ITEM = closed(
-    {
-        "sku": TEXT,
-        "quantity": {**WHOLE, "minimum": 1},
-        "price": {"type": "number", "minimum": 0},
-    }
+    {"sku": TEXT, "quantity": {**WHOLE, "minimum": 1}, "price": {"type": "number", "minimum": 0}}
 )
 NESTED = closed(
     {

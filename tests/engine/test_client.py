@@ -26,12 +26,7 @@ from mlx_server.engine.messages import (
     RowTurnedAway,
     StepOutput,
 )
-from mlx_server.errors import (
-    EngineDied,
-    GenerationFailed,
-    InvalidGrammar,
-    Overloaded,
-)
+from mlx_server.errors import EngineDied, GenerationFailed, InvalidGrammar, Overloaded
 from mlx_server.requests import SamplingParams
 from tests.engine.clients import (
     ENDLESS,

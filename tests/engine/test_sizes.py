@@ -4,11 +4,7 @@ from typing import Any
 
 import pytest
 
-from mlx_server.engine.messages import (
-    STEP,
-    Generate,
-    KvCost,
-)
+from mlx_server.engine.messages import STEP, Generate, KvCost
 from mlx_server.engine.wired_memory import next_limit, wiring
 from mlx_server.requests import SamplingParams
 

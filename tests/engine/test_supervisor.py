@@ -292,9 +292,7 @@ async def pauses_of(
 
 
 @asynchronous
-async def test_the_pauses_grow_while_it_can_not_be_started(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_the_pauses_grow_while_it_can_not_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "FIRST_PAUSE", 1.0)
     engines = [Stub(True), *(Stub(False) for _ in range(6))]
     assert await pauses_of(engines, [FOR_EVER], monkeypatch) == [1, 2, 4, 8, 8, 8, 8]

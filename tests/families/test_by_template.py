@@ -115,10 +115,7 @@ def test_thoughts_are_marked_as_the_template_marks_them(unknown: Checkpoint) -> 
     assert text_in(events) == "Yes."
 
 
-NO_MODELS_OUTPUT = {
-    "kimi_k3": "<|close|>tools",
-    "muse": "toolq",
-}
+NO_MODELS_OUTPUT = {"kimi_k3": "<|close|>tools", "muse": "toolq"}
 """What is left of a turn's text besides its calls, because the rest of it is the prompt's, or
 stops the answer."""
 

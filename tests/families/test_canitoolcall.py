@@ -63,9 +63,7 @@ MISSES: dict[str, str] = {
 }
 """Fixtures that we read differently, and why. One that starts to pass fails here."""
 
-WRITTEN_AS_TEXT = {
-    "kimi/k3-control-marker-text-in-value": "<|close|>argument<|sep|> is how",
-}
+WRITTEN_AS_TEXT = {"kimi/k3-control-marker-text-in-value": "<|close|>argument<|sep|> is how"}
 """What spells control tokens in a fixture's output and is none, as its token ids show."""
 
 

@@ -349,9 +349,7 @@ async def test_the_next_round_finds_its_prompt_in_the_cache(tmp_path: Path) -> N
     assert events[-1].cached_tokens > 0  # type: ignore[union-attr]
 
 
-async def test_a_function_of_the_clients_ends_the_turn_behind_our_own_calls(
-    tmp_path: Path,
-) -> None:
+async def test_a_function_of_the_clients_ends_the_turn_behind_our_own_calls(tmp_path: Path) -> None:
     mixed = call("add", a=1, b=2) + call("weather") + call("add", a=2, b=2)
     async with lab(tmp_path, mixed, "Never said.") as the:
         events = await the.events(conversation=asking(FUNCTION))

@@ -169,11 +169,7 @@ def run(name: str) -> str:
     except (InvalidGrammar, Refused) as error:
         outcome = str(error)[:100]
     return json.dumps(
-        {
-            "outcome": outcome,
-            "seconds": time.process_time() - begun,
-            "megabytes": _peak() / 2**20,
-        }
+        {"outcome": outcome, "seconds": time.process_time() - begun, "megabytes": _peak() / 2**20}
     )
 
 

@@ -144,11 +144,7 @@ def test_bounds_that_doubles_have_are_exact(bounds: Any, taken: int, refused: in
 
 @pytest.mark.parametrize(
     "bounds",
-    [
-        {"minimum": 2**53 + 1},
-        {"exclusiveMaximum": -(2**53)},
-        {"exclusiveMinimum": 2.0**53},
-    ],
+    [{"minimum": 2**53 + 1}, {"exclusiveMaximum": -(2**53)}, {"exclusiveMinimum": 2.0**53}],
 )
 def test_other_bounds_are_reported(bounds: dict[str, Any]) -> None:
     asked = {"type": "integer", **bounds}

@@ -81,9 +81,7 @@ class Client:
         schema = {"type": "object", "properties": {name: {"type": "integer"}}, "required": [name]}
         named = {"name": "s", "schema": {**schema, "additionalProperties": False}, "strict": True}
         self._post(
-            CHAT,
-            self._asked(response_format={"type": "json_schema", "json_schema": named}),
-            200,
+            CHAT, self._asked(response_format={"type": "json_schema", "json_schema": named}), 200
         )
 
     def tool(self) -> None:

@@ -102,10 +102,7 @@ def unharmed(client: TestClient) -> list[Reply]:
 
 @pytest.mark.parametrize(
     ("part", "step", "stream"),
-    [
-        *(("_parser", step, False) for step in STEPS),
-        *(("_text", step, True) for step in STEPS),
-    ],
+    [*(("_parser", step, False) for step in STEPS), *(("_text", step, True) for step in STEPS)],
 )
 def test_an_answer_that_can_not_be_read_ends_alone(
     client: TestClient,

@@ -240,11 +240,7 @@ def test_a_thread_that_parses_gives_the_loop_its_turn_soon(url: str) -> None:
 
 
 def test_frames_of_a_websocket(watch: Watch, url: str) -> None:
-    frame = {
-        "type": "response.create",
-        "model": TINY,
-        "input": [HI] * MANY,
-    }
+    frame = {"type": "response.create", "model": TINY, "input": [HI] * MANY}
     address = url.replace("http", "ws", 1) + RESPONSES
     for _ in range(TRIES):
         watch.longest = 0.0

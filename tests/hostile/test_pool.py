@@ -133,11 +133,7 @@ ADAPTERS = [adapter_of(name) for name in "abc"]
 
 
 @given(st.binary(min_size=40, max_size=120))
-@settings(
-    max_examples=150,
-    database=None,
-    suppress_health_check=[HealthCheck.too_slow],
-)
+@settings(max_examples=150, database=None, suppress_health_check=[HealthCheck.too_slow])
 def test_no_adapter_is_lost_or_taken_from_its_rows(events: bytes) -> None:
     async def test() -> None:
         desk = Desk()

@@ -12,12 +12,7 @@ from typing import Any
 import pytest
 
 from mlx_server.config.settings import Settings, validated
-from mlx_server.engine.messages import (
-    PauseRows,
-    Report,
-    StepOutput,
-    UnpauseRows,
-)
+from mlx_server.engine.messages import PauseRows, Report, StepOutput, UnpauseRows
 from tests.hostile.inside import LONG, Inside, request, serving
 from tests.live.server import eventually
 from tests.worker.batch_runs import MIXED, ids

@@ -89,10 +89,7 @@ def failing(folder: Path, failure: Failure, *flags: str) -> Iterator[tuple[int, 
         end(process)
 
 
-AT_LEVELS = [
-    *((name, LEVELS[0]) for name in FAILURES),
-    *zip(FAILURES, LEVELS[1:], strict=False),
-]
+AT_LEVELS = [*((name, LEVELS[0]) for name in FAILURES), *zip(FAILURES, LEVELS[1:], strict=False)]
 """Each at the level at which most is said, and each other level once."""
 
 

@@ -15,11 +15,7 @@ HANG = 20.0
 
 @pytest.mark.parametrize(
     ("unread", "ends", "working_seconds", "is_waited_for"),
-    [
-        ([0], True, HANG, True),
-        ([9, 0], False, 3600.0, False),
-        ([0], False, 0.1, False),
-    ],
+    [([0], True, HANG, True), ([9, 0], False, 3600.0, False), ([0], False, 0.1, False)],
     ids=["it is still being stored", "its client does not read", "it does not end"],
 )
 def test_an_answer_is_waited_for(

@@ -28,11 +28,7 @@ GEMMA3: dict[str, Any] = {
     "rope_local_base_freq": 10000.0,
     "query_pre_attn_scalar": 32,
 }
-GLM4: dict[str, Any] = {
-    "model_type": "glm4",
-    "attention_bias": True,
-    "partial_rotary_factor": 0.5,
-}
+GLM4: dict[str, Any] = {"model_type": "glm4", "attention_bias": True, "partial_rotary_factor": 0.5}
 
 ARCHITECTURES = {
     "gpt_oss": GPT_OSS,

@@ -98,8 +98,7 @@ def test_a_text_is_called_with(client: OpenAI, model: str) -> None:
 
 @EVERYWHERE
 @pytest.mark.parametrize(
-    ("tool", "unenforced"),
-    [(custom(LARK), 1), (custom(r"\*{3} Begin(.|\n)*", "regex"), 0)],
+    ("tool", "unenforced"), [(custom(LARK), 1), (custom(r"\*{3} Begin(.|\n)*", "regex"), 0)]
 )
 def test_a_regular_expression_is_held(
     client: OpenAI, model: str, tool: Any, unenforced: int

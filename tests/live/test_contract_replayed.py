@@ -144,8 +144,7 @@ def _is_json(text: str) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("model", "stream"),
-    [*product((*THINKING, *OTHERS), [True]), *product(ALIKE, [False])],
+    ("model", "stream"), [*product((*THINKING, *OTHERS), [True]), *product(ALIKE, [False])]
 )
 def test_what_a_format_spells_is_text(server: LiveServer, model: str, stream: bool) -> None:
     marks = [*family_named(model).special_tokens, "<tool_call>", "</tool_call>", "</think>"]

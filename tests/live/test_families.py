@@ -50,11 +50,7 @@ def models(folder: Path, _: object) -> Models:
     for name in PAIRED:
         transcript(folder / f"{name}.jsonl", map(entry, cases(name)))
     return {
-        f"golden-{name}": {
-            "source": f"replay:{name}.jsonl",
-            "family": name,
-            "force_answer": False,
-        }
+        f"golden-{name}": {"source": f"replay:{name}.jsonl", "family": name, "force_answer": False}
         for name in PAIRED
     }
 

@@ -45,10 +45,7 @@ ENTRIES: list[dict[str, Any]] = [
     {"match": "answers", "output": "<think>\nSo be it.\n</think>\n\nIt is so."},
 ]
 HARMONY_ENTRIES = [
-    {
-        "match": "forgets",
-        "output": "<|channel|>analysis<|message|>So be it.<|return|>It is so.",
-    },
+    {"match": "forgets", "output": "<|channel|>analysis<|message|>So be it.<|return|>It is so."},
     {
         "match": "thinks aloud",
         "output": "<|channel|>analysis<|message|>So be it, and so on, and on.<|return|>",

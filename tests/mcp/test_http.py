@@ -182,9 +182,7 @@ async def test_a_redirect_with_a_body_without_end(monkeypatch: pytest.MonkeyPatc
     assert sum(read) < 2 * SMALL["MCP_SESSION_BYTES"]
 
 
-async def test_it_connects_to_the_address_that_was_checked(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_it_connects_to_the_address_that_was_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     async def checked(host: str, port: int, *, allow_private: bool) -> list[str]:
         assert (host, allow_private) == ("rebound.invalid", False)
         return ["127.0.0.2", "127.0.0.1"]  # the first one does not answer

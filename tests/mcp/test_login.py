@@ -36,9 +36,7 @@ async def test_a_login_is_kept_and_used(kept: StoredLogin) -> None:
     assert [each.name for each in kept.file.parent.iterdir()] == ["wiki%2F1.json"]
 
 
-async def test_a_refused_token_is_refreshed_once_for_all_connections(
-    kept: StoredLogin,
-) -> None:
+async def test_a_refused_token_is_refreshed_once_for_all_connections(kept: StoredLogin) -> None:
     async with running() as server:
         await logged_in(server, kept)
         server.access.clear()

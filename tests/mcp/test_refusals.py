@@ -49,10 +49,7 @@ async def test_a_refusal_keeps_its_cause(
     async def refuses(send: Send, id: Any) -> None:
         await answered(send, status, body, head)
 
-    async with (
-        served(Wild(refuses)) as url,
-        opened(McpServer("wild", url=url), SMALL) as toolset,
-    ):
+    async with served(Wild(refuses)) as url, opened(McpServer("wild", url=url), SMALL) as toolset:
         with pytest.raises(McpError) as caught:
             await toolset.call("wild", "look", "{}")
     said = str(caught.value)

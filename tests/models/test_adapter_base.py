@@ -9,13 +9,7 @@ import pytest
 from safetensors.numpy import save
 
 from mlx_server.models.adapter_catalog import plain_name, read_base_shapes
-from tests.models.adapter_files import (
-    IN,
-    LAYER,
-    OUT,
-    Tensors,
-    numbers,
-)
+from tests.models.adapter_files import IN, LAYER, OUT, Tensors, numbers
 
 # What the base's files tell
 

@@ -18,13 +18,7 @@ from mlx_server.models.adapter_catalog import (
     BaseModelShapes,
     read_adapter,
 )
-from mlx_server.models.adapter_config import (
-    CONFIG,
-    LARGEST,
-    MLX_WEIGHTS,
-    PEFT_EXTRAS,
-    PEFT_WEIGHTS,
-)
+from mlx_server.models.adapter_config import CONFIG, LARGEST, MLX_WEIGHTS, PEFT_EXTRAS, PEFT_WEIGHTS
 from tests.models.adapter_files import (
     EMBEDDING,
     EXPERTS,

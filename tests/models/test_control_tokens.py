@@ -9,12 +9,7 @@ from hypothesis import strategies as st
 
 from mlx_server.errors import ModelUnusable
 from mlx_server.models import tokenizer_file
-from mlx_server.models.tokenizer_file import (
-    WINDOW,
-    ControlTokenEscape,
-    is_control,
-    pattern_of,
-)
+from mlx_server.models.tokenizer_file import WINDOW, ControlTokenEscape, is_control, pattern_of
 from tests.slowness import slowness
 
 MARK = "\0"

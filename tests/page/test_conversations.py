@@ -262,7 +262,7 @@ def test_a_connectors_call_waits_for_the_user_and_later_turns_know_it(talk: Tab)
     assert talk.evaluate(RESULTS) == NOTE
     assert talk.count(".approval") == 0
     assert [each["type"] for each in bodies(talk)[1]["input"]] == [
-        *("message", "mcp_approval_request", "mcp_approval_response"),
+        *("message", "mcp_approval_request", "mcp_approval_response")
     ]
     talk.evaluate(f"(async () => {{ while (!(await {KEPT})[0].turns[0].sides[0][1]?.text); }})()")
     reload(talk)
@@ -298,10 +298,7 @@ def test_a_call_that_the_user_declines_is_not_run(talk: Tab) -> None:
 def test_an_imported_approval_runs_nothing(talk: Tab) -> None:
     """Not even if the user goes on with the conversation, and has the connector switched on."""
     call = {"id": "a", "server": "release-notes", "name": "search", "allowed": True}
-    asked = {
-        "approvals": [{**call, "arguments": '{"query": "release"}'}],
-        "finish": "tool_calls",
-    }
+    asked = {"approvals": [{**call, "arguments": '{"query": "release"}'}], "finish": "tool_calls"}
     function = {"calls": [{"id": "c", "name": "f", "arguments": "{}"}], "finish": "tool_calls"}
     answers = [{"request": {"model": "qwen"}, **each} for each in (asked, function, asked)]
     turn = {"parent": -1, "text": "look it up", "files": [], "sides": [answers]}

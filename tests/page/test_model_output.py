@@ -131,12 +131,7 @@ DANGERS = """(() => {
     links: [...new Set([...document.querySelectorAll(".answer a")].map((a) => a.protocol + a.rel))],
   };
 })()"""
-NONE = {
-    "pwned": None,
-    "elements": 0,
-    "attributes": [],
-    "links": ["https:noopener noreferrer"],
-}
+NONE = {"pwned": None, "elements": 0, "attributes": [], "links": ["https:noopener noreferrer"]}
 
 
 MADE = """import("/page/markdown.js").then(({ markdown }) => {

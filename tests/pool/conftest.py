@@ -25,9 +25,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("models")
     for name in ("m", "huge"):
         path = write_checkpoint(
-            root / name,
-            byte_level(),
-            config={"model_type": "gpt2", "max_position_embeddings": 100},
+            root / name, byte_level(), config={"model_type": "gpt2", "max_position_embeddings": 100}
         )
         (path / "model.safetensors").touch()
     return root

@@ -182,10 +182,7 @@ SLIPS: Mapping[str, Odd] = {
         )
         for key in ("rms_norm_eps", "rope_theta")
         for value in (0, -1.0)
-        for kind, scaling in (
-            ("plain", None),
-            ("llama3", LLAMA3),
-        )
+        for kind, scaling in (("plain", None), ("llama3", LLAMA3))
     },
     f"{CONFIG}: rope_theta is infinite": Odd(
         setting(CONFIG, rope_theta=math.inf), "rope_theta` in config", differs="as above"

@@ -161,7 +161,7 @@ TOKEN_FILES: Mapping[str, Odd] = {
         setting(TOKENS, tokenizer_class="MistralCommonBackend"), differs=UNREAD
     ),
     "code for a tokenizer": Odd(
-        setting(TOKENS, auto_map={"AutoTokenizer": ["evil.Slow", "evil.Fast"]}),
+        setting(TOKENS, auto_map={"AutoTokenizer": ["evil.Slow", "evil.Fast"]})
     ),
 }
 

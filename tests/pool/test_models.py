@@ -17,12 +17,7 @@ from mlx_server.models.checkpoint import read_checkpoint
 from mlx_server.models.files import MOST_BYTES
 from mlx_server.pool import models as entries
 from mlx_server.pool import prepare as preparing
-from mlx_server.pool.models import (
-    DiskThreads,
-    LogLineProgress,
-    PoolEntry,
-    ServedModels,
-)
+from mlx_server.pool.models import DiskThreads, LogLineProgress, PoolEntry, ServedModels
 from mlx_server.pool.prepare import Capabilities, ModelSpec, capabilities_on_disk
 from tests.families import byte_level, write_checkpoint
 from tests.pool.machine import (

@@ -193,10 +193,7 @@ HEADERS = {
         begun("It", "Hm"),
         "<|channel|>analysis<|message|>Hm<|end|><|start|>assistant<|channel|>final<|message|>It",
     ),
-    "commentary": (
-        begun("I look", phase="commentary"),
-        "<|channel|>commentary<|message|>I look",
-    ),
+    "commentary": (begun("I look", phase="commentary"), "<|channel|>commentary<|message|>I look"),
     "nothing": (begun(), "<|channel|>final<|message|>"),
     "control tokens": (begun("<|end|>"), "<|channel|>final<|message|><|end|>"),
 }

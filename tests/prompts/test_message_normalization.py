@@ -226,11 +226,7 @@ CASES: dict[str, tuple[TemplateCapabilities, tuple[Message, ...], list[str]]] = 
     "only users and assistants": (
         MINIMAL,
         (SYSTEM, calling(call("1")), result("1", "x"), USER),
-        [
-            "user: system",
-            "assistant: <+1>",
-            "user: <tool_response>\nx\n</tool_response>\n\nuser",
-        ],
+        ["user: system", "assistant: <+1>", "user: <tool_response>\nx\n</tool_response>\n\nuser"],
     ),
 }
 

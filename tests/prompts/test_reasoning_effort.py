@@ -2,12 +2,7 @@
 
 import pytest
 
-from mlx_server.prompts.template_capabilities import (
-    EFFORTS,
-    effort_word,
-    efforts_to_try,
-    switches,
-)
+from mlx_server.prompts.template_capabilities import EFFORTS, effort_word, efforts_to_try, switches
 
 # Effort
 

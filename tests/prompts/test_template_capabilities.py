@@ -2,9 +2,7 @@
 
 import pytest
 
-from mlx_server.prompts.message_normalization import (
-    TemplateCapabilities,
-)
+from mlx_server.prompts.message_normalization import TemplateCapabilities
 from mlx_server.prompts.template_capabilities import default_system, template_capabilities
 from mlx_server.system.sandbox.chat_template import ChatTemplate
 

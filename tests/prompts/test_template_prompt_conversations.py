@@ -15,12 +15,7 @@ from mlx_server.families.json_families import PLAIN, SMOLLM2
 from mlx_server.messages import Conversation, Message, Tool, ToolCall
 from mlx_server.models.checkpoint import Checkpoint
 from tests.families import byte_level, checkpoint
-from tests.families.prompts import (
-    CONVERSATIONS,
-    GoldenPrompt,
-    checkpoint_of,
-    golden_prompts,
-)
+from tests.families.prompts import CONVERSATIONS, GoldenPrompt, checkpoint_of, golden_prompts
 from tests.prompts.template_prompts import (
     EACH,
     FUNCTION,

@@ -18,11 +18,7 @@ import pytest
 from mlx_server.errors import TemplatesUnavailable
 from mlx_server.request_threads import client_of_request
 from mlx_server.system.sandbox import parent, template_child, template_messages
-from mlx_server.system.sandbox.chat_template import (
-    PROGRAM,
-    TemplateProcesses,
-    ask,
-)
+from mlx_server.system.sandbox.chat_template import PROGRAM, TemplateProcesses, ask
 from mlx_server.system.sandbox.parent import Stopped, WarmProcess, WarmProcesses
 from tests.live.server import eventually
 from tests.sandbox.test_template_process import pids

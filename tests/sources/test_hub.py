@@ -258,10 +258,7 @@ ADAPTER = ["adapter_config.json", "adapter_model.safetensors"]
 
 @pytest.mark.parametrize(
     ("files", "function", "error"),
-    [
-        (CHECKPOINT, "resolve", "ModelUnusable"),
-        (ADAPTER, "resolve_adapter", "AdapterInvalid"),
-    ],
+    [(CHECKPOINT, "resolve", "ModelUnusable"), (ADAPTER, "resolve_adapter", "AdapterInvalid")],
 )
 @pytest.mark.parametrize("ending", [".json", ".safetensors"])
 def test_a_file_without_end_is_not_fetched_to_the_end(

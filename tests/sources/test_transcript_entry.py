@@ -89,11 +89,7 @@ CONDITIONS: list[tuple[dict[str, Any], list[Prompt], list[Prompt]]] = [
             Conversation((Message("tool", "5"), Message("user", "6"))),
         ],
     ),
-    (
-        {"last": "regex:^sunny"},
-        [Conversation((CALL, result("sunny, 20 C")))],
-        [said("not sunny")],
-    ),
+    ({"last": "regex:^sunny"}, [Conversation((CALL, result("sunny, 20 C")))], [said("not sunny")]),
     (
         {"turn": 2},
         [
@@ -117,11 +113,7 @@ CONDITIONS: list[tuple[dict[str, Any], list[Prompt], list[Prompt]]] = [
         [Conversation((Message("user", "x"),), (Tool("f"), Tool("g")))],
         [said("x"), Conversation((Message("user", "x"),), (Tool("g"),)), "x"],
     ),
-    (
-        {"tools": []},
-        [said("x"), "x"],
-        [Conversation((Message("user", "x"),), (Tool("f"),))],
-    ),
+    ({"tools": []}, [said("x"), "x"], [Conversation((Message("user", "x"),), (Tool("f"),))]),
     (
         {"match": "x", "turn": 1, "tools": []},
         [said("x")],

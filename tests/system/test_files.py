@@ -151,10 +151,7 @@ def test_a_link_that_appears_after_the_check_is_not_opened(tmp_path: Path) -> No
     link = tmp_path / "link"
     path = own_path(link)
     link.symlink_to(tmp_path / "victim")
-    with (
-        pytest.raises(OSError, match=r"[Ss]ymbolic links"),
-        open(path, "a", opener=not_linked),
-    ):
+    with pytest.raises(OSError, match=r"[Ss]ymbolic links"), open(path, "a", opener=not_linked):
         pass
     assert not (tmp_path / "victim").exists()
 

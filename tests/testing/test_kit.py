@@ -75,9 +75,7 @@ def test_other_endpoints_play_them_too(mlx_replay: MlxReplay) -> None:
     assert [each.path for each in mlx_replay.requests] == ["/v1/responses", "/v1/messages"]
 
 
-def test_an_app_may_call_another_model_by_the_same_name_in_each_test(
-    mlx_replay: MlxReplay,
-) -> None:
+def test_an_app_may_call_another_model_by_the_same_name_in_each_test(mlx_replay: MlxReplay) -> None:
     for family in ("qwen3", "llama4"):
         mlx_replay.answers(family, [say(family)], model="mine")
         answer = mlx_replay.client.chat.completions.create(model="mine", messages=ASKED)

@@ -45,9 +45,7 @@ def failures(result: pytest.RunResult) -> dict[str, str]:
     return dict(zip(parts[::2], parts[1::2], strict=True))
 
 
-def test_a_test_fails_unless_its_requests_and_its_answers_match(
-    pytester: pytest.Pytester,
-) -> None:
+def test_a_test_fails_unless_its_requests_and_its_answers_match(pytester: pytest.Pytester) -> None:
     result = run(
         pytester,
         """

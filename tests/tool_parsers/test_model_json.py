@@ -63,12 +63,7 @@ def test_the_one_value_is_found(text: str, found: str, mended: list[str]) -> Non
 
 @pytest.mark.parametrize(
     "text",
-    [
-        *TABLES["guessed"],
-        "[" * 100_000 + "]" * 100_000,
-        "[" * 1_000_000,
-        "]" * 1_000_000,
-    ],
+    [*TABLES["guessed"], "[" * 100_000 + "]" * 100_000, "[" * 1_000_000, "]" * 1_000_000],
     ids=lambda text: text[:24],
 )
 def test_what_would_have_to_be_guessed_is_not(text: str) -> None:
@@ -163,8 +158,7 @@ def test_what_would_have_to_be_guessed_is_malformed(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "wanted"),
-    [('{"a": {"b": 1}', {"a": {"b": 1}}), ('[{"a": 1}', [{"a": 1}])],
+    ("text", "wanted"), [('{"a": {"b": 1}', {"a": {"b": 1}}), ('[{"a": 1}', [{"a": 1}])]
 )
 def test_a_bracket_that_may_be_missing(text: str, wanted: Any) -> None:
     assert loads(text, missing=1) == wanted

@@ -21,10 +21,7 @@ IGNORED = "x-mlx-server-ignored"
 
 @pytest.fixture(scope="module")
 def seeing(upstream: PlayingServer) -> Iterator[TestClient]:
-    models: Json = {
-        "sees": {"capabilities": {"images": True}},
-        "reads": {},
-    }
+    models: Json = {"sees": {"capabilities": {"images": True}}, "reads": {}}
     with gateway(upstream.url, models) as client:
         yield client
 
@@ -58,11 +55,7 @@ ASKED: dict[str, tuple[str, Json, str]] = {
         {"messages": [{"role": "user", "content": "What?", "images": [DATA]}], "stream": False},
         "messages.images",
     ),
-    "generate": (
-        "/api/generate",
-        {"prompt": "What?", "images": [DATA], "stream": False},
-        "images",
-    ),
+    "generate": ("/api/generate", {"prompt": "What?", "images": [DATA], "stream": False}, "images"),
 }
 
 

@@ -5,12 +5,7 @@ from typing import Any
 
 import pytest
 
-from mlx_server.messages import (
-    Conversation,
-    Message,
-    Tool,
-    ToolCall,
-)
+from mlx_server.messages import Conversation, Message, Tool, ToolCall
 from mlx_server.requests import NamedTool, ToolChoice
 from mlx_server.upstream.request import NO_RESULT, messages_of, with_system_prompt
 from mlx_server.upstream.spec import UpstreamCapabilities
@@ -21,10 +16,7 @@ CALLED = Message("assistant", tool_calls=(ToolCall("c", "look", "{}"),))
 
 
 def sent(
-    *messages: Message,
-    can: UpstreamCapabilities = CAN,
-    choice: ToolChoice = "auto",
-    **more: Any,
+    *messages: Message, can: UpstreamCapabilities = CAN, choice: ToolChoice = "auto", **more: Any
 ) -> list[Any]:
     conversation = Conversation(messages, **more)
     return messages_of(conversation, can, choice, tells_format=False)

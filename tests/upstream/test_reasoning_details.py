@@ -339,7 +339,7 @@ OUTPUT: Json = {"type": "custom_tool_call_output", "call_id": "call_1", "output"
                         "output": "18",
                         "extra_content": SIGNED,
                     },
-                ],
+                ]
             },
             id="mcp",
         ),

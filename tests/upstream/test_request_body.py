@@ -167,11 +167,7 @@ def test_messages_keep_their_roles_and_no_content_is_null(
 ) -> None:
     sent = asked(client, upstream, messages=HISTORY, tools=[WEATHER])["messages"]
     assert [each["role"] for each in sent] == ["system", "system", "user", "assistant", "tool"]
-    assert sent[3] == {
-        "role": "assistant",
-        "content": "",
-        "tool_calls": HISTORY[3]["tool_calls"],
-    }
+    assert sent[3] == {"role": "assistant", "content": "", "tool_calls": HISTORY[3]["tool_calls"]}
     assert sent[4] == {"role": "tool", "content": "Rain", "tool_call_id": "call_1"}
     sent = asked(client, upstream, model="full", messages=HISTORY, tools=[WEATHER])["messages"]
     assert (sent[1]["role"], sent[3]["reasoning_content"]) == ("developer", "I look.")

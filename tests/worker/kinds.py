@@ -122,12 +122,6 @@ KINDS = (
             "query_pre_attn_scalar": 32,
         },
     ),
-    Kind(
-        "mamba2",
-        MAMBA2,
-    ),
-    Kind(
-        "lfm2",
-        {"model_type": "lfm2", **CONVOLUTIONS, **BLOCKS},
-    ),
+    Kind("mamba2", MAMBA2),
+    Kind("lfm2", {"model_type": "lfm2", **CONVOLUTIONS, **BLOCKS}),
 )

@@ -5,12 +5,7 @@ from random import Random
 
 import pytest
 
-from mlx_server.engine.messages import (
-    ComputeAhead,
-    ComputedAhead,
-    ModelUnloaded,
-    UnloadModel,
-)
+from mlx_server.engine.messages import ComputeAhead, ComputedAhead, ModelUnloaded, UnloadModel
 from mlx_server.worker.prefill.schedule import LEAST
 from tests.worker.architectures import LINEAR
 from tests.worker.bench import TOKENS, Bench
@@ -23,10 +18,7 @@ pytestmark = pytest.mark.slow
 
 QWEN3_5 = Kind("qwen3_5", {"model_type": "qwen3_5_text", **LINEAR})
 LLAMA = next(kind for kind in KINDS if kind.name == "llama")
-ONE_OF_EACH = [
-    *(kind for kind in KINDS if kind.name in ("llama", "gpt-oss", "mamba2")),
-    QWEN3_5,
-]
+ONE_OF_EACH = [*(kind for kind in KINDS if kind.name in ("llama", "gpt-oss", "mamba2")), QWEN3_5]
 ROOM = 1 << 30
 
 HISTORY, ANSWER, QUESTION = 150, 200, 30

@@ -115,11 +115,7 @@ def test_without_known_kernels_all_rows_share_a_read() -> None:
     assert kernel(None, Product(8, 8, 1.0, 1.0, "affine", 2, 1), 2).reads == 0.75
 
 
-STEPS = [
-    ("m4-pro:8b", 8, 2.05),
-    ("m4-max:gpt-oss-20b", 8, 3.75),
-    ("m4-max:gpt-oss-20b", 16, 6.0),
-]
+STEPS = [("m4-pro:8b", 8, 2.05), ("m4-max:gpt-oss-20b", 8, 3.75), ("m4-max:gpt-oss-20b", 16, 6.0)]
 
 
 @pytest.mark.parametrize(("named", "rows", "expected"), STEPS)

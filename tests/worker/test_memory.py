@@ -20,12 +20,7 @@ from mlx_server.worker import device, memory
 from mlx_server.worker.costs import leaves
 from mlx_server.worker.engine import Engine
 from mlx_server.worker.kv_caches import why_alone
-from mlx_server.worker.memory import (
-    EVERY_STEPS,
-    MOST_FREED,
-    cache_cost,
-    limit_memory,
-)
+from mlx_server.worker.memory import EVERY_STEPS, MOST_FREED, cache_cost, limit_memory
 from mlx_server.worker.mlx_lm_internals import ArraysCache, make_prompt_cache
 from mlx_server.worker.speculation.gate import MOST_DRAFTED
 from mlx_server.worker.speculation.ragged_caches import ragged

@@ -10,17 +10,9 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from mlx_server.engine.messages import (
-    CacheMeasured,
-    CacheNotMeasured,
-    MeasureCache,
-)
+from mlx_server.engine.messages import CacheMeasured, CacheNotMeasured, MeasureCache
 from mlx_server.worker.engine import Engine
-from mlx_server.worker.kv_caches import (
-    QuantizedRow,
-    make_caches,
-    set_kv_bits,
-)
+from mlx_server.worker.kv_caches import QuantizedRow, make_caches, set_kv_bits
 from mlx_server.worker.memory import cache_cost
 from tests.worker.architectures import LINEAR
 from tests.worker.bench import Bench

@@ -103,9 +103,7 @@ def render(checkpoint: Checkpoint, conversation: Conversation) -> RenderedPrompt
     if any(each.name and each.role not in NAMED_ROLES for each in conversation.messages):
         ignored.append("messages.name")
     return RenderedPrompt(
-        tokens,
-        tuple(ignored),
-        lambda: _branches(conversation, messages, tokens[:begins]),
+        tokens, tuple(ignored), lambda: _branches(conversation, messages, tokens[:begins])
     )
 
 

@@ -95,11 +95,7 @@ def _tojson(
 ) -> str:
     # Jinja's own filter escapes for HTML, which no model was trained on
     return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
 
 

@@ -77,11 +77,7 @@ class GrammarCompiler:
         """Those past the time limit stay, as no thread can be stopped."""
 
     def compiled(
-        self,
-        grammar: Grammar,
-        vocabulary: Vocabulary,
-        prefix: Sequence[int] = (),
-        client: str = "",
+        self, grammar: Grammar, vocabulary: Vocabulary, prefix: Sequence[int] = (), client: str = ""
     ) -> CompiledGrammar | None:
         """Returns a copy of the compiled grammar, None while it is being compiled.
 

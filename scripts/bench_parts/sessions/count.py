@@ -130,11 +130,7 @@ def common(a: Sequence[int], b: Sequence[int]) -> int:
 
 
 def counted(
-    model: str,
-    scenario: str,
-    server: str,
-    turns: int = TURNS,
-    interruption: Interruption = "",
+    model: str, scenario: str, server: str, turns: int = TURNS, interruption: Interruption = ""
 ) -> Count:
     bodies = list(SCENARIOS[scenario](turns))
     spans, again = asked(model, bodies, SERVERS[server], interruption)

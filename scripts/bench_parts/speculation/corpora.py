@@ -41,10 +41,7 @@ class Edit:
         old, new = self.old.splitlines(), self.new.splitlines()
         matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
         return [
-            (
-                "\n".join(old[group[0][1] : group[-1][2]]),
-                "\n".join(new[group[0][3] : group[-1][4]]),
-            )
+            ("\n".join(old[group[0][1] : group[-1][2]]), "\n".join(new[group[0][3] : group[-1][4]]))
             for group in matcher.get_grouped_opcodes(2)
         ]
 
@@ -200,11 +197,7 @@ def quotes() -> list[Sample]:
 
 def by_schema() -> list[Sample]:
     return [
-        Sample(
-            f"Answer by this JSON schema: {json.dumps(schema)}\n",
-            json.dumps(value),
-            schema,
-        )
+        Sample(f"Answer by this JSON schema: {json.dumps(schema)}\n", json.dumps(value), schema)
         for schema, value in SCHEMAS
     ]
 

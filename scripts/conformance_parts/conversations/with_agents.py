@@ -148,10 +148,7 @@ def hosted_mcp(run: Run, *, approval: bool) -> Callable[[str], None]:
 
 
 def conversations() -> Iterable[tuple[str, Callable[[str], None]]]:
-    unstored: dict[str, Any] = {
-        "store": False,
-        "response_include": ["reasoning.encrypted_content"],
-    }
+    unstored: dict[str, Any] = {"store": False, "response_include": ["reasoning.encrypted_content"]}
     remembered = partial(with_session, OpenAIConversationsSession)
     kept = partial(with_session, lambda: SQLiteSession("weather"))
     yield "openai-agents items sent back", through(items_sent_back, whole)

@@ -21,11 +21,7 @@ from tests.api.strict import assert_strict
 
 def call(number: int, name: str, *arguments: str) -> list[Event]:
     pieces = [ToolCallDelta(0, number, each) for each in arguments]
-    return [
-        ToolCallStarted(0, number, f"c{number}", name),
-        *pieces,
-        ToolCallFinished(0, number),
-    ]
+    return [ToolCallStarted(0, number, f"c{number}", name), *pieces, ToolCallFinished(0, number)]
 
 
 def whole(*events: Event) -> list[Event]:

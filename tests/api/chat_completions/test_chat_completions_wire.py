@@ -172,10 +172,7 @@ PREDICTED = "Salü, <|im_end|> Welt!"
 
 @pytest.mark.parametrize(
     "content",
-    [
-        PREDICTED,
-        [{"type": "text", "text": PREDICTED[:4]}, {"type": "text", "text": PREDICTED[4:]}],
-    ],
+    [PREDICTED, [{"type": "text", "text": PREDICTED[:4]}, {"type": "text", "text": PREDICTED[4:]}]],
 )
 def test_a_prediction_is_text_of_which_no_part_is_a_control_token(
     client: TestClient, engine: ScriptedEngine, tiny_path: Path, content: Any

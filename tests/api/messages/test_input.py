@@ -232,8 +232,7 @@ def test_a_conversation_without_content_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "given",
-    ["A\nB", [text("A", **CACHED), text("B", citations=None)], [text(""), text("A\nB")]],
+    "given", ["A\nB", [text("A", **CACHED), text("B", citations=None)], [text(""), text("A\nB")]]
 )
 def test_the_system_prompt_does_not_depend_on_its_form(given: Any) -> None:
     assert conversation(system=given).messages[0] == Message("system", "A\nB")

@@ -28,11 +28,7 @@ ASSISTANT: Json = {"type": "message", "role": "assistant", "content": "so"}
 FIND: Json = {"server_label": "docs", "name": "find", "arguments": "{}"}
 MADE: Json = {"type": "mcp_call", "id": "mcp_1", **FIND, "output": "found"}
 ASKED: Json = {"type": "mcp_approval_request", "id": "mcpr_1", **FIND}
-GRANTED: Json = {
-    "type": "mcp_approval_response",
-    "approval_request_id": "mcpr_1",
-    "approve": True,
-}
+GRANTED: Json = {"type": "mcp_approval_response", "approval_request_id": "mcpr_1", "approve": True}
 DENIED: Json = {**GRANTED, "approve": False, "reason": "Not now"}
 F = ToolCall("c1", "f", "{}")
 FOUND = ToolCall("mcp_1", "find", "{}", server="docs")
@@ -67,10 +63,7 @@ TURNS: dict[str, tuple[list[Json], list[Message]]] = {
         [CALL, THOUGHT, ASSISTANT, {**CALL, "call_id": "c2"}, THOUGHT, RESULT],
         [
             Message(
-                "assistant",
-                "so",
-                reasoning="hm\n\nhm",
-                tool_calls=(F, ToolCall("c2", "f", "{}")),
+                "assistant", "so", reasoning="hm\n\nhm", tool_calls=(F, ToolCall("c2", "f", "{}"))
             ),
             Message("tool", "42", tool_call_id="c1"),
         ],
@@ -96,10 +89,7 @@ TURNS: dict[str, tuple[list[Json], list[Message]]] = {
     ),
     "parts of a result": (
         [CALL, {**RESULT, "output": [{"type": "input_text", "text": "4"}] * 2}],
-        [
-            Message("assistant", tool_calls=(F,)),
-            Message("tool", "4\n4", tool_call_id="c1"),
-        ],
+        [Message("assistant", tool_calls=(F,)), Message("tool", "4\n4", tool_call_id="c1")],
     ),
     "half a call": (
         [{**CALL, "arguments": None}],
@@ -136,10 +126,7 @@ TURNS: dict[str, tuple[list[Json], list[Message]]] = {
     ),
     "a call that failed": (
         [{**MADE, "output": None, "error": {"type": "x", "content": [{"text": "No."}]}}],
-        [
-            Message("assistant", tool_calls=(FOUND,)),
-            Message("tool", "No.", tool_call_id="mcp_1"),
-        ],
+        [Message("assistant", tool_calls=(FOUND,)), Message("tool", "No.", tool_call_id="mcp_1")],
     ),
     "a call that was denied": (
         [THOUGHT, ASKED, DENIED, ASSISTANT],

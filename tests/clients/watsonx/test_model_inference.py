@@ -24,10 +24,7 @@ SCHEMA = {"type": "object", "properties": {"age": {"type": "integer"}}, "require
 
 
 PERSON = {
-    "response_format": {
-        "type": "json_schema",
-        "json_schema": {"name": "person", "schema": SCHEMA},
-    }
+    "response_format": {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA}}
 }
 
 

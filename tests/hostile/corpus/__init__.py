@@ -21,17 +21,7 @@ from tests.hostile.corpus.making import posted
 
 __all__ = ["Attack", "Bytes", "Call", "Expected", "Json", "Step", "Target", "attacks", "posted"]
 
-CATEGORIES = (
-    completions,
-    grammars,
-    json,
-    models,
-    prompts,
-    responses,
-    sampling,
-    tools,
-    transport,
-)
+CATEGORIES = (completions, grammars, json, models, prompts, responses, sampling, tools, transport)
 
 
 def attacks(target: Target) -> Iterator[Attack]:

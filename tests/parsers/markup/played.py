@@ -26,10 +26,7 @@ from mlx_server.tool_parsers.source import Source, Steps
 OPEN, CLOSE = "<call>", "</call>"
 DELIMITERS = ("<think>", "</think>", OPEN, CLOSE, "<gone>")
 CONTROL = dict(enumerate([*DELIMITERS, "<|end|>"], start=300))
-TOOLS = (
-    Tool("now"),
-    Tool("write", parameters={"properties": {"text": {"type": "string"}}}),
-)
+TOOLS = (Tool("now"), Tool("write", parameters={"properties": {"text": {"type": "string"}}}))
 
 
 def _calls(source: Source, calls: ToolCallEmitter) -> Steps[None]:
@@ -135,11 +132,7 @@ noise = st.lists(st.sampled_from(PIECES), max_size=12).map("".join)
 
 
 def continued(
-    output: str,
-    ends_with: str = "",
-    *,
-    layout: MarkupLayout = LAYOUT,
-    formatted: bool = False,
+    output: str, ends_with: str = "", *, layout: MarkupLayout = LAYOUT, formatted: bool = False
 ) -> list[dict[str, Any]]:
     """What is read, however the output is cut."""
     context = ParseContext(tools=TOOLS, ends_with=ends_with, continues=True, formatted=formatted)

@@ -163,8 +163,7 @@ def test_few_walks_are_cut_and_none_is_invalid(demo: World, bytewise: World) -> 
 
 
 @pytest.mark.parametrize(
-    ("left", "allowed", "banned"),
-    [(100, b'n"\\', b""), (12, b'n"', b"\\"), (11, b'"', b"n \\,")],
+    ("left", "allowed", "banned"), [(100, b'n"\\', b""), (12, b'n"', b"\\"), (11, b'"', b"n \\,")]
 )
 def test_the_example_of_the_docstring(
     bytewise: World, left: int, allowed: bytes, banned: bytes

@@ -35,14 +35,7 @@ from mlx_server.worker.engine import Engine
 from mlx_server.worker.prefill import schedule
 from tests.worker.batch_runs import ids
 from tests.worker.constrained_decoding.grammars import ENDS, GRAMMARS, loaded
-from tests.worker.engine_runs import (
-    ask,
-    drain,
-    failures,
-    run,
-    tokens_of,
-    until,
-)
+from tests.worker.engine_runs import ask, drain, failures, run, tokens_of, until
 
 
 @dataclass

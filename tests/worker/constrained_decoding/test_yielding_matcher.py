@@ -18,10 +18,7 @@ def test_a_slow_matcher_answers_as_a_quick_one(
     demo: World, grammar: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mask_threads, "SLOW_SECONDS", -1.0)
-    quick, slow = (
-        demo.matcher(Grammar(grammar)),
-        YieldingMatcher(demo.matcher(Grammar(grammar))),
-    )
+    quick, slow = (demo.matcher(Grammar(grammar)), YieldingMatcher(demo.matcher(Grammar(grammar))))
     dice = random.Random(grammar)
     for _ in range(12):
         mask = quick.compute_bitmask()

@@ -12,11 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mlx.utils import tree_flatten
 
-from mlx_server.engine.messages import (
-    CancelRows,
-    Generate,
-    RowFailed,
-)
+from mlx_server.engine.messages import CancelRows, Generate, RowFailed
 from mlx_server.worker.rows import prompt_logprobs
 from tests.worker.batch_runs import Ask, a_prompt, alone
 from tests.worker.engine_runs import scored_of

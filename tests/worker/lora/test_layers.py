@@ -111,9 +111,7 @@ def test_a_layer_in_which_it_would_come_to_nothing_is_refused(name: str, tmp_pat
     assert not hasattr(model.layer, "slots")
 
 
-def test_what_was_not_trained_of_a_layer_that_takes_no_part_is_passed_over(
-    tmp_path: Path,
-) -> None:
+def test_what_was_not_trained_of_a_layer_that_takes_no_part_is_passed_over(tmp_path: Path) -> None:
     model = Idle()
     tensors = {**pair(), "layer.lora_b": mx.zeros((RANK, WIDTH))}
     with pytest.raises(AdapterInvalid, match="changes no layer"):

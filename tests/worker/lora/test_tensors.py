@@ -146,10 +146,7 @@ def doubled(config: dict[str, Any], tensors: dict[str, mx.array]) -> None:
 HOSTILE: dict[str, tuple[Spoil, str]] = {
     "one layer twice": (doubled, "are the same layer"),
     "no such layer": (renamed("model.layers.9.self_attn.q_proj"), "model.layers.9"),
-    "fused attention": (
-        renamed(QKV),
-        "no such layer next to k_proj, o_proj, q_proj, v_proj",
-    ),
+    "fused attention": (renamed(QKV), "no such layer next to k_proj, o_proj, q_proj, v_proj"),
     "fused gate": (renamed(GATE_UP), f"{GATE_UP}: the model has no such layer"),
     "an expert": (renamed(EXPERT), f"{EXPERT}: the model has no such layer"),
     "a norm": (renamed("model.norm"), "model.norm"),

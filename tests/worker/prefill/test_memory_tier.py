@@ -8,13 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from mlx_lm.models.cache import (
-    ArraysCache,
-    BatchKVCache,
-    CacheList,
-    KVCache,
-    RotatingKVCache,
-)
+from mlx_lm.models.cache import ArraysCache, BatchKVCache, CacheList, KVCache, RotatingKVCache
 
 from mlx_server import limits
 from mlx_server.engine.messages import (
@@ -27,12 +21,7 @@ from mlx_server.engine.messages import (
 )
 from mlx_server.prompt_files import Ids, common_length
 from mlx_server.worker.prefill import memory_tier
-from mlx_server.worker.prefill.memory_tier import (
-    CachedPrompt,
-    MemoryTier,
-    Snapshot,
-    ids_of,
-)
+from mlx_server.worker.prefill.memory_tier import CachedPrompt, MemoryTier, Snapshot, ids_of
 from tests.worker.batch_runs import a_prompt
 from tests.worker.bench import Bench
 from tests.worker.engine_runs import active_memory

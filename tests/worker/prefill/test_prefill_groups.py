@@ -10,15 +10,7 @@ from bench_parts.simulated.schedules import short_prompts
 from bench_parts.simulated.virtual import Answer, Simulation, together_by_mlx_lm
 
 from mlx_server.worker.prefill_groups import SHARED
-from tests.worker.batch_runs import (
-    Ask,
-    Run,
-    a_prompt,
-    alone,
-    computed,
-    ids,
-    together,
-)
+from tests.worker.batch_runs import Ask, Run, a_prompt, alone, computed, ids, together
 from tests.worker.bench import Bench
 from tests.worker.kinds import KINDS, Kind
 

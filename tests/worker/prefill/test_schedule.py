@@ -344,10 +344,7 @@ Prompts of 30,000 come in tests above."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("named", "prompt"),
-    [*zip(cycle(SOME_PAIRS), LENGTHS)],
-)
+@pytest.mark.parametrize(("named", "prompt"), [*zip(cycle(SOME_PAIRS), LENGTHS)])
 def test_the_bounds_of_a_long_prompt_hold_for_other_lengths(named: str, prompt: int) -> None:
     found = long_prompt_next_to_stream(named, prompt)
     assert found.first_token <= SLOWER * found.alone

@@ -63,10 +63,7 @@ class Counted:
 
     def answer(self, request: Generate) -> list[int]:
         row = self.bench.begin(
-            request.prompt,
-            TOKENS,
-            branches=request.branches,
-            continued_from=request.continued_from,
+            request.prompt, TOKENS, branches=request.branches, continued_from=request.continued_from
         )
         tokens = self.bench.finish()[row]
         ideal = max((_common(request.prompt, [*p, *said]) for p, said in self.answered), default=0)
