@@ -310,6 +310,7 @@ PAGE_STREAMS                   = _limit(8,             "items",      "client",  
 LISTED_ANSWERS                 = _limit(200,           "items",      "server",     "ended requests that the page lists", "the oldest is dropped")
 LISTED_TEXT                    = _limit(4000,         "characters", "request",    "text of a prompt or an answer that the page lists", "the rest is left out")
 LISTED_CONVERSATIONS           = _limit(2000,         "items",      "client",     "conversations of the page that are listed, where the server stores them", "the last used are listed")
+LISTED_TITLE                   = _limit(200,           "characters", "request",    "the title of a stored conversation of the page", "the rest is left out")
 LISTED_LOG_LINES               = _limit(500,           "items",      "server",     "lines of the log that the page lists", "the oldest is dropped")
 SAMPLES                        = _limit(1440,         "items",      "server",     "samples of 15 seconds for the page's charts, six hours of them", "the oldest is dropped")
 

@@ -36,6 +36,12 @@ class Agent:
     """What the client prints if a prompt exceeds the context."""
     reported: tuple[str, ...] = ()
     """Further arguments with which it prints that."""
+    is_interrupted: bool = True
+    """Whether Ctrl-C ends the request that runs; OpenHands waits for its answer."""
+    adds_context: bool = False
+    """Whether it sends a message of its own after a tool's result, which the model answers."""
+    node: str = installed.NEWER_NODE
+    """The npm package of the Node.js that it needs."""
 
 
 CODEX = ("--profile", "mlx-server", "exec", "--skip-git-repo-check")
@@ -43,6 +49,10 @@ UNCONFINED = "--dangerously-bypass-approvals-and-sandbox"
 """Turns Codex's own sandbox off: it needs namespaces within those that it runs in here."""
 
 AIDER = ("--no-git", "--yes-always", "--no-pretty", "--restore-chat-history", "--message")
+
+OPENCLAW = ("agent", "--local", "--session-id", "one", "--message", "{prompt}")
+
+OPENHANDS = ("--headless", "--override-with-envs")
 
 LLM_TOOL = """
 def write_file(path: str, content: str) -> str:
@@ -144,6 +154,33 @@ AGENTS: Mapping[str, Agent] = {
         ("Write", {"path": "{file}", "content": "{content}"}),
         unrepeated=700,  # a reminder of its mode follows each question
     ),
+    "openclaw": Agent(
+        "openclaw@2026.9.6",
+        OPENCLAW,
+        OPENCLAW,
+        ("write", {"path": "{file}", "content": "{content}"}),
+        unrepeated=700,  # what it says of processes follows the last message only
+        overflow="Model context window too small",
+        adds_context=True,
+        node="node@24",
+    ),
+    "openhands": Agent(
+        "openhands==1.16.0",
+        (*OPENHANDS, "-t", "{prompt}"),
+        (*OPENHANDS, "--resume", "--last", "-t", "{prompt}"),
+        (
+            "file_editor",
+            {
+                "command": "create",
+                "path": "{file}",
+                "file_text": "{content}",
+                "security_risk": "LOW",
+                "summary": "Writes the file",
+            },
+        ),
+        overflow="Hard context reset",  # it tries to shorten the conversation
+        is_interrupted=False,
+    ),
 }
 
 
@@ -156,7 +193,10 @@ def _agent(name: str, agent: Agent) -> Iterator[Outcome]:
     try:
         folder = installed.programs(agent.package)
         command = [*namespaces.alone(), sys.executable, "-m", "conformance_parts.agent_sessions"]
-        environment = {**os.environ, "PATH": f"{installed.newer_node()}:{os.environ['PATH']}"}
+        environment = {
+            **os.environ,
+            "PATH": f"{installed.programs(agent.node)}:{os.environ['PATH']}",
+        }
     except installed.Missing as missing:
         yield Outcome(SUITE, name, "all sessions", "skipped", (str(missing),))
         return

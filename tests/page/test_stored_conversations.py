@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from mlx_server import limits
 from mlx_server.config.settings import ServerSettings, StoreSettings
 from tests.api import wire
 from tests.api.wire import Json, ScriptedEngine, error, ok
@@ -75,6 +76,14 @@ def test_a_half_of_a_pair_is_stored_as_something_else(client: TestClient) -> Non
     headers = {"content-type": "application/json", **by(KEYS[0])["headers"]}
     ok(client.post(f"{PATH}/d", content=raw, headers=headers))
     assert titles(client)[0] == "a\ufffd"
+
+
+def test_the_list_has_no_more_of_a_title_than_the_page_shows(client: TestClient) -> None:
+    """It is of all conversations: with whole titles it would be as large as the store."""
+    one, most = by(KEYS[0]), limits.LISTED_TITLE
+    for extra in (0, 1, 50_000):
+        ok(client.post(f"{PATH}/e", json=body("é" * most + "x" * extra), **one))
+        assert titles(client)[0] == "é" * most
 
 
 def test_without_the_owners_word_nothing_is_stored(tiny_path: Path) -> None:

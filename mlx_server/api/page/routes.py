@@ -311,7 +311,8 @@ async def retrieve_conversation(http: Request, id: PageId) -> Response:
 async def put_conversation(http: Request, id: PageId) -> Response:
     body = await read(http, PageConversation)
     store, text = _store(http), body.text.encode("utf-8", "replace")
-    labels = {"id": id, "title": body.title, "changed": body.changed, "bytes": len(text)}
+    title = body.title[: limits.LISTED_TITLE]
+    labels = {"id": id, "title": title, "changed": body.changed, "bytes": len(text)}
     shown = msgspec.json.encode(labels).decode()
     record = Record("page conversation", id, time.time(), text, labels=shown)
     await store.put_page_conversation(record, http.state.owner)
