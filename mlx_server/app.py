@@ -57,6 +57,7 @@ from mlx_server.http import errors, metrics
 from mlx_server.http.admission import Admission
 from mlx_server.http.connections import http
 from mlx_server.http.middleware import AccessLog, BasePaths, DiscreetLifespan
+from mlx_server.http.resumable import ResumableStreams
 from mlx_server.http.security import SecurityMiddleware, Signer, authorise, authorised, secret_key
 from mlx_server.http.server import EXIT_CODES, HttpServer, LoopErrors
 from mlx_server.http.web_sockets import web_sockets
@@ -104,6 +105,7 @@ def create_app(
             store = await on.enter_async_context(_opened(settings.store))
             pool.servers = store.servers
             app.state.runs = runs = Runs(store, server.concurrency)
+            app.state.resumable = resumable = ResumableStreams()
             app.state.signer = Signer(await asyncio.to_thread(secret_key, settings.store.data_dir))
             on.push_async_callback(connectors.stop)
             on.callback(awake.stop)
@@ -118,6 +120,7 @@ def create_app(
             compiled.warm()
             await anyio.lowlevel.checkpoint()  # anyio's backend is imported before it is needed
             on.push_async_callback(runs.stop)
+            on.push_async_callback(resumable.stop)
             yield
 
     app = FastAPI(

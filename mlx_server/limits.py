@@ -243,6 +243,10 @@ BACKGROUND_RESPONSES           = _limit(64,            "items",      "server",  
 BACKGROUND_PER_CLIENT          = _limit(48,            "items",      "key",        "background responses of one key", "503")
 STREAM_LOG_BYTES               = _limit(32 << 20,      "bytes",      "response",   "events of a background response, until it ends", "the response fails")
 STREAM_LOGS_BYTES              = _limit(256 << 20,     "bytes",      "server",     "events of all background responses, until they end", "503 for a new response, and a running one fails")
+RESUMABLE_STREAMS              = _limit(256,           "items",      "server",     "streams with `x-mlx-server-resumable` that run or ended within the last minute", "the oldest that has ended is forgotten; 503 if all run")
+RESUMABLE_PER_CLIENT           = _limit(64,            "items",      "client",     "such streams of one key, or of one address", "the oldest that has ended is forgotten; 503 if all run")
+RESUMABLE_SECONDS              = _limit(60,            "seconds",    "response",   "how long such a stream goes on, and is kept, without a connection that reads it", "its answer is cancelled, and it is forgotten")
+RESUMABLE_BYTES                = _limit(64 << 20,      "bytes",      "server",     "events of all such streams", "those that have ended are forgotten, the oldest first; then a running one ends with an error")
 UNSTORED_ENDS                  = _limit(256,           "items",      "server",     "responses that have ended and can't be stored yet", "503 for a new response that is to be stored")
 
 _section("Stored responses and conversations")

@@ -21,6 +21,7 @@ from mlx_server.api.handlers import documented, read, respond
 from mlx_server.errors import BadRequest
 from mlx_server.events import Event, Finished, PromptProgress, TextDelta, TokenLogprob
 from mlx_server.http.errors import prompt_too_long
+from mlx_server.http.resumable import resumed
 from mlx_server.http.security import keyed_router
 from mlx_server.request_threads import in_thread
 from mlx_server.requests import GenerateRequest, Infill, Prompt
@@ -160,6 +161,7 @@ def _scored(token: TokenLogprob) -> Scored:
 PATH = "/v1/completions"
 
 router = keyed_router()
+router.get(PATH + "/{id}/stream")(resumed)
 
 
 @router.post(PATH, openapi_extra=documented(PATH, CompletionBody))

@@ -33,6 +33,12 @@ from mlx_server.generation.plan import MakeOverflowError, PromptOverflow
 from mlx_server.http import strict_json
 from mlx_server.http.errors import messages_too_long, validation_error
 from mlx_server.http.metrics import Metrics
+from mlx_server.http.resumable import (
+    RESUMABLE_HEADER,
+    ResumableStreams,
+    StreamOwner,
+    is_resumable,
+)
 from mlx_server.http.security import with_client
 from mlx_server.http.sse import OPENAI, Chunks, EventStream, Frames
 from mlx_server.pool.pool import Pool
@@ -155,13 +161,23 @@ async def respond(
     overflow: MakeOverflowError = messages_too_long,
     store: Store | None = None,
 ) -> Response:
+    wants_resumable = is_resumable(http)
+    if wants_resumable and not (stream and frames.media_type == OPENAI.media_type):
+        ignored, wants_resumable = [*ignored, RESUMABLE_HEADER], False
     if not stream:
         return await respond_buffered(
             http, request, output, ignored=ignored, overflow=overflow, store=store
         )
+    streams: ResumableStreams = http.app.state.resumable
+    if wants_resumable:
+        streams.check_room(http.state.source)
     events, started = await _started(http, request, overflow)
     chunks = _chunks(started, events, output, store)
-    return EventStream(chunks, _headers(started, ignored), source=events, frames=frames)
+    headers = _headers(started, ignored)
+    if wants_resumable:
+        owner = StreamOwner(http.scope["path"], http.state.owner, http.state.source)
+        return streams.begin(owner, chunks, events, frames).response(0, headers)
+    return EventStream(chunks, headers, source=events, frames=frames)
 
 
 async def respond_buffered(

@@ -118,7 +118,7 @@ METHODS_WITH_BODY = {"POST", "PUT", "PATCH"}
 UPLOAD_FORM_BYTES = 64 << 10
 """What a body that uploads a file may have besides."""
 
-EXPOSED = "x-request-id, x-mlx-server-ignored, retry-after"
+EXPOSED = "x-request-id, x-mlx-server-ignored, x-mlx-server-stream, retry-after"
 
 OWN_SITES = {"same-origin", "none"}
 

@@ -51,6 +51,21 @@ class Frames:
 OPENAI = Frames()
 
 
+async def encoded(chunks: Chunks, frames: Frames) -> AsyncGenerator[bytes]:
+    """Yields a frame for each chunk, and one for the error with which they end, if any."""
+    try:
+        async for chunk in chunks:
+            yield frames.encode(chunk)
+    except ServerError as error:
+        yield frames.encode(frames.error(error))
+    except Exception:
+        log.exception("a stream ended with an error")
+        failure = ServerError(
+            "The answer ended early: an internal error of the server.", code="internal_error"
+        )
+        yield frames.encode(frames.error(failure))
+
+
 class EventStream(Response):
     """Streams `chunks`, which read from `source`, and closes both when the client leaves.
 
@@ -89,17 +104,9 @@ class EventStream(Response):
             tasks.cancel_scope.cancel()
 
     async def _stream(self, send: Send) -> None:
-        try:
-            async for chunk in self._chunks:
-                await self._write(send, self._frames.encode(chunk))
-        except ServerError as error:
-            await self._write(send, self._frames.encode(self._frames.error(error)))
-        except Exception:
-            log.exception("a stream ended with an error")
-            failure = ServerError(
-                "The answer ended early: an internal error of the server.", code="internal_error"
-            )
-            await self._write(send, self._frames.encode(self._frames.error(failure)))
+        async with aclosing(encoded(self._chunks, self._frames)) as frames:
+            async for frame in frames:
+                await self._write(send, frame)
         await send({"type": "http.response.body", "body": self._frames.end, "more_body": False})
 
     async def _write(self, send: Send, data: bytes) -> None:

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from starlette.types import Message
@@ -12,19 +14,23 @@ from tests.api.wire import Json
 class Leaver:
     """A client, as the app sees it, that sends its request and leaves some time later.
 
-    leaves: when; None: as soon as it is sent something. stuck: nothing gets through to it.
+    body: None for a GET. leaves: when; None: as soon as it is sent something. stuck: nothing gets
+    through to it.
     """
 
     def __init__(
         self,
-        body: Json,
+        body: Json | None,
         leaves: asyncio.Event | None = None,
         *,
         stuck: bool = False,
         path: str = "/v1/chat/completions",
+        headers: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._path = path
-        self.raw = json.dumps(body).encode()
+        self._method = "GET" if body is None else "POST"
+        self._headers = [(name.encode(), value.encode()) for name, value in headers.items()]
+        self.raw = b"" if body is None else json.dumps(body).encode()
         self.sent: list[Message] = []
         self._coming: list[Message] = [{"type": "http.request", "body": self.raw}]
         self._sending = asyncio.Event()
@@ -37,7 +43,7 @@ class Leaver:
         return {
             "type": "http",
             "http_version": "1.1",
-            "method": "POST",
+            "method": self._method,
             "scheme": "http",
             "path": self._path,
             "raw_path": self._path.encode(),
@@ -46,6 +52,7 @@ class Leaver:
                 (b"host", b"localhost"),
                 (b"content-type", b"application/json"),
                 (b"content-length", length),
+                *self._headers,
             ],
             "state": {},
         }

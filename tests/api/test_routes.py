@@ -87,6 +87,8 @@ STORED = {
     ("GET", f"/v1/files/{NONE}"),
     ("GET", f"/v1/files/{NONE}/content"),
     ("DELETE", f"/v1/files/{NONE}"),
+    *((("GET", f"/v1/{path}/{NONE}/stream")) for path in ("chat/completions", "completions")),
+    ("GET", f"/v1/messages/{NONE}/stream"),
     ("GET", f"/v1/responses/{NONE}"),
     ("DELETE", f"/v1/responses/{NONE}"),
     ("POST", f"/v1/responses/{NONE}/cancel"),

@@ -27,7 +27,7 @@ from mlx_server.api.conversations import ConversationBody
 from mlx_server.api.formats import JsonSchemaParam
 from mlx_server.api.pool import Load
 from mlx_server.api.responses.protocol import ResponsesBody
-from mlx_server.api.responses.runs import EventLog, Runs
+from mlx_server.api.responses.runs import Runs
 from mlx_server.api.responses.tools import McpTool
 from mlx_server.api.responses.web_socket import UnstoredContext
 from mlx_server.engine.messages import Generate, Grammar, Thinking
@@ -43,6 +43,7 @@ from mlx_server.grammars.grammar import unsupported_keywords
 from mlx_server.grammars.view import View, resolved
 from mlx_server.http import security, strict_json
 from mlx_server.http.connections import SlowClientGuard, StrictConnection
+from mlx_server.http.resumable import EventLog
 from mlx_server.http.web_sockets import ByteBudget
 from mlx_server.mcp.server import Lister, Listing, bound
 from mlx_server.messages import Conversation, Message, Tool, memory_of
@@ -243,7 +244,7 @@ def arguments(items: int) -> bool:
 
 def events(size: int) -> bool:
     log = EventLog(ByteBudget(1 << 40))
-    log.add({"a": "x" * (size - len('{"a":""}'))})
+    log.add(b"x" * size)
     return not log.is_full
 
 

@@ -28,6 +28,7 @@ from mlx_server.api.responses.protocol import Metadata
 from mlx_server.api.responses.routes import After, Limit, Sorted
 from mlx_server.errors import BadRequest
 from mlx_server.http.errors import validation_error
+from mlx_server.http.resumable import resumed
 from mlx_server.http.security import keyed_router
 from mlx_server.request_threads import in_thread
 from mlx_server.store import ItemRecord, Record, RecordFilter, Store
@@ -113,6 +114,7 @@ PATH = "/v1/chat/completions"
 ONE = PATH + "/{id}"
 
 router = keyed_router()
+router.get(ONE + "/stream")(resumed)
 
 
 @router.post(PATH, openapi_extra=documented(PATH, ChatBody))

@@ -16,6 +16,7 @@ from mlx_server.engine.messages import SHORTEST_STORED
 from mlx_server.errors import ServerError
 from mlx_server.generation.plan import count_prompt
 from mlx_server.http.errors import MESSAGES_PATH, anthropic_error, anthropic_prompt_too_long
+from mlx_server.http.resumable import resumed
 from mlx_server.http.security import keyed_router, signer_of
 from mlx_server.http.sse import Frames, event
 from mlx_server.messages import media_places
@@ -47,6 +48,7 @@ def model_list(models: Sequence[Wire]) -> Wire:
 COUNT_PATH = f"{MESSAGES_PATH}/count_tokens"
 
 router = keyed_router()
+router.get(MESSAGES_PATH + "/{id}/stream")(resumed)
 
 
 @router.post(MESSAGES_PATH, openapi_extra=documented(MESSAGES_PATH, MessagesBody))

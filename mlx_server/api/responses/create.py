@@ -24,13 +24,14 @@ from mlx_server.api.responses.items import (
     wire,
 )
 from mlx_server.api.responses.protocol import ResponsesBody, new_response
-from mlx_server.api.responses.runs import EventLog, Events, Run, Runs
+from mlx_server.api.responses.runs import Events, Run, Runs
 from mlx_server.errors import BadRequest, ContextTooLong, NotFound
 from mlx_server.generation.plan import PromptOverflow
 from mlx_server.generation.tool_loop import respond
 from mlx_server.http import strict_json
 from mlx_server.http.errors import input_too_long
 from mlx_server.http.metrics import Metrics
+from mlx_server.http.resumable import EventLog
 from mlx_server.http.security import Signer, signer_of, with_client
 from mlx_server.mcp import Connectors
 from mlx_server.messages import Conversation

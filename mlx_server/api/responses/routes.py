@@ -18,7 +18,6 @@ from mlx_server.api.responses.protocol import ResponsesBody
 from mlx_server.api.responses.runs import (
     SHARE_SECONDS,
     TERMINAL,
-    EventLog,
     Run,
     Runs,
     decoded,
@@ -26,6 +25,7 @@ from mlx_server.api.responses.runs import (
 from mlx_server.api.responses.web_socket import Socket
 from mlx_server.errors import BadRequest, NotFound
 from mlx_server.generation.plan import plan
+from mlx_server.http.resumable import EventLog
 from mlx_server.http.security import keyed_router
 from mlx_server.http.sse import OPENAI, EventStream, Frames
 from mlx_server.pool.pool import Pool
@@ -168,7 +168,8 @@ def _followed(
 
     async def followed() -> AsyncGenerator[Wire]:
         event: Wire = {"type": "", "sequence_number": start - 1}
-        async for event in log.read(start):
+        async for body in log.read(start):
+            event = decoded(body)
             yield event
         if event["type"] not in TERMINAL:
             with suppress(NotFound):  # deleted in the meantime
