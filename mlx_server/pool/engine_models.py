@@ -125,6 +125,7 @@ class EngineModels:
         self.preparation = ModelPreparation(
             disk,
             lambda: self.engine,
+            self._running,
             lambda: self.policy,
             lambda: self.scheduler.check_open(),
             on_progress,

@@ -7,7 +7,7 @@ read and loaded once for all requests.
 import asyncio
 import logging
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from copy import copy
@@ -16,10 +16,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mlx_server.engine.client import EngineClient
-from mlx_server.engine.messages import ModelLoaded
+from mlx_server.engine.messages import KvCost, ModelLoaded
 from mlx_server.errors import (
     NEAREST,
     BadRequest,
+    EngineDied,
     ModelNotFound,
     ModelReplaced,
     ModelUnusable,
@@ -374,13 +375,16 @@ class ModelPreparation:
         self,
         disk: DiskThreads,
         engine: Callable[[], EngineClient],
+        running: Callable[[], Awaitable[EngineClient]],
         policy: Callable[[], Policy],
         check_open: Callable[[], None],
         on_progress: OnProgress,
     ) -> None:
-        """check_open: raises the error for requests to a server that is stopping."""
+        """running: waits for the next engine if the present one is lost. Raises EngineDied.
+        check_open: raises the error for requests to a server that is stopping."""
         self._disk = disk
         self._engine = engine
+        self._running = running
         self._policy = policy
         self._check_open = check_open
         self._on_progress = on_progress
@@ -432,13 +436,7 @@ class ModelPreparation:
                 )
             )
             if prepared.transcript is None:  # a replay model has no KV cache to measure
-                with _stamped(prepared):
-                    kv = await self._engine().kv_cost(
-                        prepared.id,
-                        str(prepared.path),
-                        prepared.spec.kv_bits,
-                        prepared.spec.compute_dtype,
-                    )
+                kv = await self._kv_cost(prepared)
                 weights = prepared.weights // ranks
                 most_padding = kv.most_padding(self._policy().budget - weights)
                 prepared = replace(prepared, kv=kv, most_padding=most_padding, weights=weights)
@@ -454,6 +452,18 @@ class ModelPreparation:
         entry.prepared, entry.progress = prepared, None
         self._policy().estimate(entry.spec.id, prepared.weights)
         return prepared
+
+    async def _kv_cost(self, prepared: PreparedModel) -> KvCost:
+        spec, path = prepared.spec, str(prepared.path)
+        for is_last in (False, True):
+            engine = await self._running()
+            try:
+                with _stamped(prepared):
+                    return await engine.kv_cost(prepared.id, path, spec.kv_bits, spec.compute_dtype)
+            except EngineDied:
+                if is_last:
+                    raise
+        raise AssertionError
 
     def failed(self, entry: PoolEntry, error: Exception) -> ServerError:
         """Logs the error, and records in the entry the one to report to clients, which it also

@@ -160,6 +160,21 @@ def test_what_changes_while_it_loads_is_not_served_under_the_digest_of_what_was_
     run(test)
 
 
+def test_a_row_whose_engine_is_lost_meets_no_other_weights(tmp_path: Path) -> None:
+    weights = tmp_path / "adapters.safetensors"
+    weights.write_bytes(b"old")
+    leased = LeasedAdapter(replace(A.spec, path=tmp_path, stamp=stamp_of(tmp_path)))
+
+    async def test(desk: Desk) -> None:
+        await desk.used(leased)
+        desk.adapters.forget()  # with the engine
+        weights.write_bytes(b"newer")
+        with pytest.raises(AdapterInvalid, match="changed while"):
+            await desk.used(leased)
+
+    run(test)
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_load_that_everybody_left_is_counted_when_it_ends(fails: bool) -> None:
     async def test(desk: Desk) -> None:

@@ -284,6 +284,17 @@ def test_a_pool_that_was_stopped_takes_nobody(a: ModelSpec) -> None:
     run(test)
 
 
+def test_a_model_whose_first_request_finds_no_engine_is_read_by_the_next(a: ModelSpec) -> None:
+    async def test() -> None:
+        async with running(a) as (pool, machine):
+            machine.kill()
+            assert not pool.supervisor.alive
+            assert (await pool.prepared("a")).id == "a"
+            assert pool.supervisor.alive
+
+    run(test)
+
+
 def test_memory_that_another_server_takes_first_is_not_taken_twice(
     a: ModelSpec, tmp_path: Path
 ) -> None:

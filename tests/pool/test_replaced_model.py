@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from mlx_server.errors import ModelReplaced, ModelUnusable, NotEnoughMemory
+from mlx_server.errors import EngineDied, ModelReplaced, ModelUnusable, NotEnoughMemory
 from mlx_server.models.checkpoint import read_checkpoint
 from mlx_server.pool import prepare as preparing
 from mlx_server.pool.prepare import ModelSpec
+from mlx_server.pool.readmission import Attempts
 from tests.families import byte_level, write_checkpoint
 from tests.pool.machine import TWO, WEIGHTS, Holding, asks, held, running, state
 
@@ -104,6 +105,22 @@ def test_tokens_of_the_old_tokenizer_never_meet_the_new_weights(a: ModelSpec, fo
                 with pytest.raises(ModelReplaced):
                     async with pool.lease(planned, asks(0)):
                         raise AssertionError
+
+    run(test)
+
+
+def test_a_row_whose_engine_is_lost_meets_no_other_weights(a: ModelSpec, folder: Path) -> None:
+    async def test() -> None:
+        async with running(a) as (pool, machine):
+            planned, attempts = await pool.prepared("a"), Attempts("a", lambda: "")
+            async with pool.visit(attempts, planned, asks(0)):
+                replaced(folder)
+                machine.kill()
+                raise EngineDied("The engine process died.")
+            with pytest.raises(ModelReplaced):
+                async with pool.visit(attempts, planned, asks(0)):
+                    raise AssertionError
+            assert machine.log == ["load a"]
 
     run(test)
 
