@@ -5,6 +5,7 @@ import re
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -18,7 +19,19 @@ import httpx
 import psutil
 import typer
 
-from tests.live.server import DEMO, DEMO_MODEL, PLAIN, SAMPLES, LiveServer, eventually, serving
+from mlx_server.system import handover
+from mlx_server.system.servers import FOLDER
+from tests.live.server import (
+    DEMO,
+    DEMO_MODEL,
+    PLAIN,
+    SAMPLES,
+    LiveServer,
+    children,
+    eventually,
+    is_engine,
+    serving,
+)
 from tests.tiny import tiny_embedder, tiny_llama
 from tests.worker.kinds import GPT_OSS, Kind
 from tests.worker.lora_files import mlx_adapter
@@ -98,13 +111,16 @@ OWN = re.compile(
     r"cache_read_input_tokens|input_tokens|input_tokens_details|total_duration|load_duration|"
     r'prompt_eval_duration|eval_duration|obfuscation|sequence_number)":(?:"[^"]*"|[\d.]+)'
 )
+WAITING = ("response.in_progress", "ping", '"content":""},"done":false')
+"""Of the events that fill a long wait; Ollama's are messages without text."""
+
 NUMBER = re.compile(r"-?\d+\.\d{3,}")
 
 
 def normalised(stream: str) -> str:
     """The stream without what no two answers share: ids, times, and what a cache had."""
     lines = [line for line in stream.splitlines() if line and not line.startswith(":")]
-    events = [line for line in lines if "response.in_progress" not in line and "ping" not in line]
+    events = [line for line in lines if not any(each in line for each in WAITING)]
     events.sort(key=lambda line: re.findall(r'"choices":\[{"index":(\d)', line))  # of n answers
     text = OWN.sub("", "\n".join(events))
     return NUMBER.sub(lambda number: f"{float(number[0]):.3f}", text)
@@ -129,6 +145,10 @@ class Chaos:
     begun: list[float] = field(default_factory=list)
     """Seconds to the first event of requests that were sent within 3 s of a kill."""
     killed_at: list[float] = field(default_factory=list)
+    restarts: int = 0
+    """How many of the kills are restarts of the server."""
+    came: dict[int, float] = field(default_factory=dict)
+    """When each answer under way had its last event, by a number of its own."""
 
     @property
     def kinds(self) -> list[tuple[str, str]]:
@@ -144,7 +164,8 @@ class Chaos:
     def answer(self, kind: str, model: str) -> str:
         route, body = asked(kind, model, self.tokens)
         pieces, sent = [], time.monotonic()
-        last, longest = sent, 0.0
+        last, longest, own = sent, 0.0, threading.get_ident()
+        self.came[own] = sent
         with (
             httpx.Client(**PLAIN, base_url=self.server.url, timeout=120) as http,
             http.stream("POST", route, json=body) as answer,
@@ -158,7 +179,7 @@ class Chaos:
                         self.begun.append(now - sent)
                     if last != sent and any(last < at < now for at in self.killed_at):
                         longest = max(longest, now - last)
-                    last = now
+                    last = self.came[own] = now
         if longest:
             self.pauses.append(longest)
         return "".join(pieces)
@@ -167,6 +188,7 @@ class Chaos:
         with ThreadPoolExecutor(clients) as threads:
             answers = threads.map(lambda each: normalised(self.answer(*each)), self.kinds)
             self.expected = dict(zip(self.kinds, answers, strict=True))
+        self.came.clear()
 
     def ask(self, number: int) -> None:
         chance = random.Random(number)
@@ -175,6 +197,7 @@ class Chaos:
             came = normalised(self.answer(kind, model))
         except (httpx.HTTPError, AssertionError) as error:
             came = f"lost: {type(error).__name__} {error}"
+        self.came.pop(threading.get_ident(), None)
         self.answers += 1
         if came != self.expected[kind, model]:
             wanted = self.expected[kind, model]
@@ -187,21 +210,41 @@ class Chaos:
                 f"{came[max(0, at - 150) : at + 250]!r} for {wanted[max(0, at - 150) : at + 250]!r}"
             )
 
-    def kill(self, times: int, seed: int, over: threading.Event) -> None:
+    def kill(self, times: int, seed: int, over: threading.Event, restarting: float) -> None:
         chance = random.Random(seed)
-        while self.kills < times:
-            eventually(lambda: is_healthy(self.server), "an engine runs", seconds=120)
-            over.wait(chance.uniform(0.2, 4.0))  # at once, again and again, suspends the models
-            with suppress(psutil.NoSuchProcess, ValueError):
-                engine = self.server.engine
-                engine.send_signal(
-                    chance.choice([signal.SIGKILL] * 3 + [signal.SIGSTOP, signal.SIGSEGV])
-                )
-                self.killed_at.append(time.monotonic())
-                self.kills += 1
-        over.set()
+        try:
+            while self.kills < times and not over.is_set():
+                eventually(lambda: is_healthy(self.server), "an engine runs", seconds=120)
+                # a request that has had no token of an engine when it ends is thought to be why
+                eventually(self.all_go_on, "all have gone on", seconds=120)
+                over.wait(chance.uniform(0.2, 4.0))
+                if chance.random() < restarting:
+                    self.restart()
+                else:
+                    self.kill_engine(chance)
+        finally:
+            over.set()
 
-    def rage(self, times: int, clients: int, seed: int) -> None:
+    def all_go_on(self) -> bool:
+        last = self.killed_at[-1] if self.killed_at else 0.0
+        return all(came > last for came in [*self.came.values()])
+
+    def restart(self) -> None:
+        self.killed_at.append(time.monotonic())
+        first = self.server.process.pid
+        handover.ask(self.server.log_file.parent / "data" / FOLDER, first)
+        self.kills += 1
+        self.restarts += 1
+
+    def kill_engine(self, chance: random.Random) -> None:
+        found = [each for each in children(self.server.process.pid) if is_engine(each)]
+        with suppress(psutil.NoSuchProcess, IndexError):
+            number = chance.choice([signal.SIGKILL] * 3 + [signal.SIGSTOP, signal.SIGSEGV])
+            found[-1].send_signal(number)  # after a restart there may be that of the old one too
+            self.killed_at.append(time.monotonic())
+            self.kills += 1
+
+    def rage(self, times: int, clients: int, seed: int, restarting: float) -> None:
         over = threading.Event()
 
         def client(first: int) -> None:
@@ -212,7 +255,7 @@ class Chaos:
 
         with ThreadPoolExecutor(clients + 1) as threads:
             each = [threads.submit(client, seed + at) for at in range(clients)]
-            each.append(threads.submit(self.kill, times, seed, over))
+            each.append(threads.submit(self.kill, times, seed, over, restarting))
             for one in each:
                 one.result()
 
@@ -243,15 +286,17 @@ def raged(
     clients: int,
     tokens: int,
     seed: int,
+    restarting: float = 0.0,
     demo: bool = False,
     models: Sequence[str] = (),
 ) -> Chaos:
-    """models: those that are asked; by default all."""
+    """models: those that are asked; by default all. restarting: the share of the kills that are
+    restarts of the server."""
     config = configuration(folder, demo=demo)
     with serving(folder, config) as server:
         chaos = Chaos(server, models or [*config["models"]], tokens)
         chaos.learn(clients)
-        chaos.rage(kills, clients, seed)
+        chaos.rage(kills, clients, seed, restarting)
     return chaos
 
 
@@ -260,14 +305,28 @@ def main(
     clients: Annotated[int, typer.Option(min=1, help="Streams at a time.")] = 16,
     tokens: Annotated[int, typer.Option(min=2, help="Tokens of each answer.")] = 60,
     seed: int = 0,
+    restarts: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of them that replace the server instead.")
+    ] = 0.0,
     demo: Annotated[bool, typer.Option("--demo", help="The demo model too.")] = False,
 ) -> None:
     """Kills, stops and crashes the engine at random moments while streams of every kind run, and
     compares each with an undisturbed one. Fails if one is lost or has another byte."""
     with TemporaryDirectory() as name:
-        chaos = raged(Path(name), kills=kills, clients=clients, tokens=tokens, seed=seed, demo=demo)
+        chaos = raged(
+            Path(name),
+            kills=kills,
+            clients=clients,
+            tokens=tokens,
+            seed=seed,
+            restarting=restarts,
+            demo=demo,
+        )
     print(*chaos.wrong[:8], sep="\n")
-    print(f"{chaos.kills} kills, {chaos.answers} answers, {len(chaos.wrong)} lost or different")
+    codes = Counter(re.findall(r'"code": ?"(\w+)"', " ".join(chaos.wrong)))
+    print(*(f"{count} {code}" for code, count in codes.items()), sep=", ")
+    what = f"{chaos.kills - chaos.restarts} kills, {chaos.restarts} restarts"
+    print(f"{what}, {chaos.answers} answers, {len(chaos.wrong)} lost or different")
     if chaos.pauses:
         longest = f"median {median(chaos.pauses):.2f} s, most {max(chaos.pauses):.2f} s"
         print(f"{len(chaos.pauses)} pauses: {longest}")

@@ -68,7 +68,7 @@ class LiveServer:
 
     @property
     def engine(self) -> psutil.Process:
-        (engine,) = filter(_is_engine, children(self.process.pid))
+        (engine,) = filter(is_engine, children(self.process.pid))
         return engine
 
     def openai(self, **options: Any) -> OpenAI:
@@ -195,7 +195,7 @@ def children(pid: int) -> list[psutil.Process]:
         return []
 
 
-def _is_engine(process: psutil.Process) -> bool:
+def is_engine(process: psutil.Process) -> bool:
     """Libraries start processes of their own for a moment, to learn what machine it is."""
     try:
         return "mlx_server.worker.process" in process.cmdline()
