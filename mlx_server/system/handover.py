@@ -365,11 +365,13 @@ class Succession:
         self._ears.close()
         self._mouth.close()
 
-    def _execute(self) -> NoReturn:
+    def state(self) -> dict[str, Any]:
+        """What `continued` needs, as JSON can hold it."""
+
         def ends(child: Successor | None) -> list[int] | None:
             return [child.pid, child.channel.fileno()] if child else None
 
-        state = {
+        return {
             "address": self.address,
             "sockets": self.sockets,
             "command": self.command,
@@ -383,13 +385,16 @@ class Succession:
             "deadline": self._deadline,
             "reply": self._reply,
             "stopping": self._is_stopping,
+            "ignores_hangup": self._ignores_hangup,
         }
+
+    def _execute(self) -> NoReturn:
         for child in self.children:
             child.channel.set_inheritable(True)
         for descriptor in (*self.sockets, *([self._reply] if self._reply is not None else ())):
             os.set_inheritable(descriptor, True)
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # until the program handles them
-        program = [sys.executable, "-m", __spec__.name, json.dumps(state)]
+        program = [sys.executable, "-m", __spec__.name, json.dumps(self.state())]
         os.execv(program[0], program)  # noqa: S606
 
     @classmethod
@@ -406,6 +411,7 @@ class Succession:
         it._leaving = [each for ends in state["leaving"] if (each := child(ends))]
         it._deadline, it._reply = state["deadline"], state["reply"]
         it._is_stopping = state["stopping"]
+        it._ignores_hangup = state["ignores_hangup"]
         for each in it.children:
             each.channel.set_inheritable(False)
         for descriptor in (*it.sockets, *([it._reply] if it._reply is not None else ())):

@@ -1,5 +1,6 @@
 """Processes that take each other's place, and what SIGHUP means to the first one."""
 
+import json
 import os
 import signal
 import socket
@@ -90,13 +91,17 @@ def test_a_terminal_that_is_closed_asks_for_no_restart(
     try:
         monkeypatch.setattr(handover, "has_terminal", lambda: had)
         succession = succession_on(listening, tmp_path, pytest.fail)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # as in a program that was executed
+        later = Succession.continued(json.loads(json.dumps(succession.state())))
         monkeypatch.setattr(handover, "has_terminal", lambda: has)
-        stopped = Event()
-        succession.hung_up(stopped.set)
-        assert stopped.is_set() == stops
-        assert not succession.children
+        for each in succession, later:
+            stopped = Event()
+            each.hung_up(stopped.set)
+            assert stopped.is_set() == stops
+            assert not each.children
         succession.stop()
-        succession.here_ended()
+        for each in succession, later:
+            each.here_ended()
     finally:
         signal.signal(signal.SIGHUP, before)
 
