@@ -165,7 +165,7 @@ class Chaos:
         route, body = asked(kind, model, self.tokens)
         pieces, sent = [], time.monotonic()
         last, longest, own = sent, 0.0, threading.get_ident()
-        self.came[own] = sent
+        self.came[own] = 0.0  # until its first event
         with (
             httpx.Client(**PLAIN, base_url=self.server.url, timeout=120) as http,
             http.stream("POST", route, json=body) as answer,
