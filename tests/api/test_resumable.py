@@ -66,7 +66,7 @@ def test_the_rest_after_each_number(client: TestClient, path: str) -> None:
 def test_a_wrong_number(client: TestClient, after: str) -> None:
     route, _ = begun(client)
     assert error(client.get(route, params={"after": after}), 400)["param"] == "after"
-    header = {"last-event-id": after.encode()}
+    header = {b"last-event-id": after.encode()}
     assert error(client.get(route, headers=header), 400)["param"] == "after"
 
 

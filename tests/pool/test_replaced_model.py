@@ -113,13 +113,16 @@ def test_a_row_whose_engine_is_lost_meets_no_other_weights(a: ModelSpec, folder:
     async def test() -> None:
         async with running(a) as (pool, machine):
             planned, attempts = await pool.prepared("a"), Attempts("a", lambda: "")
-            async with pool.visit(attempts, planned, asks(0)):
-                replaced(folder)
-                machine.kill()
-                raise EngineDied("The engine process died.")
-            with pytest.raises(ModelReplaced):
+
+            async def begin() -> None:
                 async with pool.visit(attempts, planned, asks(0)):
-                    raise AssertionError
+                    replaced(folder)
+                    machine.kill()
+                    raise EngineDied("The engine process died.")
+
+            await begin()
+            with pytest.raises(ModelReplaced):
+                await begin()
             assert machine.log == ["load a"]
 
     run(test)
