@@ -138,13 +138,6 @@ def python_printing(*expected: str) -> Run:
     return run
 
 
-def structured(snippet: Snippet) -> None:
-    """A budget of a few tokens, in which the grammar still ends the answer."""
-    assert "max_tokens=200" in snippet.code
-    out = printed(snippet.code.replace("max_tokens=200", "max_tokens=40"))
-    assert [text for text in ("name='", "country='", "sights=[") if text not in out] == [], out
-
-
 def curl(snippet: Snippet) -> str:
     if not shutil.which("curl"):
         pytest.skip("there is no curl")
@@ -306,11 +299,6 @@ def app_tests(snippet: Snippet) -> None:
 
 def app_test_name(block: Block) -> str:
     return "test_" + re.sub(r"\W", "_", f"{block.document}_{block.line}")
-
-
-def runs_app_tests(snippet: Snippet) -> None:
-    """What is in the block before it."""
-    assert snippet.block.code.endswith("\npython -m pytest test_app.py\n")
 
 
 def family(snippet: Snippet) -> None:

@@ -42,11 +42,9 @@ from tests.snippets import (
     output,
     python,
     python_printing,
-    runs_app_tests,
     settings,
     shows_metrics,
     split_settings,
-    structured,
     transcript,
 )
 
@@ -60,6 +58,7 @@ INSTALL = NotHere("It changes this machine; tests/live/test_wheel.py installs a 
 IBM = NotHere(
     "IBM's package is too large to install; tests/clients/watsonx compares with its signatures."
 )
+WHEEL = NotHere("tests/live/test_wheel.py runs it from an installed wheel.")
 KILLS = NotHere("It kills by name; tests/hostile/test_health.py kills an engine by its id.")
 MAC = NotHere("Only a Mac has the program.")
 GPU = NotHere("It wants a GPU; tests/system/test_scripts.py runs it with tiny models.")
@@ -72,16 +71,11 @@ HOW: dict[str, dict[str, Ways]] = {
         "Install": (INSTALL, commands),
         "Your own models": (settings,),
         "Models on other servers": (elsewhere,),
-        "Tools and reasoning": (
-            python_printing(
-                "I should look it up.\n",
-                """Function(arguments='{"city": "Paris"}', name='get_weather')\n""",
-            ),
-        ),
-        "Web search": (chats, is_shown, python_printing("It starts faster."), settings),
-        "Structured output": (structured,),
+        "Tools and reasoning": (WHEEL,),
+        "Web search": (chats, is_shown, WHEEL, settings),
+        "Structured output": (WHEEL,),
         "Answers outlive the engine": (outlives, kills_engine),
-        "In your app's tests": (app_tests, runs_app_tests),
+        "In your app's tests": (WHEEL, WHEEL),
     },
     "mlx_server/api/README.md": {
         "Fill in the middle": (fills_in,),
