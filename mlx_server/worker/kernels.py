@@ -79,6 +79,9 @@ WIDE = 5
 SORTED = 64
 """The pairs of a row and an expert from which mlx-lm sorts them by expert."""
 
+TILED = 4
+"""The sorted pairs for each expert from which an expert is read once for all of them."""
+
 
 def vector_limit(chip: Chip, inputs: int, outputs: int) -> int:
     """Returns the rows from which a quantised matrix is multiplied by tiles."""
@@ -128,7 +131,7 @@ def _expert_kernel(chip: Chip | None, product: Product, rows: int) -> Kernel:
     if chip is None:
         return Kernel("any", reached / experts, pairs)
     is_quantized = product.mode != UNQUANTIZED
-    if pairs < SORTED or (is_quantized and pairs // experts < 4):
+    if pairs < SORTED or (is_quantized and pairs // experts < TILED):
         return Kernel("gather_qmv" if is_quantized else "gather_mv", pairs / experts, pairs)
     # An expert has few tiles one after the other, and is small enough to stay in the chip's cache.
     name = "gather_qmm_rhs" if is_quantized else "gather_mm_rhs"

@@ -1,8 +1,9 @@
 """The positions that a pass's matrices and experts compute.
 
 A pass is [rows, tokens], and rows with shorter drafts are padded at the right. Attention and
-recurrent states need that shape; matrices get the real positions in one line, and some of them
-twice where a kernel for more positions takes less time.
+recurrent states need that shape; matrices get the real positions in one line, and the first one
+several times where a kernel for more positions takes less time. So do experts, if they are then
+read once for all.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +13,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
+from mlx_server.worker.kernels import SORTED, TILED
 from mlx_server.worker.mlx_lm_internals import SwitchGLU
 
 
@@ -72,7 +74,10 @@ _experts: Callable[[Any, mx.array, mx.array], mx.array] = SwitchGLU.__call__
 def _of_experts(layer: Any, x: mx.array, indices: mx.array) -> mx.array:
     if type(layer) is not SwitchGLU or not _is_pass(x):  # adapters count the pass's rows
         return _experts(layer, x, indices)
-    flat, chosen = (each.reshape(-1, each.shape[-1])[Packing.real] for each in (x, indices))
+    padded = len(Packing.places) * indices.shape[-1]
+    is_tiled = padded >= max(SORTED, TILED * layer.up_proj.num_experts)
+    taken = Packing.places if is_tiled else Packing.real
+    flat, chosen = (each.reshape(-1, each.shape[-1])[taken] for each in (x, indices))
     return mx.unflatten(_experts(layer, flat, chosen)[Packing.back], 0, x.shape[:2])
 
 

@@ -31,7 +31,7 @@ PACE_FADE, MOST_PACE = 0.85, 4.0
 MODEL_FADE, ROW_FADE = 0.995, 0.9
 """How much of what was learnt is left after a further token of a kind."""
 
-MODEL_WEIGHT, ROW_WEIGHT = 3.0, 4.0
+MODEL_WEIGHT, ROW_WEIGHT = 3.0, 8.0
 """How many compared tokens the assumption of a table counts for: for a row what is known of the
 model, and for the model these:"""
 

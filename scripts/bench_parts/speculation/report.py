@@ -1,14 +1,22 @@
 """Tokens a pass and what they are worth, next to what is to be reached."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
 from bench_parts.speculation import corpora
 from bench_parts.speculation.corpora import Sample
-from bench_parts.speculation.simulated import CURVES, Drafters, Mac, decode, speed_up
+from bench_parts.speculation.simulated import (
+    CURVES,
+    Drafters,
+    Mac,
+    bound,
+    decode,
+    held,
+    speed_up,
+)
 from bench_parts.tables import Row
 from mlx_server.sources.demo import demo_checkpoint
 from mlx_server.worker.constrained_decoding.vocabulary import Vocabulary
@@ -53,6 +61,7 @@ COLUMNS = (
     "wanted",
     "x tokens/s",
     "wanted",
+    "at most",
     "least",
 )
 
@@ -67,6 +76,8 @@ class Measured:
     speed: float
     least: float
     """The times as many tokens a second of all answers, and of the one that gains least."""
+    bound: float = 0.0
+    """The speed that no gate can exceed with these drafts; 0 where it is not computed."""
     wanted_tokens: float = 0.0
     wanted_speed: float = 0.0
     wanted_least: float = 0.0
@@ -89,9 +100,12 @@ def measurements() -> Iterator[Measured]:
         lambda text: list(tokenizer.encode(text, add_special_tokens=False).ids),
     )
     for case, (samples, tokens, speeds) in CASES.items():
+        taken = _taken(drafters, samples())
+        right = [held(sample, drafters, MACS[0]) for sample in taken]
         for at, mac in enumerate(MACS):
             wanted = (0.0 if at else tokens), (speeds[GOALS[at]] if speeds else 0.0)
-            yield _measured(drafters, case, samples(), mac, 1, *wanted)
+            found = _measured(drafters, case, taken, mac, 1, *wanted)
+            yield replace(found, bound=bound(right, mac, is_held=bool(taken[0].schema)))
     for rows, speed in COPYING.items():
         yield _measured(drafters, "all rows copy", corpora.copies(), MACS[0], rows, 0.0, speed)
     for case, plain in PLAIN.items():
@@ -99,6 +113,15 @@ def measurements() -> Iterator[Measured]:
             for rows in ROWS:
                 mac = Mac("m4-pro", "8b", curve)
                 yield _measured(drafters, case, plain(), mac, rows, 0.0, EVEN, LEAST)
+
+
+def _taken(drafters: Drafters, samples: list[Sample]) -> list[Sample]:
+    return [
+        sample
+        for sample in samples
+        if len(drafters.tokenize(sample.answer)) in TOKENS
+        and len(drafters.tokenize(sample.prompt)) < PROMPT
+    ][:MOST]
 
 
 def _measured(
@@ -109,16 +132,12 @@ def _measured(
     rows: int,
     *wanted: float,
 ) -> Measured:
-    taken = [
-        sample
-        for sample in samples
-        if len(drafters.tokenize(sample.answer)) in TOKENS
-        and len(drafters.tokenize(sample.prompt)) < PROMPT
-    ][:MOST]
+    taken = _taken(drafters, samples)
     off = decode(taken, drafters, mac, rows, None)
     on = decode(taken, drafters, mac, rows, Gate(mac.costs()))
     speed, least = speed_up(off, on)
-    return Measured(*(case, mac.name, mac.curve, rows, on.tokens_per_pass, speed, least), *wanted)
+    found = case, mac.name, mac.curve, rows, on.tokens_per_pass, speed, least
+    return Measured(*found, 0.0, *wanted)
 
 
 def rows(found: list[Measured]) -> Iterator[Row]:

@@ -22,7 +22,7 @@ from mlx_server.worker.constrained_decoding.vocabulary import Vocabulary
 from mlx_server.worker.costs import MOST_ROWS, CostCurve
 from mlx_server.worker.kernels import SORTED, time_of
 from mlx_server.worker.speculation.draft import Draft, Drafter
-from mlx_server.worker.speculation.gate import LAUNCH, Gate
+from mlx_server.worker.speculation.gate import LAUNCH, MOST_DRAFTED, Gate
 from mlx_server.worker.speculation.row_drafter import MatcherAfter, row_drafter
 
 CURVES = {
@@ -102,15 +102,15 @@ class Answer:
 @dataclass
 class Outcome:
     answers: list[Answer] = field(default_factory=list)
+    """The complete ones."""
     seconds: float = 0.0
-
-    @property
-    def tokens(self) -> int:
-        return sum(answer.at - 1 for answer in self.answers)
+    tokens: int = 0
+    """Those of all rows: which answers are complete at the end depends on the passes."""
 
     @property
     def tokens_per_pass(self) -> float:
-        return self.tokens / sum(answer.passes for answer in self.answers)
+        passes = sum(answer.passes for answer in self.answers)
+        return sum(answer.at - 1 for answer in self.answers) / passes
 
 
 class Drafters:
@@ -148,8 +148,8 @@ def _after(matcher: LLMatcher, answer: Sequence[int]) -> LLMatcher | None:
 def decode(
     samples: Iterable[Sample], drafters: Drafters, mac: Mac, rows: int, gate: Gate | None
 ) -> Outcome:
-    """Decodes samples in a batch that always has so many rows, of which only those of complete
-    answers count. gate: None to decode without drafts."""
+    """Decodes samples in a batch that always has so many rows, until as many answers are complete.
+    gate: None to decode without drafts."""
     waiting, outcome = deque(samples), Outcome()
     count, batch = len(waiting), list[Answer]()
     while len(outcome.answers) < count:
@@ -161,8 +161,10 @@ def decode(
             if drafter:
                 drafter.extend(tokens[:1])
             batch.append(Answer(tokens, drafter, bool(sample.schema), outcome.seconds))
+        known = sum(answer.at for answer in batch)
         seconds = _step(batch, mac, gate)
         outcome.seconds += seconds
+        outcome.tokens += sum(answer.at for answer in batch) - known
         for answer in [answer for answer in batch if not answer.left]:
             answer.seconds = outcome.seconds - answer.began
             outcome.answers.append(answer)
@@ -196,6 +198,38 @@ def _step(batch: list[Answer], mac: Mac, gate: Gate | None) -> float:
     drafted_ones = sum(widths)
     seconds = mac.pass_seconds(rows + drafted_ones) + caches
     return seconds * (1 + LAUNCH * (drafted_ones > 0 or not launched))
+
+
+def held(sample: Sample, drafters: Drafters, mac: Mac) -> list[int]:
+    """Returns for each token of an answer how many after it would hold if all were drafted."""
+    tokens, counts = drafters.tokenize(sample.answer), list[int]()
+    drafter = drafters.of(sample, Gate(mac.costs()))
+    for at in range(1, len(tokens)):
+        drafter.extend(tokens[at - 1 : at])
+        draft = drafter.draft(min(MOST_DRAFTED, len(tokens) - at - 1))
+        drafted = draft.tokens if draft else []
+        pairs = zip(drafted, tokens[at:], strict=False)
+        counts.append(next((n for n, (a, b) in enumerate(pairs) if a != b), len(drafted)))
+    return counts
+
+
+def bound(answers: Sequence[Sequence[int]], mac: Mac, *, is_held: bool) -> float:
+    """Returns how many times as many tokens a second any gate could give one row, even if it knew
+    which drafted tokens hold. answers: what `held` returns of each. is_held: see `Answer`."""
+    costs = mac.costs()
+    one = mac.cache_seconds(1)
+    plain = (costs.step(1) + one) * (1 + LAUNCH * is_held)
+    least = 0.0
+    for answer in answers:
+        left = [0.0] * (len(answer) + 1)
+        """The seconds from each token on."""
+        for at in reversed(range(len(answer))):
+            left[at] = plain + left[at + 1]
+            for width in range(1, answer[at] + 1):
+                seconds = (costs.step(1 + width) + one) * (1 + LAUNCH)
+                left[at] = min(left[at], seconds + left[at + 1 + width])
+        least += left[0]
+    return plain * sum(map(len, answers)) / least
 
 
 def speed_up(plain: Outcome, drafted: Outcome) -> tuple[float, float]:

@@ -14,6 +14,7 @@ from mlx_server.models.vision import can_see, vision_of
 from mlx_server.worker import decode_groups
 from mlx_server.worker.costs import CostCurve
 from mlx_server.worker.decode_groups import DecodeBatch
+from mlx_server.worker.kernels import SORTED
 from mlx_server.worker.replay_model import ReplayModel
 from mlx_server.worker.speculation import ragged_caches
 from tests.tiny import TOKENS
@@ -158,6 +159,25 @@ def test_matrices_compute_only_real_positions_and_what_reaches_a_cheaper_kernel(
             passes += 1
     assert passes
     assert on.answers == off.answers
+
+
+@pytest.mark.parametrize("padding", [0, 40])
+def test_experts_that_are_read_once_for_all_positions_change_no_token(
+    padding: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = network(KEPT["gpt-oss"].save(tmp_path / "m"))
+    asked = [Asked(a_prompt(9, n), GREEDY, 20, right=[1.0, 0.7, None][n]) for n in range(3)]
+    off = DraftedRun(loaded, asked, None).finish()
+    monkeypatch.setattr(CostCurve, "padding", lambda self, rows: padding)
+    pairs, multiply = list[int](), mx.gather_mm
+
+    def recorded(x: mx.array, *rest: Any, **how: Any) -> mx.array:
+        pairs.append(x.size // x.shape[-1] if how.get("sorted_indices") else 0)
+        return multiply(x, *rest, **how)
+
+    monkeypatch.setattr(mx, "gather_mm", recorded)
+    assert DraftedRun(loaded, asked, off.answers).finish().answers == off.answers
+    assert (max(pairs) >= SORTED) is (padding > 0)
 
 
 def test_a_loop_within_a_draft_ends_the_row_where_it_does_without() -> None:
