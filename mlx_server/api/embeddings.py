@@ -4,6 +4,7 @@ import sys
 from array import array
 from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
@@ -23,7 +24,7 @@ from mlx_server.api.handlers import (
 from mlx_server.errors import BadRequest
 from mlx_server.generation.embeddings import Embeddings, EmbedRequest, Input, embed
 from mlx_server.http.metrics import Metrics
-from mlx_server.http.security import keyed_router
+from mlx_server.http.security import keyed_router, wants_deterministic
 from mlx_server.pool.pool import Pool
 from mlx_server.request_threads import in_thread
 
@@ -134,6 +135,7 @@ async def embedded(http: Request, request: EmbedRequest) -> Embeddings:
     """The embeddings, unless the client leaves before."""
     pool: Pool = http.app.state.pool
     metrics: Metrics = http.app.state.metrics
+    request = replace(request, deterministic=wants_deterministic(http))
     return await while_connected(
         http, metrics.answers.counted(embed(request, pool), request.client)
     )

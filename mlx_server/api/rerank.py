@@ -2,6 +2,7 @@
 
 import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
 from fastapi import Request, Response
@@ -12,7 +13,7 @@ from mlx_server.api.fields import WHOLE, Items, WireModel, ignored_header
 from mlx_server.api.handlers import documented, json_response, read, while_connected
 from mlx_server.generation.rerank import Relevance, RerankRequest, rerank
 from mlx_server.http.metrics import Metrics
-from mlx_server.http.security import keyed_router
+from mlx_server.http.security import keyed_router, wants_deterministic
 from mlx_server.pool.pool import Pool
 from mlx_server.request_threads import in_thread
 
@@ -84,7 +85,7 @@ router = keyed_router()
 async def ranks(http: Request) -> Response:
     body = await read(http, RerankBody)
     request = to_request(body, http.state.client)
-    relevance = await scored(http, request)
+    relevance = await scored(http, replace(request, deterministic=wants_deterministic(http)))
     answer = await in_thread(ranked, relevance, request.documents, body)
     return json_response(answer, ignored_header(await in_thread(body.ignored)))
 

@@ -255,6 +255,8 @@ class Embed(msgspec.Struct, tag=True):
     """See Generate."""
     tier: Tier = Tier.DEFAULT
     adapter: str | None = None
+    deterministic: bool = False
+    """Whether its pieces have the same sizes whatever else the engine does."""
 
     @property
     def length(self) -> int:

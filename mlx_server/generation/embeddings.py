@@ -41,6 +41,8 @@ class EmbedRequest:
     """The inputs' parameter in the client's API, for error messages."""
     client: str = ""
     tier: Tier = Tier.DEFAULT
+    deterministic: bool = False
+    """Whether the same request gets the same bits, whatever else the engine does."""
 
 
 @dataclass(frozen=True)
@@ -196,6 +198,7 @@ def _command(prepared: PreparedModel, request: EmbedRequest) -> Embed:
         dimensions=request.dimensions,
         client=request.client,
         tier=request.tier,
+        deterministic=request.deterministic or prepared.spec.deterministic,
     )
 
 

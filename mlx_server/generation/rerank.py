@@ -40,6 +40,8 @@ class RerankRequest:
     instruction: str | None = None
     """The instruction for the model on what makes a document relevant; None: `INSTRUCTION`."""
     client: str = ""
+    deterministic: bool = False
+    """Whether the same request gets the same bits, whatever else the engine does."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,7 @@ async def rerank(request: RerankRequest, pool: Pool) -> Relevance:
     with pool.row_slots.take(1, request.client):
         prepared = await prepared_for("rerank", request.model, pool)
         command = Embed(row=0, model=prepared.id, inputs=[], client=request.client)
+        command.deterministic = request.deterministic or prepared.spec.deterministic
         if is_reranker(prepared.checkpoint.config):
             return await _by_encoder(request, prepared, command, pool)
         command.logits_of = answers_of(prepared)

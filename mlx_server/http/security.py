@@ -373,17 +373,21 @@ def with_client(request: GenerateRequest, connection: HTTPConnection) -> Generat
     """Adds what `authorise` found out about the client, and what the headers say. Raises BadRequest
     for one that says nothing."""
     state, hops = connection.state, connection.headers.get(HOPS_HEADER, "")
-    deterministic = connection.headers.get(DETERMINISTIC_HEADER, "false").lower()
-    if deterministic not in ("true", "false"):
-        raise BadRequest(f"`{DETERMINISTIC_HEADER}` should be `true` or `false`.")
     return replace(
         request,
         client=state.client,
         tier=tier_of(request, connection.headers, state.tier),
         cache_scope=state.cache_scope,
         hops=int(hops) if HOPS.fullmatch(hops) else 0,
-        deterministic=deterministic == "true",
+        deterministic=wants_deterministic(connection),
     )
+
+
+def wants_deterministic(connection: HTTPConnection) -> bool:
+    value = connection.headers.get(DETERMINISTIC_HEADER, "false").lower()
+    if value not in ("true", "false"):
+        raise BadRequest(f"`{DETERMINISTIC_HEADER}` should be `true` or `false`.")
+    return value == "true"
 
 
 TIERS = {tier.label: tier for tier in Tier} | {

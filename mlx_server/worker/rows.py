@@ -253,7 +253,8 @@ class RowAdmission:
 
     def _pooling(self, command: Embed) -> PooledTexts:
         batch = self._batches[command.model]
-        return pooled_texts(batch.model, command, self._piece_tokens, alone=bool(batch.why_alone))
+        piece = (lambda: PIECE) if command.deterministic else self._piece_tokens
+        return pooled_texts(batch.model, command, piece, alone=bool(batch.why_alone))
 
     def _piece_tokens(self) -> int:
         return PIECE if any(self._batches.values()) else IDLE_PIECE

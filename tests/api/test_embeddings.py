@@ -13,6 +13,7 @@ from mlx_server import limits
 from mlx_server.api.rerank import RerankBody, ranked, to_request
 from mlx_server.generation.embeddings import GROUP_ROWS, GROUP_TOKENS
 from mlx_server.generation.rerank import Relevance
+from mlx_server.requests import DETERMINISTIC_HEADER
 from tests.api import wire
 from tests.api.vector_engine import VectorEngine
 from tests.tiny import tiny_embedder, tiny_reranker
@@ -48,6 +49,15 @@ def test_each_input_has_its_vector_in_the_form_that_was_asked_for(client: TestCl
     written = wire.ok(embed(client, [[5, 6], [7]], encoding_format="base64"))
     vectors = [base64.b64decode(each["embedding"]) for each in written["data"]]
     assert vectors == [struct.pack("<2f", 0, 6), struct.pack("<2f", 0, 7)]
+
+
+def test_the_same_bits_can_be_asked_for(client: TestClient, engine: VectorEngine) -> None:
+    for path, body in ((EMBEDDINGS, {"model": wire.MODEL, "input": "a"}), (RERANK, RANKED)):
+        for value in ("false", "true"):
+            headers = {DETERMINISTIC_HEADER: value}
+            wire.ok(client.post(path, json=body, headers=headers))
+            assert engine.embedded[-1].deterministic is (value == "true")
+        assert client.post(path, json=body, headers={DETERMINISTIC_HEADER: "x"}).status_code == 400
 
 
 @pytest.mark.parametrize(

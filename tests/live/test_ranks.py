@@ -169,6 +169,10 @@ async def test_seeds_logprobs_penalties_and_grammars_are_those_of_one_process(
             found.append(await answered(engine, *mixed()))
         assert ids(found[1]) == ids(found[0])
         assert near(found[1]) == near(found[0])
+        same = [ask(a_prompt(150), 12, sampling=MIX[0], deterministic=True) for _ in range(2)]
+        (alone,) = await answered(group, same[0])
+        in_company, *_ = await answered(group, same[1], *mixed())
+        assert [(t.id, t.logprobs) for t in in_company] == [(t.id, t.logprobs) for t in alone]
 
 
 def near(answers: list[list[Token]]) -> list[list[object]]:

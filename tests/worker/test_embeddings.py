@@ -188,3 +188,25 @@ def test_damaged_weights_fail_their_request_and_no_other(tiny_path: Path, exact:
     (failed,) = of(RowFailed, reports)
     assert (failed.row, "not numbers" in failed.message) == (1, True)
     same(reports, exact)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_pieces_are_the_same_next_to_an_answer_if_bits_are_to_be(
+    engine: Engine, deterministic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = list[int]()
+
+    def recorded(model: Any, command: Embed, piece: Callable[[], int], *, alone: bool) -> Any:
+        sizes.append(piece())
+        return pooled_texts(model, command, piece, alone=alone)
+
+    monkeypatch.setattr("mlx_server.worker.rows.pooled_texts", recorded)
+    asked = command(1, deterministic=deterministic)
+    engine.handle(asked)
+    drain(engine)
+    engine.handle(ask(2, tokens=50))
+    engine.step()
+    engine.handle(asked)
+    drain(engine)
+    alone, in_company = sizes
+    assert (alone == in_company) is deterministic

@@ -146,6 +146,7 @@ def rows(found: list[Measured]) -> Iterator[Row]:
             *(each.case, each.mac, each.curve, str(each.rows)),
             *(f"{each.tokens_per_pass:.2f}", _bound(each.wanted_tokens)),
             *(f"{each.speed:.2f}", _bound(each.wanted_speed)),
+            f"{each.bound:.2f}" if each.bound else "",
             f"{each.least:.2f}" + ("" if each.reached else " (not reached)"),
         )
 
