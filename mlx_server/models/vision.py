@@ -15,7 +15,15 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from mlx_server import limits
 from mlx_server.models.files import read_optional_json
-from mlx_server.system.sandbox.picture_fits import Fit, Grid, LongestSide, Size, Square
+from mlx_server.system.sandbox.picture_fits import (
+    Filled,
+    Fit,
+    Grid,
+    LongestSide,
+    Size,
+    Square,
+    Tiles,
+)
 
 log = logging.getLogger("mlx_server.models")
 
@@ -23,6 +31,9 @@ INSTALL = "pip install --no-deps 'mlx-vlm>=0.7.10,<0.8' 'pillow>=13,<14'"
 """Installs all that is needed: what else mlx-vlm names as its dependencies is not used."""
 
 BILINEAR, BICUBIC = 2, 3
+
+MOST_TILES = 10
+"""Of a picture of LFM2-VL."""
 
 Sections = Literal["interleaved", "consecutive"]
 """How the three positions of a token (time, row and column) are spread over a head's values."""
@@ -114,6 +125,61 @@ class TokenRows:
 
 
 @dataclass(frozen=True)
+class FilledGrid:
+    """A picture keeps its aspect, and has about as many tokens whatever its size."""
+
+    cell: int
+    tokens: int
+
+    def fit(self, tokens: int) -> Fit:
+        return Filled(self.cell, min(tokens, self.tokens))
+
+    def layout(self, sizes: Sequence[Size]) -> Layout:
+        (width, height), *_ = sizes
+        return [width // self.cell * (height // self.cell)]
+
+
+@dataclass(frozen=True)
+class NamedTiles:
+    """A large picture is shown in tiles, each after a token with its row and column, and as a
+    whole, after a token of its own."""
+
+    patch: int
+    merge: int
+    tile: int
+    least: int
+    most: int
+    """The least and the most tokens of the whole."""
+    tolerance: float
+    """How many times the pixels of the whole a picture may have that is not large."""
+
+    @property
+    def cell(self) -> int:
+        return self.patch * self.merge
+
+    def fit(self, tokens: int) -> Fit:
+        pixels = min(self.most, tokens) * self.cell**2
+        whole = Grid(self.cell, self.least * self.cell**2, pixels, least_side=1)
+        if tokens < MOST_TILES * self._count((self.tile, self.tile)):
+            return whole
+        return Tiles(self.tile, 2, MOST_TILES, whole, int(pixels * self.tolerance))
+
+    def _count(self, size: Size) -> int:
+        width, height = (-(-(side // self.patch) // self.merge) for side in size)
+        return width * height
+
+    def layout(self, sizes: Sequence[Size]) -> Layout:
+        if len(sizes) == 1:
+            return [self._count(sizes[0])]
+        (width, height), whole = sizes
+        layout: list[int | str] = []
+        for row in range(1, height // self.tile + 1):
+            for column in range(1, width // self.tile + 1):
+                layout += [f"<|img_row_{row}_col_{column}|>", self._count((self.tile, self.tile))]
+        return [*layout, "<|img_thumbnail|>", self._count(whole)]
+
+
+@dataclass(frozen=True)
 class VisionFamily:
     package: str
     """mlx-vlm's package of the family."""
@@ -126,6 +192,8 @@ class VisionFamily:
     """What replaces the placeholder in the prompt's text, where that is not the same. It has one
     image token, which becomes as many as a picture has."""
     filter: int = BICUBIC
+    is_normalized: bool = True
+    """Whether a mean and a deviation apply to pixels, unless the files say it."""
     sees_whole: Literal["", "all", "sliding"] = ""
     """In which layers the tokens of a picture see each other, also those after them; a piece of a
     prompt then has pictures as a whole."""
@@ -163,6 +231,25 @@ def _pixtral(given: VisionSettings) -> TokenRows:
     return TokenRows(cell, longest, "[IMG_BREAK]", "[IMG_END]")
 
 
+def _gemma4(given: VisionSettings) -> FilledGrid:
+    patch = _natural(given.image.get("patch_size"), given.tower.get("patch_size"), 16)
+    pool = given.image.get("pooling_kernel_size"), given.tower.get("pooling_kernel_size")
+    return FilledGrid(patch * _natural(*pool, 3), _natural(given.image.get("max_soft_tokens"), 280))
+
+
+def _lfm2(given: VisionSettings) -> NamedTiles:
+    image = given.image
+    tolerance = image.get("max_pixels_tolerance")
+    return NamedTiles(
+        _natural(image.get("encoder_patch_size"), given.tower.get("patch_size"), 16),
+        _natural(image.get("downsample_factor"), given.config.get("downsample_factor"), 2),
+        _natural(image.get("tile_size"), 512),
+        _natural(image.get("min_image_tokens"), 64),
+        _natural(image.get("max_image_tokens"), 256),
+        tolerance if type(tolerance) is float and 1 <= tolerance <= 100 else 2.0,
+    )
+
+
 GEMMA3 = "\n\n<start_of_image><image_soft_token><end_of_image>\n\n"
 
 FAMILIES: Mapping[str, VisionFamily] = {
@@ -174,6 +261,17 @@ FAMILIES: Mapping[str, VisionFamily] = {
     "gemma3": VisionFamily(
         "gemma3", "<start_of_image>", _gemma3, text=GEMMA3, filter=BILINEAR, sees_whole="all"
     ),
+    "gemma4": VisionFamily(
+        "gemma4",
+        "<|image|>",
+        _gemma4,
+        text="<|image><|image|><image|>",
+        is_normalized=False,
+        sees_whole="sliding",
+    ),
+    "lfm2_vl": VisionFamily(
+        "lfm2_vl", "<image>", _lfm2, text="<|image_start|><image><|image_end|>"
+    ),
     "pixtral": VisionFamily("pixtral", "[IMG]", _pixtral),
     "mistral3": VisionFamily("mistral3", "[IMG]", _pixtral),
 }
@@ -182,7 +280,8 @@ FAMILIES: Mapping[str, VisionFamily] = {
 
 IN_TOWER = re.compile(
     r"(?:model\.)?(?:language_model\.)?"
-    r"(?P<part>visual|vision_tower|vision_encoder|multi_modal_projector|vision_projection)"
+    r"(?P<part>visual|vision_tower|vision_encoder|multi_modal_projector|vision_projection|"
+    r"embed_vision)"
     r"\.(?P<name>.+)"
 )
 """Matches the names of the tensors of a tower, and of what projects its output to the text model's
@@ -201,6 +300,8 @@ class Vision:
     std: tuple[float, ...]
     """The mean and the deviation of the values of pixels, between 0 and 1, by colour."""
     filter: int
+    sees_whole: Literal["", "all", "sliding"]
+    """As the family's, for this checkpoint."""
 
     @property
     def text(self) -> str:
@@ -231,13 +332,20 @@ def vision_of(folder: Path, config: Mapping[str, Any]) -> Vision | None:
     image = read_optional_json(folder / "preprocessor_config.json")
     if not image and isinstance(within := processor.get("image_processor"), dict):
         image = within
+    sees_whole = family.sees_whole
+    if sees_whole == "sliding":  # Gemma 4's small models see causally
+        text = config.get("text_config")
+        seen = text.get("use_bidirectional_attention") if isinstance(text, dict) else None
+        sees_whole = "sliding" if seen == "vision" else ""
+    is_normalized = image.get("do_normalize", family.is_normalized) is not False
     return Vision(
         family,
         token,
         family.recipe(VisionSettings(config, tower, processor, image)),
-        _three(image.get("image_mean")),
-        _three(image.get("image_std")),
+        _three(image.get("image_mean")) if is_normalized else (0.0,) * 3,
+        _three(image.get("image_std")) if is_normalized else (1.0,) * 3,
         _natural(resample if (resample := image.get("resample")) in range(6) else 0, family.filter),
+        sees_whole,
     )
 
 

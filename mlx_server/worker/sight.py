@@ -52,7 +52,7 @@ class RowPictures:
             self.positions[:, each.at : end] = begin + inside
             text = end
             self.ends.append(text)
-            if vision.family.sees_whole:
+            if vision.sees_whole:
                 self._wholes.append(range(each.at, end))
         if self._wholes and text >= self.length:
             raise ValueError("a picture has to be followed by a token")
@@ -106,11 +106,15 @@ class Span(NamedTuple):
 
 
 class Sight:
-    def __init__(self, vision: Vision, tower: nn.Module, embed: Callable[..., mx.array]) -> None:
-        """embed: the text model's embedding of tokens."""
+    def __init__(
+        self, vision: Vision, tower: nn.Module, embed: Callable[..., mx.array], scale: float
+    ) -> None:
+        """embed: the text model's embedding of tokens. scale: what the text model multiplies all
+        embeddings by, though not a picture's."""
         self.vision = vision
         self.tower = tower
         self.embed = embed
+        self.scale = scale
         self.computed = 0
         """How many pictures the tower has computed."""
         self.rows: Sequence[RowPictures | None] = ()
@@ -145,6 +149,7 @@ class Sight:
         if key not in self._features:
             self.computed += 1
             features = tower_features(self.tower, span.picture, self.vision)
+            features[0] = features[0] / self.scale
             self._features[key] = self._with_texts(features, span.picture)
             self._drop()
         self._features.move_to_end(key)
@@ -230,7 +235,10 @@ def give_sight(model: nn.Module, folder: Path, config: Mapping[str, Any]) -> Non
     inner = getattr(model, "language_model", model)
     inner = getattr(inner, "model", inner)
     tower = load_tower(folder, config, vision.family.package)
-    sight = Sight(vision, tower, lambda ids: inner.embed_tokens(ids))
+    scale = getattr(inner, "embed_scale", 1.0)
+    if vision.family.package == "gemma3":
+        scale = float(mx.array(config["text_config"]["hidden_size"] ** 0.5, mx.bfloat16))
+    sight = Sight(vision, tower, lambda ids: inner.embed_tokens(ids), scale)
     hook_model(model, inner, sight, config)
     model.sight = sight
 
@@ -251,8 +259,9 @@ def hook_model(model: nn.Module, inner: nn.Module, sight: Sight, config: Mapping
             _hook(layer, _adding_features(sight, number + 1))
         if axes and "self_attn" in layer:
             _hook(layer.self_attn.rope, _turning(sight, layer.self_attn.rope, axes))
-        is_sliding = bool(layer.self_attn.is_sliding) if family.sees_whole else False
-        if family.sees_whole == "all" or is_sliding:
+        sees_whole = sight.vision.sees_whole
+        is_sliding = bool(layer.self_attn.is_sliding) if sees_whole else False
+        if sees_whole == "all" or is_sliding:
             _hook(layer, _seeing_whole(sight, inner.window_size if is_sliding else None))
 
 

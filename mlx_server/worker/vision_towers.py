@@ -3,8 +3,8 @@
 import glob
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -19,7 +19,7 @@ import numpy as np
 
 from mlx_server.engine.messages import Picture
 from mlx_server.models.files import MLX
-from mlx_server.models.vision import IN_TOWER, PatchGrid, Vision
+from mlx_server.models.vision import IN_TOWER, NamedTiles, PatchGrid, Vision
 
 Features = list[mx.array]
 """What a tower makes of a picture, [image tokens, width] each: what stands for its tokens'
@@ -74,7 +74,8 @@ def make_tower(config: Mapping[str, Any], name: str) -> nn.Module:
     names = package.Model.__init__.__globals__
     own, names["LanguageModel"] = names["LanguageModel"], NoLanguageModel
     try:
-        tower: nn.Module = package.Model(settings)
+        with own_modules():
+            tower: nn.Module = package.Model(settings)
     finally:
         names["LanguageModel"] = own
     return tower
@@ -118,27 +119,37 @@ class UnusedModuleFinder(MetaPathFinder, Loader):
         pass
 
 
-@cache
-def package_of(name: str) -> ModuleType:
-    """mlx-vlm's package of a family. It has placeholders, so no other import gets it."""
+OWN_MODULES: dict[str, ModuleType] = {}
+"""mlx-vlm's modules as towers have them, with placeholders: no other import gets them."""
+
+
+@contextmanager
+def own_modules() -> Iterator[None]:
+    """Some of mlx-vlm's functions import others when they are called."""
     spec = find_spec("mlx_vlm")
     if spec is None or not spec.submodule_search_locations:
         raise ValueError("mlx-vlm is not installed")
-    before = {*sys.modules}
+    others = _taken_modules()
+    sys.modules.update(OWN_MODULES)
     finder = UnusedModuleFinder([*spec.submodule_search_locations])
     sys.meta_path.insert(0, finder)
     try:
-        base = vars(import_module("mlx_vlm.models.base"))
-        own, base[PATCH] = base[PATCH], lambda *_: None
-        try:
-            return import_module(f"mlx_vlm.models.{name}")
-        finally:
-            base[PATCH] = own
+        yield
     finally:
         sys.meta_path.remove(finder)
-        for module in [each for each in sys.modules if each.partition(".")[0] == "mlx_vlm"]:
-            if module not in before:
-                del sys.modules[module]
+        OWN_MODULES.update(_taken_modules())
+        sys.modules.update(others)
+
+
+def _taken_modules() -> dict[str, ModuleType]:
+    names = [name for name in sys.modules if name.partition(".")[0] == "mlx_vlm"]
+    return {name: sys.modules.pop(name) for name in names}
+
+
+def package_of(name: str) -> ModuleType:
+    with own_modules():
+        vars(import_module("mlx_vlm.models.base"))[PATCH] = lambda *_: None
+        return import_module(f"mlx_vlm.models.{name}")
 
 
 # Features
@@ -152,7 +163,8 @@ def tower_features(tower: nn.Module, picture: Picture, vision: Vision) -> Featur
         values = mx.array(pixels).astype(mx.float32) / 255
         views.append((values - mx.array(vision.mean)) / mx.array(vision.std))
         begin = end
-    return FEATURES[vision.family.package](tower, views, vision)
+    with own_modules():
+        return FEATURES[vision.family.package](tower, views, vision)
 
 
 def _grid_features(tower: Any, views: Sequence[mx.array], vision: Vision) -> Features:
@@ -175,10 +187,36 @@ def _grid_features(tower: Any, views: Sequence[mx.array], vision: Vision) -> Fea
 def _gemma3_features(tower: Any, views: Sequence[mx.array], vision: Vision) -> Features:
     dtype = tower.multi_modal_projector.mm_input_projection_weight.dtype
     states, *_ = tower.vision_tower(views[0][None].astype(dtype))
-    (features,) = tower.multi_modal_projector(states)
-    # the text model multiplies all embeddings by this number, though not a picture's
-    width = tower.config.text_config.hidden_size
-    return [features / mx.array(width**0.5, mx.bfloat16).astype(features.dtype)]
+    return list(tower.multi_modal_projector(states))
+
+
+def _gemma4_features(tower: Any, views: Sequence[mx.array], vision: Vision) -> Features:
+    return list(tower.encode_image(views[0].transpose(2, 0, 1)[None]))
+
+
+def _lfm2_features(tower: Any, views: Sequence[mx.array], vision: Vision) -> Features:
+    recipe = vision.recipe
+    assert isinstance(recipe, NamedTiles)
+    whole = views[-1][None]
+    parts = [whole] if len(views) == 1 else [_tiles(views[0], recipe.tile), whole]
+    features: list[mx.array] = []
+    for part in parts:
+        count, height, width, _ = part.shape
+        rows, columns, patch = height // recipe.patch, width // recipe.patch, recipe.patch
+        patches = part.reshape(count, rows, patch, columns, patch, 3).transpose(0, 1, 3, 2, 4, 5)
+        features += tower.encode_images(
+            patches.reshape(count, rows * columns, -1),
+            spatial_shapes=mx.array([[rows, columns]] * count),
+            pixel_attention_mask=mx.ones((count, rows * columns), mx.int32),
+        )
+    return [mx.concatenate(features)]
+
+
+def _tiles(view: mx.array, side: int) -> mx.array:
+    """[tiles, side, side, 3], row by row."""
+    rows, columns = view.shape[0] // side, view.shape[1] // side
+    tiles = view.reshape(rows, side, columns, side, 3).transpose(0, 2, 1, 3, 4)
+    return tiles.reshape(rows * columns, side, side, 3)
 
 
 def _pixtral_features(tower: Any, views: Sequence[mx.array], vision: Vision) -> Features:
@@ -197,6 +235,8 @@ FEATURES: Mapping[str, Callable[[Any, Sequence[mx.array], Vision], Features]] = 
     "qwen3_5": _grid_features,
     "qwen3_5_moe": _grid_features,
     "gemma3": _gemma3_features,
+    "gemma4": _gemma4_features,
+    "lfm2_vl": _lfm2_features,
     "pixtral": _pixtral_features,
     "mistral3": _pixtral_features,
 }

@@ -75,7 +75,7 @@ sys.meta_path.insert(0, Refusing())
 
 import mlx.core as mx
 from mlx_server.engine.messages import Picture
-from mlx_server.sandbox.files import decoded
+from mlx_server.system.sandbox.files import decoded
 from mlx_server.worker import weights
 from mlx_server.worker.sight import sight_of
 from mlx_server.worker.vision_towers import tower_features

@@ -65,9 +65,15 @@ def qwen(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return load(tiny_vision(tmp_path_factory.mktemp("qwen")))
 
 
-@pytest.fixture(scope="module")
-def gemma3(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return load(tiny_vision(tmp_path_factory.mktemp("gemma3"), "gemma3"))
+@pytest.fixture(scope="module", params=["gemma3", "gemma4"])
+def gemma(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, Any]:
+    folder = tiny_vision(tmp_path_factory.mktemp("gemma"), request.param)
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    config["text_config"]["use_bidirectional_attention"] = "vision"  # as large models of Gemma 4
+    (folder / "config.json").write_text(json.dumps(config))
+    return request.param, load(folder)
 
 
 def sight(model: Any) -> Sight:
@@ -138,9 +144,16 @@ def answers(batch: Batch, asks: Sequence[Generate]) -> list[list[int]]:
     return list(ids.values())
 
 
+def answer(batch: Batch, asked: Generate) -> list[Any]:
+    batch.add(asked)
+    found: list[Any] = []
+    while batch:
+        found += batch.step().tokens
+    return found
+
+
 def alone(model: Any, asked: Generate) -> list[int]:
-    (answer,) = answers(Batch(model, concurrency=1), [asked])
-    return answer
+    return [token.id for token in answer(Batch(model, concurrency=1), asked)]
 
 
 def whole_model(folder: Path) -> Any:
@@ -178,11 +191,32 @@ def pixtral_processor(folder: Path, vision: Vision) -> Any:
     return module.PixtralImageProcessor(**{**settings, "patch_size": cell})
 
 
+class Lfm2Processor:
+    def __init__(self, folder: Path, vision: Vision) -> None:
+        module = import_module("mlx_vlm.models.lfm2_vl.processing_lfm2_vl")
+        self.own = module.Lfm2VlNumpyImageProcessor(**settings_of(folder))
+
+    def __call__(self, images: Sequence[Any]) -> dict[str, Any]:
+        names = ("pixel_values", "pixel_attention_mask", "spatial_shapes")
+        return {name: value for name, value in self.own(images).items() if name in names}
+
+
+class Gemma4Processor:
+    def __init__(self, folder: Path, vision: Vision) -> None:
+        self.module = import_module("mlx_vlm.models.gemma4.processing_gemma4")
+        self.own = self.module.Gemma4ImageProcessor(**settings_of(folder))
+
+    def __call__(self, images: Sequence[Any]) -> dict[str, Any]:
+        return dict(self.own(images)[0])
+
+
 PROCESSORS: Mapping[str, Callable[[Path, Vision], Any]] = {
     "qwen2_5_vl": qwen_processor,
     "qwen3_vl": qwen_processor,
     "qwen3_vl_moe": qwen_processor,
     "qwen3_5": qwen_processor,
+    "gemma4": Gemma4Processor,
+    "lfm2_vl": Lfm2Processor,
     "pixtral": pixtral_processor,
     "mistral3": pixtral_processor,
 }
@@ -190,10 +224,14 @@ PROCESSORS: Mapping[str, Callable[[Path, Vision], Any]] = {
 the tokens of a picture do not see each other."""
 
 
-def their_answer(folder: Path, vision: Vision, asked: Generate, images: Sequence[Any]) -> list[int]:
+def their_answer(
+    folder: Path, vision: Vision, asked: Generate, images: Sequence[Any]
+) -> tuple[list[int], mx.array]:
+    """Its tokens, and the log probabilities of the last one."""
     whole = whole_model(folder)
     inputs = dict(PROCESSORS[folder.name](folder, vision)(images))
-    pixels = mx.array(inputs.pop("pixel_values"))
+    pixels = inputs.pop("pixel_values")
+    pixels = list(map(mx.array, pixels)) if isinstance(pixels, list) else mx.array(pixels)
     inputs = {name: mx.array(value) for name, value in inputs.items()}
     prompt = RenderedPrompt(asked.prompt, pictures=tuple(asked.pictures))
     ids = with_vocabulary(prompt, vision.token)
@@ -202,8 +240,11 @@ def their_answer(folder: Path, vision: Vision, asked: Generate, images: Sequence
         mask = mx.ones((1, len(ids)))
         output = whole(mx.array([ids]), pixels, mask=None, attention_mask=mask, **inputs)
         answer.append(int(output.logits[0, -1].argmax()))
+        if answer[-1] == vision.token:  # it would be one without a picture
+            break
         ids.append(answer[-1])
-    return answer
+    logits = output.logits[0, -1]
+    return answer, logits - mx.logsumexp(logits)
 
 
 @pytest.mark.slow
@@ -213,31 +254,37 @@ def test_tokens_are_those_of_mlx_vlm(folder: Path, model: Any, count: int) -> No
     if folder.name not in PROCESSORS:
         pytest.skip("compared with transformers' answers")
     vision = sight(model).vision
-    images = [image(1), image(2, 130, 60)][:count]
-    asked = ask(1, images, vision)
-    assert alone(model, asked) == their_answer(folder, vision, asked, images)
+    images = [image(1), image(2, 200, 80)][:count]
+    asked = ask(1, images, vision, sampling=SamplingParams(temperature=0, logprobs=5))
+    found = answer(Batch(model, concurrency=1), asked)
+    ids, logprobs = their_answer(folder, vision, asked, images)
+    found = found[: len(ids)]
+    assert [token.id for token in found] == ids
+    top = dict(found[-1].logprobs.top)
+    assert top == pytest.approx({id: float(logprobs[id]) for id in top}, abs=1e-3)
 
 
-TRUTH = json.loads((Path(__file__).parent / "gemma3_truth.json").read_text("utf-8"))
-"""Answers of transformers on the same weights; `gemma3_truth.py` writes them."""
+TRUTHS = {
+    family: json.loads((Path(__file__).parent / f"{family}_truth.json").read_text("utf-8"))
+    for family in ("gemma3", "gemma4")
+}
+"""Answers of transformers on the same weights; `gemma_truth.py` writes them."""
 
 
 @pytest.mark.parametrize("is_deterministic", [False, True])
-@pytest.mark.parametrize("number", range(len(TRUTH)))
-def test_tokens_of_gemma_3_are_those_of_transformers(
-    gemma3: Any, number: int, is_deterministic: bool
+@pytest.mark.parametrize("number", [0, 1])
+def test_tokens_of_gemma_are_those_of_transformers(
+    gemma: tuple[str, Any], number: int, is_deterministic: bool
 ) -> None:
-    truth, vision = TRUTH[number], sight(gemma3).vision
+    family, model = gemma
+    truth, vision = TRUTHS[family][number], sight(model).vision
     sampling = SamplingParams(temperature=0, logprobs=5)
     asked = ask(1, [image(*each) for each in truth["images"]], vision, sampling=sampling)
     prompt = RenderedPrompt(asked.prompt, pictures=tuple(asked.pictures))
     assert with_vocabulary(prompt, vision.token) == truth["ids"]
     asked.deterministic = is_deterministic
-    batch = Batch(gemma3, concurrency=1, budget=Steady(5))  # less than a picture's tokens
-    batch.add(asked)
-    found: list[Any] = []
-    while batch:
-        found += batch.step().tokens
+    # pieces are smaller than a picture
+    found = answer(Batch(model, concurrency=1, budget=Steady(5)), asked)
     assert [token.id for token in found] == truth["answer"][:COUNT]
     for token, logprobs in zip(found, truth["logprobs"][:COUNT], strict=True):
         known = {int(id): value for id, value in logprobs.items()}
@@ -255,9 +302,29 @@ def pixtral_tokens(processor: Any, vision: Vision, size: tuple[int, int]) -> int
     return int(high // cell * (wide // cell))
 
 
+def gemma4_tokens(processor: Any, vision: Vision, size: tuple[int, int]) -> int:
+    resized = processor.module.get_aspect_ratio_preserving_size
+    own, pool = processor.own, processor.own.pooling_kernel_size
+    most = own.max_soft_tokens * pool**2
+    high, wide = resized(*size[::-1], own.patch_size, most, pool)
+    return int(high * wide // (own.patch_size * pool) ** 2)
+
+
+def lfm2_tokens(processor: Any, vision: Vision, size: tuple[int, int]) -> int:
+    own = processor.own
+    views_of = vars(type(own))["_views_for_image"]
+    views, rows, columns, whole = views_of(own, Image.new("1", size), True, 2, 10, True)
+    assert len(views) == (rows * columns + 1 if rows * columns > 1 else 1)
+    cell = own.encoder_patch_size * own.downsample_factor
+    tiles = rows * columns * (own.tile_size // cell) ** 2 if len(views) > 1 else 0
+    return int(tiles + whole[0] // cell * (whole[1] // cell))
+
+
 SIZES: Mapping[str, Callable[[Any, Vision, tuple[int, int]], int]] = {
     "qwen2_5_vl": qwen_tokens,
     "qwen3_vl": qwen_tokens,
+    "gemma4": gemma4_tokens,
+    "lfm2_vl": lfm2_tokens,
     "pixtral": pixtral_tokens,
     "mistral3": pixtral_tokens,
 }
@@ -286,7 +353,7 @@ def test_rows_with_and_without_pictures_are_answered_as_alone(model: Any) -> Non
     asks = [
         ask(1, [image(1)], vision),
         text(2, 45),
-        ask(3, [image(2), image(3, 200, 40)], vision),
+        ask(3, [image(2), image(3, 200, 80)], vision),
         text(4, 5),
         ask(5, [image(2), image(3)], vision),
     ]
@@ -304,9 +371,9 @@ def test_a_second_turn_computes_no_vision_and_only_new_text(model: Any) -> None:
     vision, batch = sight(model).vision, Batch(model, concurrency=4, prompts=PromptStore(1 << 28))
     images = [image(11), image(12)]
     first = ask(1, images, vision)
-    (answer,) = answers(batch, [first])
+    (told,) = answers(batch, [first])
     before = sight(model).computed
-    second = ask(2, images, vision, after=[*AFTER, *answer, 50, 51])
+    second = ask(2, images, vision, after=[*AFTER, *told, 50, 51])
     batch.add(second)
     cached = 0
     found: list[int] = []

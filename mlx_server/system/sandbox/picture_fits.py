@@ -40,10 +40,12 @@ class Grid(msgspec.Struct, frozen=True, tag=True):
     least: int
     """The least number of pixels, as far as multiples allow; so is `most`."""
     most: int
+    least_side: int = 0
+    """The least cells of a side, as far as the pixels are within their limits."""
 
     def resizes(self, width: int, height: int) -> Resizes:
         cell = self.cell
-        wide, high = round(width / cell) * cell, round(height / cell) * cell
+        wide, high = (max(self.least_side, round(s / cell)) * cell for s in (width, height))
         if wide * high > self.most:
             times = math.sqrt(width * height / self.most)
             wide, high = (max(1, int(side / times / cell)) * cell for side in (width, height))
@@ -53,5 +55,55 @@ class Grid(msgspec.Struct, frozen=True, tag=True):
         return [[(wide, high)]]
 
 
-Fit = Square | LongestSide | Grid
+class Filled(msgspec.Struct, frozen=True, tag=True):
+    """Each picture keeps its aspect and is made as large as a number of squares allows."""
+
+    cell: int
+    most: int
+
+    def resizes(self, width: int, height: int) -> Resizes:
+        cell = self.cell
+        factor = math.sqrt(self.most * cell**2 / (width * height))
+        wide, high = (math.floor(factor * side / cell) for side in (width, height))
+        if not high:
+            wide, high = min(width // height, self.most), 1
+        elif not wide:
+            wide, high = 1, min(height // width, self.most)
+        return [[(wide * cell, high * cell)]]
+
+
+class Tiles(msgspec.Struct, frozen=True, tag=True):
+    """A small picture is shown as a whole; a large one in square tiles, and small as a whole."""
+
+    tile: int
+    least: int
+    most: int
+    """The least and the most tiles."""
+    whole: Grid
+    large: int
+    """The pixels above which a picture is large."""
+
+    def resizes(self, width: int, height: int) -> Resizes:
+        ((whole,),) = self.whole.resizes(width, height)
+        cell = self.whole.cell
+        wide, high = (max(cell / 2, round(side / cell) * cell) for side in (width, height))
+        if wide * high <= self.large:
+            return [[whole]]
+        columns, rows = self._tiles(width, height)
+        return [[(columns * self.tile, rows * self.tile)], [whole]]
+
+    def _tiles(self, width: int, height: int) -> Size:
+        """The columns and rows whose aspect is nearest to the picture's."""
+        sides = range(1, self.most + 1)
+        grids = [(x, y) for x in sides for y in sides if self.least <= x * y <= self.most]
+        best, nearest = (1, 1), math.inf
+        for x, y in sorted(set(grids), key=lambda grid: grid[0] * grid[1]):
+            distance = abs(width / height - x / y)
+            is_small = width * height <= 0.5 * self.tile**2 * x * y
+            if distance < nearest or (distance == nearest and not is_small):
+                best, nearest = (x, y), distance
+        return best
+
+
+Fit = Square | LongestSide | Filled | Tiles | Grid
 """The sizes that a picture has for a model, by the size of its file."""
