@@ -32,7 +32,7 @@ COMMANDS = {
 without importing them."""
 
 
-class Commands(TyperGroup):
+class CommandGroup(TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:
         return [*COMMANDS, *(name for name in self.commands if name not in COMMANDS)]
 
@@ -62,7 +62,7 @@ def command_app(**options: Any) -> typer.Typer:
     )
 
 
-app = command_app(no_args_is_help=True, cls=Commands)
+app = command_app(no_args_is_help=True, cls=CommandGroup)
 
 ConfigFile = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Read this file instead of ./models.yaml.")

@@ -43,7 +43,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.answers = AnswerMetrics(self.registry)
         self.engine = EngineMetrics(pool, self.registry)
-        self.samples = Samples()
+        self.samples = MetricsSamples()
         self.answers.on_first_token = self.samples.first_token
 
     def on_step(self, step: StepOutput) -> None:
@@ -310,7 +310,7 @@ PAUSE_SECONDS = 1.0
 
 
 @dataclass(slots=True)
-class Sample:
+class MetricsSample:
     at: int
     """A Unix time, when it begins."""
     memory: int
@@ -323,10 +323,10 @@ class Sample:
     """The sum of the times to the first token."""
 
 
-class Samples:
+class MetricsSamples:
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
-        self._samples: deque[Sample] = deque(maxlen=limits.SAMPLES)
+        self._samples: deque[MetricsSample] = deque(maxlen=limits.SAMPLES)
         self._memory = 0
         self._last_step = 0.0
 
@@ -367,10 +367,10 @@ class Samples:
             "memory_now": self._memory,
         }
 
-    def _present(self) -> Sample:
+    def _present(self) -> MetricsSample:
         at = int(self._clock()) // SAMPLE_SECONDS * SAMPLE_SECONDS
         if not self._samples or self._samples[-1].at != at:
-            self._samples.append(Sample(at, self._memory))
+            self._samples.append(MetricsSample(at, self._memory))
         return self._samples[-1]
 
 

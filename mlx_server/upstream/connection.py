@@ -167,7 +167,7 @@ class Credentials(Protocol):
         """The texts that must not appear in any message."""
 
 
-class ApiKey:
+class UpstreamKey:
     """The key of an environment variable, which is sent as a bearer token; without a variable
     nothing is sent."""
 
@@ -200,7 +200,7 @@ class IamToken:
 
     def __init__(
         self,
-        key: ApiKey,
+        key: UpstreamKey,
         url: str,
         client: Callable[[], httpx2.AsyncClient],
         clock: Callable[[], float] = time.monotonic,
@@ -250,7 +250,7 @@ class _Token(msgspec.Struct):
 
 
 def credentials_of(spec: UpstreamSpec, client: Callable[[], httpx2.AsyncClient]) -> Credentials:
-    key = ApiKey(spec.api_key_env)
+    key = UpstreamKey(spec.api_key_env)
     return IamToken(key, IAM_URL, client) if spec.kind == "watsonx" else key
 
 

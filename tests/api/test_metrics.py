@@ -26,7 +26,7 @@ from mlx_server.events import (
     ToolCallStarted,
 )
 from mlx_server.http.answer_log import AnswerLog
-from mlx_server.http.metrics import SAMPLE_SECONDS, AnswerMetrics, Samples
+from mlx_server.http.metrics import SAMPLE_SECONDS, AnswerMetrics, MetricsSamples
 from tests.api import wire
 from tests.api.observed import played
 from tests.api.wire import Json, ScriptedEngine, sample
@@ -226,7 +226,7 @@ class Clock:
 
 def test_speed_counts_the_time_in_which_tokens_came() -> None:
     clock, step = Clock(), StepOutput("m", [Token(0, 5)] * 4, 0, 0, 0)
-    samples = Samples(clock)
+    samples = MetricsSamples(clock)
     for _ in range(11):
         samples.stepped(step)
         clock.now += 0.1
@@ -242,7 +242,7 @@ def test_speed_counts_the_time_in_which_tokens_came() -> None:
 
 def test_memory_is_the_most_of_its_time_and_nothing_is_sampled_while_nothing_happens() -> None:
     clock = Clock()
-    samples = Samples(clock)
+    samples = MetricsSamples(clock)
     for nbytes in (100, 900, 500):
         samples.memory(nbytes)
     clock.now += 40 * SAMPLE_SECONDS
@@ -255,7 +255,7 @@ def test_memory_is_the_most_of_its_time_and_nothing_is_sampled_while_nothing_hap
 
 def test_samples_are_bounded_in_number_and_in_time() -> None:
     clock, most = Clock(), limits.SAMPLES
-    samples = Samples(clock)
+    samples = MetricsSamples(clock)
     for number in range(most + 50):
         samples.memory(number + 1)
         clock.now += SAMPLE_SECONDS

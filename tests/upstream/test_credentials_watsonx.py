@@ -10,7 +10,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from mlx_server.upstream import connection as credentials
-from mlx_server.upstream.connection import ApiKey, IamToken
+from mlx_server.upstream.connection import IamToken, UpstreamKey
 from tests.clients.recorded import WEATHER as CLIENTS_WEATHER
 from tests.clients.watsonx.exchanges import recorded
 from tests.upstream.playing import (
@@ -141,7 +141,7 @@ def test_a_token_is_renewed_before_it_expires(upstream: PlayingServer) -> None:
     async def used() -> list[str]:
         found = []
         async with httpx2.AsyncClient(verify=False, trust_env=False) as http:
-            key = ApiKey("KEY", {"KEY": KEY})
+            key = UpstreamKey("KEY", {"KEY": KEY})
             iam = IamToken(key, upstream.url, lambda: http, lambda: now[0])
             for seconds in (0.0, 3000.0, 3301.0, 3301.0):
                 now[0] = seconds
