@@ -614,10 +614,14 @@ class Batch:
         """Computes about `tokens` prompt tokens; rows with only a last token left then decode."""
         assert self._group
         group, context, began = self._group, self._group.context, self._clock()
+        decoding = len(self.decoder.served(group.tier))
+        most = self._budget.schedule.longest_gap / 2 if self.decoder else inf
+        if group.encode_picture(lambda: self._clock() - began >= most):
+            self._budget_of(group.tier).prefilled(None, decoding, self._clock() - began)
+            return
         sizes = group.compute(tokens)
         if max(sizes):
             piece = PrefillPiece(len(sizes), max(sizes), context)
-            decoding = len(self.decoder.served(group.tier))
             self._budget_of(group.tier).prefilled(piece, decoding, self._clock() - began)
         for at, (row, size) in enumerate(zip(group.rows, sizes, strict=True)):
             self._turns.computed(group, row.client, size)

@@ -2,7 +2,7 @@
 prompt cache has of it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -18,6 +18,7 @@ from mlx_server.worker.prefill.schedule import LAST_PIECE, MOST, PromptScheduler
 from mlx_server.worker.prompt_store import RowPrompts
 from mlx_server.worker.replay_model import force_tokens
 from mlx_server.worker.row import Row
+from mlx_server.worker.sight import sight_of
 
 SHARED = 32
 """Prompts that share this many tokens that are not computed yet are prefilled one after the other:
@@ -124,6 +125,17 @@ class PrefillGroup:
             self.rest = [rest[n:] for rest, n in zip(self.rest, sizes, strict=True)]
             self._renew_states()
         return sizes
+
+    def encode_picture(self, is_over: Callable[[], bool]) -> bool:
+        """Computes some of the tower for a picture that a next piece has. False if there is nothing
+        to compute. is_over: whether other rows should get a token."""
+        sight = sight_of(self.batch.model)
+        pairs = zip(self.rows, self.batch.tokens, strict=True) if sight else ()
+        return any(
+            sight.encode(row.pictures, len(known), is_over)
+            for row, known in pairs
+            if sight and row.pictures
+        )
 
     def _renew_states(self) -> None:
         row, computed = self.rows[0], len(self.batch.tokens[0])

@@ -6,7 +6,7 @@ The hooks find the pictures of a pass in the model's `Sight`, as LoRA's layers f
 `ForwardPass`: no state of a row is left on the model.
 """
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -93,6 +93,12 @@ def row_pictures(model: nn.Module, request: Generate) -> RowPictures | None:
     return RowPictures(request, sight.vision)
 
 
+Call = Callable[..., mx.array]
+
+MOST_ENCODING = 8
+"""Pictures of which a tower has computed a part; the oldest begins again."""
+
+
 class Span(NamedTuple):
     """Tokens of a picture that a forward pass computes."""
 
@@ -125,6 +131,10 @@ class Sight:
         """Of the present forward pass, by window: the model's mask, and that of pictures."""
         self._features: OrderedDict[tuple[str, bytes], Features] = OrderedDict()
         """By cache scope and digest, the most recently used last."""
+        self._encoding: OrderedDict[tuple[str, bytes], Iterator[None]] = OrderedDict()
+        """The pictures that the tower has begun to compute."""
+        self._outputs: list[mx.array] | None = None
+        """Those of the tower's layers, while it is called."""
 
     @contextmanager
     def showing(self, rows: Sequence[RowPictures | None], starts: list[int]) -> Iterator[None]:
@@ -147,13 +157,60 @@ class Sight:
     def features(self, span: Span) -> Features:
         key = span.owner.scope, span.picture.digest
         if key not in self._features:
-            self.computed += 1
-            features = tower_features(self.tower, span.picture, self.vision)
-            features[0] = features[0] / self.scale
-            self._features[key] = self._with_texts(features, span.picture)
-            self._drop()
+            for _ in self._encoded(key, span.picture):
+                pass
         self._features.move_to_end(key)
         return self._features[key]
+
+    def encode(self, owner: RowPictures, known: int, is_over: Callable[[], bool]) -> bool:
+        """Computes some of the tower's layers for the next picture after so many tokens. False if
+        its features are there already. is_over: whether other rows should get a token."""
+        following = (p for p, end in zip(owner.pictures, owner.ends, strict=True) if end > known)
+        picture = next(following, None)
+        if picture is None or (key := (owner.scope, picture.digest)) in self._features:
+            return False
+        if key not in self._encoding:
+            self._encoding[key] = self._encoded(key, picture)
+            if len(self._encoding) > MOST_ENCODING:
+                self._encoding.popitem(last=False)
+        for _ in self._encoding[key]:
+            if is_over():
+                return True
+        del self._encoding[key]
+        return True
+
+    def _encoded(self, key: tuple[str, bytes], picture: Picture) -> Iterator[None]:
+        """Computes the tower for a picture, layer by layer. MLX computes nothing before it is asked
+        for it: the outputs of layers are noted while the tower is called."""
+        self.computed += 1
+        self._outputs = []
+        features = tower_features(self.tower, picture, self.vision)
+        features[0] = features[0] / self.scale
+        outputs, self._outputs = deque(self._outputs), None
+        while outputs:
+            mx.eval(outputs.popleft())
+            yield
+        features = self._with_texts(features, picture)
+        mx.eval(features)
+        self._features[key] = features
+        self._drop()
+
+    def note_layers(self) -> None:
+        """Has the tower's layers note their outputs."""
+
+        def noting(own: Call) -> Call:
+            def call(*given: Any, **named: Any) -> mx.array:
+                output = own(*given, **named)
+                if self._outputs is not None:
+                    self._outputs.append(output)
+                return output
+
+            return call
+
+        lists = (each for module in self.tower.modules() for each in module.values())
+        layers = [each for each in lists if isinstance(each, list) and each]
+        for layer in max(layers, key=len, default=[]):
+            _hook(layer, noting)
 
     def _with_texts(self, features: Features, picture: Picture) -> Features:
         """The features with the embeddings of the tokens of text between the picture's."""
@@ -239,6 +296,7 @@ def give_sight(model: nn.Module, folder: Path, config: Mapping[str, Any]) -> Non
     if vision.family.package == "gemma3":
         scale = float(mx.array(config["text_config"]["hidden_size"] ** 0.5, mx.bfloat16))
     sight = Sight(vision, tower, lambda ids: inner.embed_tokens(ids), scale)
+    sight.note_layers()
     hook_model(model, inner, sight, config)
     model.sight = sight
 
@@ -263,9 +321,6 @@ def hook_model(model: nn.Module, inner: nn.Module, sight: Sight, config: Mapping
         is_sliding = bool(layer.self_attn.is_sliding) if sees_whole else False
         if sees_whole == "all" or is_sliding:
             _hook(layer, _seeing_whole(sight, inner.window_size if is_sliding else None))
-
-
-Call = Callable[..., mx.array]
 
 
 def _hook(module: nn.Module, hooked: Callable[[Call], Call]) -> None:

@@ -52,7 +52,7 @@ class Steady(PrefillBudget):
     def stepped(self, decoding: int, seconds: float) -> None:
         self._has_stepped = True
 
-    def prefilled(self, piece: PrefillPiece, decoding: int, seconds: float) -> None:
+    def prefilled(self, piece: PrefillPiece | None, decoding: int, seconds: float) -> None:
         self._has_stepped = False
 
 

@@ -3,6 +3,7 @@ batch."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from hashlib import sha256
 from importlib import import_module
 from pathlib import Path
@@ -384,6 +385,28 @@ def test_a_second_turn_computes_no_vision_and_only_new_text(model: Any) -> None:
     assert sight(model).computed == before
     assert cached >= len(first.prompt) - 1
     assert found == alone(model, second)
+
+
+def test_a_stream_gets_tokens_between_the_layers_of_a_tower(qwen: Any) -> None:
+    budget = Steady(64)
+    budget.schedule = replace(budget.schedule, longest_gap=0.0)
+    batch = Batch(qwen, concurrency=4, budget=budget)
+    stream = text(1, 5)
+    stream.max_tokens = 20
+    batch.add(stream)
+    while not batch.decoding:
+        batch.step()
+    seen = ask(2, [image(41)], sight(qwen).vision)
+    batch.add(seen)
+    steps: list[int] = []
+    """How many tokens the stream got before the picture's row had a first piece."""
+    while not (done := batch.step()).progress:
+        steps.append(len(done.tokens))
+    assert sum(steps) >= len(sight(qwen).tower.vision_tower.blocks)
+    found = [token.id for token in done.tokens if token.row == 2]
+    while batch:
+        found += [token.id for token in batch.step().tokens if token.row == 2]
+    assert found == alone(qwen, seen)
 
 
 def test_another_picture_in_the_same_place_shares_only_what_is_before_it(qwen: Any) -> None:

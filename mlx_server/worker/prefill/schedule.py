@@ -479,9 +479,11 @@ class PrefillBudget:
         # A step more than `_advance`, which grows with the measured time of a step.
         self._owed = max(self._owed - step, -(step + self._advance))
 
-    def prefilled(self, piece: PrefillPiece, decoding: int, seconds: float) -> None:
+    def prefilled(self, piece: PrefillPiece | None, decoding: int, seconds: float) -> None:
+        """piece: None for a part of a vision tower."""
         took = max(seconds - self._pending, seconds / 4) if decoding else seconds
-        self.cost.learn(piece, took)
+        if piece:
+            self.cost.learn(piece, took)
         self._waited += took
         self._single = self._single + 1 if self._stepped == 1 else 0
         self._stepped, self._pending = 0, 0.0
