@@ -23,6 +23,7 @@ from starlette.routing import BaseRoute
 
 from mlx_server import __version__, limits
 from mlx_server.api import (
+    batches,
     completions,
     conversations,
     embeddings,
@@ -36,6 +37,7 @@ from mlx_server.api import (
     tokenize,
 )
 from mlx_server.api import pool as pool_api
+from mlx_server.api.batch_runner import BatchRunner
 from mlx_server.api.chat_completions import routes as chat_completions
 from mlx_server.api.handlers import describe_bodies, json_response
 from mlx_server.api.messages import routes as messages
@@ -58,7 +60,14 @@ from mlx_server.http.admission import Admission
 from mlx_server.http.connections import http
 from mlx_server.http.middleware import AccessLog, BasePaths, DiscreetLifespan
 from mlx_server.http.resumable import ResumableStreams
-from mlx_server.http.security import SecurityMiddleware, Signer, authorise, authorised, secret_key
+from mlx_server.http.security import (
+    SecurityMiddleware,
+    Signer,
+    authorise,
+    authorised,
+    client_states,
+    secret_key,
+)
 from mlx_server.http.server import EXIT_CODES, HttpServer, LoopErrors
 from mlx_server.http.web_sockets import web_sockets
 from mlx_server.mcp import Connectors
@@ -115,7 +124,11 @@ def create_app(
             if first:  # until then the server before this one takes the requests
                 await pool.preloaded()
             on.push_async_callback(pool.stop)
-            watching = asyncio.create_task(_watch(store, pool))
+            clients = client_states([key.get_secret_value() for key in server.api_keys])
+            places = max(1, server.concurrency // 2)  # until a batch's rows make way for others
+            app.state.batches = runner = BatchRunner(app, store, clients, places)
+            on.push_async_callback(runner.stop)
+            watching = asyncio.create_task(_watch(store, pool, runner))
             on.push_async_callback(cancelled, [watching])
             compiled.warm()
             await anyio.lowlevel.checkpoint()  # anyio's backend is imported before it is needed
@@ -192,7 +205,7 @@ def _metrics(server: ServerSettings, pool: Pool) -> metrics.Metrics:
 def _routes(server: ServerSettings, pool: Pool) -> Iterator[BaseRoute]:
     keyed = [each.router for each in (chat_completions, completions, responses, conversations)]
     keyed += [each.router for each in (messages, native, models, metrics, pool_api, ollama)]
-    keyed += [each.router for each in (tokenize, embeddings, rerank, infill, files)]
+    keyed += [each.router for each in (tokenize, embeddings, rerank, infill, files, batches)]
     keyed.append(pool_api.keyed)
     if server.page:
         keyed.append(page.router)
@@ -227,15 +240,17 @@ async def _prune(store: Store) -> None:
         await asyncio.sleep(PRUNE_SECONDS)
 
 
-async def _watch(store: Store, pool: Pool) -> None:
-    """Shares the memory with the other servers of the data directory, and ends the responses of
-    those that have ended."""
+async def _watch(store: Store, pool: Pool, runner: BatchRunner) -> None:
+    """Shares the memory with the other servers of the data directory, ends the responses of those
+    that have ended, and goes on with their batches."""
+    await runner.adopt()
     known: frozenset[str] = frozenset()
     while True:
         others = frozenset(await pool.share_memory())
         if known - others:
             with suppress(StoreUnavailable):  # the store has logged it
                 await store.adopt()
+                await runner.adopt()
                 known = others
         known |= others
         await asyncio.sleep(WATCH_SECONDS)

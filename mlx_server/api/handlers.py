@@ -55,13 +55,16 @@ LARGE_BYTES = 64 << 10
 for its validator."""
 
 
-async def read(http: Request, wire_type: type[Body]) -> Body:
-    """Raises BadRequest for a body that is not strict JSON or not of this type."""
+async def read(http: Request, wire_type: type[Body], *, gives_files: bool = True) -> Body:
+    """gives_files: whether the request gets the files that it names.
+
+    Raises BadRequest for a body that is not strict JSON or not of this type."""
     # not `http.body()`, which keeps the bytes until the response is sent
     raw = b"".join([chunk async for chunk in http.stream()])
     http.state.body_bytes = len(raw)
     size_of_request.set(len(raw))
-    await give_files(http, raw)
+    if gives_files:
+        await give_files(http, raw)
     if len(raw) > LARGE_BYTES or not wire_type.__pydantic_complete__:
         return await in_thread(_parsed, raw, wire_type)
     body = strict_json.parse_request(raw)
@@ -239,6 +242,9 @@ async def _started(
         started = await while_connected(http, anext(events))
     except PromptOverflow as error:
         raise overflow(error, await while_connected(http, error.tokens())) from None
+    except BaseException:  # it may have started when this was cancelled
+        await events.aclose()
+        raise
     assert isinstance(started, Started)
     return events, started
 

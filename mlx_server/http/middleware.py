@@ -104,6 +104,7 @@ LM_STUDIO = f"/api{VERSION}/models/"
 """Where its clients load and unload models."""
 
 VERSIONED = {
+    "batches",
     "chat",
     "completions",
     "conversations",

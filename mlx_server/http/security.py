@@ -363,6 +363,25 @@ def keyed_router() -> APIRouter:
     return APIRouter(dependencies=[Depends(authorised)])
 
 
+def client_states(keys: Collection[str]) -> dict[str, dict[str, str]]:
+    """What `authorise` would set for the requests that a server sends itself for each owner."""
+
+    def state(owner: str, seal_owner: str) -> dict[str, str]:
+        source = owner or THIS_MACHINE
+        scope = owner if len(keys) > 1 else ""
+        client = f"{source} batch"
+        return {
+            "owner": owner,
+            "seal_owner": seal_owner,
+            "source": source,
+            "client": client,
+            "cache_scope": scope,
+        }
+
+    known = {_digest(key.encode()).hex(): _digest(b"seals:" + key.encode()).hex() for key in keys}
+    return {owner: state(owner, seal_owner) for owner, seal_owner in (known or {"": ""}).items()}
+
+
 def signer_of(connection: HTTPConnection) -> Signer:
     """The signer for the client's key, which `authorise` found."""
     signer: Signer = connection.app.state.signer

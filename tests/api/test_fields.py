@@ -20,7 +20,7 @@ from anthropic.types import message_count_tokens_params, message_create_params
 from anthropic.types.beta import message_count_tokens_params as beta_count_tokens_params
 from anthropic.types.beta import message_create_params as beta_message_create_params
 from fastapi.routing import APIRoute
-from openai.types import completion_create_params, embedding_create_params
+from openai.types import batch_create_params, completion_create_params, embedding_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 from openai.types.chat import completion_list_params, completion_update_params
 from openai.types.chat.completions import message_list_params
@@ -41,6 +41,7 @@ from pydantic import BaseModel, ValidationError
 from typing_extensions import is_typeddict
 
 from mlx_server.api import conversations
+from mlx_server.api.batches import BatchBody
 from mlx_server.api.chat_completions.input import ChatBody
 from mlx_server.api.chat_completions.routes import PATH as CHAT
 from mlx_server.api.chat_completions.routes import filter_of
@@ -250,6 +251,7 @@ SDKS: Sequence[tuple[type[WireModel], Any]] = [
     (ConversationBody, conversation_create_params.ConversationCreateParams),
     (UpdateBody, conversation_update_params.ConversationUpdateParams),
     (ItemsBody, item_create_params.ItemCreateParams),
+    (BatchBody, batch_create_params.BatchCreateParams),
     (MessagesBody, message_create_params.MessageCreateParamsNonStreaming),
     (MessagesBody, beta_message_create_params.MessageCreateParamsNonStreaming),
     (PromptBody, message_count_tokens_params.MessageCountTokensParams),

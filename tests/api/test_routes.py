@@ -31,12 +31,15 @@ KEYED = {
     ("GET", "/page/conversations"),
     ("GET", "/v1/chat/completions"),
     ("GET", "/v1/files"),
+    ("GET", "/v1/batches"),
+    ("GET", "/v1/messages/batches"),
     ("POST", "/v1/chat/completions"),
     ("POST", "/v1/completions"),
     ("POST", "/v1/fim/completions"),
     ("POST", "/v1/models/load"),
     ("POST", "/v1/models/unload"),
     ("POST", "/v1/messages"),
+    ("POST", "/v1/messages/batches"),
     ("POST", "/v1/messages/count_tokens"),
     ("POST", "/generate"),
     ("POST", "/tokenize"),
@@ -76,7 +79,7 @@ REFUSED = {
 """What the owner does not allow, what this model does not do, and what of Ollama's API this server
 does not do."""
 
-NONE = "none-such"
+NONE, CHAT = "none-such", "/v1/chat/completions"
 STORED = {
     ("POST", "/page/fetches"),
     ("POST", "/page/fetches/cancel"),
@@ -84,6 +87,12 @@ STORED = {
     ("POST", f"/v1/chat/completions/{NONE}"),
     ("DELETE", f"/v1/chat/completions/{NONE}"),
     ("GET", f"/v1/chat/completions/{NONE}/messages"),
+    ("POST", "/v1/batches"),
+    ("GET", f"/v1/batches/{NONE}"),
+    ("POST", f"/v1/batches/{NONE}/cancel"),
+    *(("GET", f"/v1/messages/batches/{NONE}{more}") for more in ("", "/results")),
+    ("POST", f"/v1/messages/batches/{NONE}/cancel"),
+    ("DELETE", f"/v1/messages/batches/{NONE}"),
     ("GET", f"/v1/files/{NONE}"),
     ("GET", f"/v1/files/{NONE}/content"),
     ("DELETE", f"/v1/files/{NONE}"),
@@ -136,6 +145,10 @@ def body_of(path: str) -> Json:
         return {"model": wire.MODEL, "prompt": "a"}
     if path in ("/tokenize", "/detokenize"):
         return {"model": wire.MODEL, "prompt": "a", "tokens": [5]}
+    if path == "/v1/messages/batches":
+        return {"requests": [{"custom_id": "a", "params": BODY}]}
+    if path == "/v1/batches":
+        return {"input_file_id": NONE, "endpoint": CHAT, "completion_window": "24h"}
     if path.startswith("/v1/messages"):
         return BODY
     if path.startswith("/api/"):

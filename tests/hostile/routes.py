@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mlx_server.api import ollama
+from mlx_server.api.batches import BatchBody, MessageBatchBody
 from mlx_server.api.chat_completions.input import ChatBody
 from mlx_server.api.completions import CompletionBody
 from mlx_server.api.conversations import ConversationBody, ItemsBody, UpdateBody
@@ -162,6 +163,14 @@ INFILL: Json = {
 }
 BACKGROUND: Json = {"model": TINY, "input": "hi", "max_output_tokens": 2, "background": True}
 MESSAGES = with_all_fields("/v1/messages")
+BATCH: Json = {
+    "input_file_id": "file-none",
+    "endpoint": "/v1/chat/completions",
+    "completion_window": "24h",
+    "metadata": {"a": "b"},
+    "output_expires_after": {"anchor": "created_at", "seconds": 3600},
+}
+MESSAGE_BATCH: Json = {"requests": [{"custom_id": "a", "params": MESSAGES[0]}]}
 COUNTED = tuple(
     {name: value for name, value in body.items() if name in PromptBody.model_fields}
     for body in MESSAGES
@@ -198,6 +207,10 @@ ROUTES = (
     Route("/v1/responses/{id}/cancel", WireModel, ({},)),
     Route("/v1/messages", MessagesBody, MESSAGES),
     Route("/v1/messages/count_tokens", PromptBody, COUNTED),
+    Route("/v1/batches", BatchBody, (BATCH,), answers=404),  # there is no such file
+    Route("/v1/batches/{id}/cancel", WireModel, ({},), answers=404),
+    Route("/v1/messages/batches", MessageBatchBody, (MESSAGE_BATCH,)),
+    Route("/v1/messages/batches/{id}/cancel", WireModel, ({},), answers=404),
     Route("/v1/conversations", ConversationBody, MADE),
     Route("/v1/conversations/{id}", UpdateBody, ({"metadata": {"a": "b"}},)),
     Route("/v1/conversations/{id}/items", ItemsBody, ({"items": CALLED[:1]},)),
