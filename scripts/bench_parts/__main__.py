@@ -24,7 +24,7 @@ from bench_parts.machine import Others
 from bench_parts.models import model_folder
 from bench_parts.plan import CASES, QUICK, REPETITIONS, Case, CaseOutcome, Model, Turn
 from bench_parts.sessions import count
-from bench_parts.simulated import links, schedules, servers, short_prompts
+from bench_parts.simulated import links, schedules, servers, short_prompts, tiers
 from bench_parts.simulated.roofline import PAIRS, pair
 from bench_parts.speculation import report
 
@@ -99,6 +99,10 @@ def main(
             "--speculation", help="Count tokens a pass instead, and simulate what they are worth."
         ),
     ] = False,
+    by_tiers: Annotated[
+        bool,
+        typer.Option("--tiers", help="Simulate a stream next to sub-agents and a batch instead."),
+    ] = False,
     restart: Annotated[
         bool, typer.Option("--restart", help="With --sessions: restart the servers in the middle.")
     ] = False,
@@ -137,6 +141,7 @@ def main(
     scripts/bench --sessions
     scripts/bench --kv-bits
     scripts/bench --speculation
+    scripts/bench --tiers
     scripts/bench --gateway
     scripts/bench --sessions --restart --swap --only mlx-server
     scripts/bench --distributed --model tiny
@@ -163,6 +168,10 @@ def main(
         return
     if speculation:
         _speculation(json, markdown)
+        return
+    if by_tiers:
+        found = list(tiers.measurements())
+        _show({"tiers": found}, [(tiers.COLUMNS, tiers.rows(found))], json, markdown)
         return
     if sessions:
         wanted: list[count.Interruption] = ["restart"] if restart else []

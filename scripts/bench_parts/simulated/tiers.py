@@ -1,6 +1,6 @@
 """A foreground stream next to four sub-agents and a batch; a simulated Mac, a virtual clock."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from math import inf
 
@@ -8,7 +8,7 @@ from bench_parts.simulated.virtual import Answer, Simulation
 from bench_parts.tables import Row
 from mlx_server.requests import Tier
 
-PAIRS = ("m1-max:8b", "m4:8b", "m4-pro:30b-a3b", "m3-ultra:gpt-oss-120b")
+PAIRS = ("m1-max:8b", "m4:8b", "m4-pro:30b-a3b", "m4-max:gpt-oss-20b")
 
 
 @dataclass
@@ -80,6 +80,7 @@ def run(named: str, clients: list[Client], until: float = inf, asks: int = 0) ->
 class Kept:
     """What is left of a foreground stream's pace, and of the rest, next to all others."""
 
+    pair: str
     first_token: float
     """The times to a first token over those alone, at the 95th percentile."""
     speed: float
@@ -106,7 +107,7 @@ def kept(named: str, asks: int = 20) -> Kept:
     firsts = sorted(a.first_token / b.first_token for a, b in pairs)
     speeds = sorted(_seconds(b) / _seconds(a) for a, b in pairs)
     at = int(0.95 * (len(pairs) - 1))
-    return Kept(firsts[at], speeds[len(pairs) - 1 - at], got / (rate * left))
+    return Kept(named, firsts[at], speeds[len(pairs) - 1 - at], got / (rate * left))
 
 
 def _seconds(answer: Answer) -> float:
@@ -121,12 +122,15 @@ COLUMNS = (
 )
 
 
-def rows() -> Iterator[Row]:
-    for named in PAIRS:
-        found = kept(named)
+def measurements() -> Iterator[Kept]:
+    return map(kept, PAIRS)
+
+
+def rows(found: Iterable[Kept]) -> Iterator[Row]:
+    for each in found:
         yield (
-            named.replace(":", ", "),
-            f"{found.first_token:.2f}",
-            f"{found.speed:.2f}",
-            f"{found.batch:.2f}",
+            each.pair.replace(":", ", "),
+            f"{each.first_token:.2f}",
+            f"{each.speed:.2f}",
+            f"{each.batch:.2f}",
         )
