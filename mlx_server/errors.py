@@ -130,6 +130,12 @@ class TrainingFailed(ServerError):
     code = "training_failed"
 
 
+class ComparisonFailed(ServerError):
+    """The process that compares two models has ended with an error."""
+
+    code = "comparison_failed"
+
+
 class TooLarge(ServerError):
     status = 413
     type = "invalid_request_error"

@@ -23,6 +23,7 @@ COMMANDS = {
     "store": "Show how many responses and conversations are stored, and where.",
     "cache": "Show what the prompt cache keeps on disk, and where.",
     "bench": "Measure a server's latency and throughput.",
+    "compare": "Say how much a model's answers differ from another's.",
     "train": "Train a LoRA adapter, and publish it if it is better than its base model.",
     "pull": "Download models from the Hugging Face hub, to serve them offline.",
     "replay": "Record answers, for tests without weights.",

@@ -1,0 +1,235 @@
+"""`mlx-server compare`: whether a model answers as well as another."""
+
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from html import escape
+from pathlib import Path
+from statistics import mean
+from typing import Annotated, Any
+
+import jsonschema
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from mlx_server.api.training_data import conversation_of
+from mlx_server.cli.root import ConfigFile, command_app
+from mlx_server.config.models_yaml import spec_named
+from mlx_server.engine.comparison import Answers, ComparisonJob, Divergence, Side, findings
+from mlx_server.generation.rendering import tokenized
+from mlx_server.models.adapter_catalog import check_name
+from mlx_server.pool.adapters import catalog_of
+from mlx_server.pool.models import progress_display
+from mlx_server.pool.prepare import PreparedModel, prepare
+
+app = command_app()
+
+QUESTIONS = (
+    "What is the capital of France, and which river runs through it?",
+    "Write a Python function that returns the n-th Fibonacci number.",
+    "Translate into German: The train to the coast leaves at noon.",
+    "A shirt costs 40 euros after a discount of 20 %. What did it cost before?",
+    "Name three causes of the French Revolution in one sentence each.",
+    "Complete the line: Shall I compare thee to a summer's day?",
+    "Explain to a child why the sky is blue.",
+    "List the planets of the solar system from the sun outwards, as a JSON array of strings.",
+)
+"""What is asked without a file."""
+
+
+@dataclass(frozen=True)
+class Request:
+    prompt: str
+    """For the page."""
+    tokens: Sequence[int]
+    schema: Mapping[str, Any] | None = None
+    """That of the answer's JSON, if it has one."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """How the second model differs from the first one."""
+
+    divergences: Sequence[Divergence]
+    sides: Sequence[Answers]
+
+    @property
+    def kl(self) -> float:
+        return mean(kl for each in self.divergences for kl in each.kl)
+
+    @property
+    def agreement(self) -> float:
+        return mean(same for each in self.divergences for same in each.agrees)
+
+    @property
+    def firsts(self) -> list[int | None]:
+        """The token of each answer at which the second model would go on otherwise."""
+        agrees = (list(each.agrees) for each in self.divergences)
+        return [each.index(False) if False in each else None for each in agrees]
+
+
+@app.command()
+def compare(
+    first: Annotated[str, typer.Argument(metavar="A", help="A model, as its owner wants it.")],
+    second: Annotated[
+        str, typer.Argument(metavar="B", help="Another: MODEL[:ADAPTER][@kv4|@kv8].")
+    ],
+    requests: Annotated[
+        Path | None, typer.Option(metavar="FILE.jsonl", help="Conversations to ask [a small set].")
+    ] = None,
+    tokens: Annotated[int, typer.Option(min=1, max=4096, help="The most of an answer.")] = 64,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page too.")] = None,
+    fail_over: Annotated[
+        float | None, typer.Option(min=0, help="Exit with 1 if KL a token is larger.")
+    ] = None,
+    config: ConfigFile = None,
+) -> None:
+    """Say how much a model's answers differ from another's.
+
+    \b
+    mlx-server compare qwen3-bf16 qwen3-4bit
+    mlx-server compare qwen3 qwen3@kv8 --requests asked.jsonl
+    mlx-server compare qwen3 qwen3:letters --html report.html --fail-over 0.05
+
+    A answers each request, and for each token of its answers both models say what they would have
+    expected (KL divergence of B from A, in nats). Both need the same vocabulary.
+    """
+    prepared, one = _side(config, first)
+    _, other = _side(config, second)
+    lines = [*_lines(requests)]
+    asked = [_request(prepared, line) for line in lines]
+    job = ComparisonJob(
+        sides=(one, other),
+        prompts=[each.tokens for each in asked],
+        tokens=tokens,
+        stops=sorted(_stops(prepared)),
+    )
+    found = [*findings(job)]
+    measured = Measured(
+        [each for each in found if isinstance(each, Divergence)],
+        [each for each in found if isinstance(each, Answers)],
+    )
+    rows = [*_rows(prepared, asked, measured)]
+    table = Table("", first, second)
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)
+    if html:
+        html.write_text(page(rows, asked, measured, (first, second)), "utf-8")
+    if fail_over is not None and measured.kl > fail_over:
+        print(f"KL divergence {measured.kl:.4f} is over {fail_over:g}.")
+        raise typer.Exit(1)
+
+
+def _side(config: Path | None, named: str) -> tuple[PreparedModel, Side]:
+    name, _, bits = named.partition("@kv")
+    if bits not in ("", "4", "8"):
+        raise typer.BadParameter(f"{named!r}: after `@kv` should be 4 or 8.")
+    base, _, adapter = name.partition(":") if ":" in name and "/" not in name else (name, "", "")
+    spec = spec_named(config, base)
+    show = progress_display()
+    prepared = prepare(spec, lambda *done: show(base, *done), upcast=False)
+    folder = None
+    if adapter:
+        check_name(adapter)
+        folder = str(catalog_of(prepared).find(adapter).path)
+    return prepared, Side(
+        checkpoint=str(prepared.path),
+        kv_bits=int(bits) if bits else spec.kv_bits,
+        adapter=folder,
+    )
+
+
+def _stops(prepared: PreparedModel) -> Collection[int]:
+    return prepared.family.stops(prepared.checkpoint)
+
+
+def _lines(file: Path | None) -> Iterable[bytes]:
+    if file is None:
+        return (json.dumps({"prompt": text, "completion": ""}).encode() for text in QUESTIONS)
+    if not file.is_file():
+        raise typer.BadParameter(f"There is no file {str(file)!r}.", param_hint="--requests")
+    return (line for line in file.read_bytes().splitlines() if line.strip())
+
+
+def _request(prepared: PreparedModel, line: bytes) -> Request:
+    conversation = conversation_of(line)
+    messages = conversation.messages
+    while messages and messages[-1].role == "assistant":
+        messages = messages[:-1]
+    format = json.loads(line).get("response_format") or {}
+    schema = (format.get("json_schema") or {}).get("schema")
+    asked = replace(conversation, messages=messages)
+    return Request(messages[-1].content, tokenized(prepared, asked).tokens, schema)
+
+
+Row = tuple[str, str, str]
+
+
+def _rows(prepared: PreparedModel, asked: Sequence[Request], measured: Measured) -> Iterable[Row]:
+    firsts = [first for first in measured.firsts if first is not None]
+    tokens = sum(len(each.kl) for each in measured.divergences)
+    yield "requests, tokens of answers", f"{len(asked)}, {tokens}", ""
+    yield "KL divergence a token, nats", "0", f"{measured.kl:.6f}"
+    worst = max(kl for each in measured.divergences for kl in each.kl)
+    yield "the largest", "0", f"{worst:.4f}"
+    yield "the same likeliest token", "100 %", f"{100 * measured.agreement:.2f} %"
+    middle = f", from token {sorted(firsts)[len(firsts) // 2]} on" if firsts else ""
+    yield "answers that would differ", "0", f"{len(firsts)} of {len(asked)}{middle}"
+    if any(each.schema is not None for each in asked):
+        count = sum(each.schema is not None for each in asked)
+        valid = [
+            sum(_valid(prepared, *pair) for pair in zip(asked, side.tokens, strict=True))
+            for side in measured.sides
+        ]
+        yield "JSON follows its schema", f"{valid[0]} of {count}", f"{valid[1]} of {count}"
+    one, other = measured.sides
+    yield "seconds", f"{one.seconds:.1f}", f"{other.seconds:.1f}"
+    yield "GB at most", f"{one.nbytes / 1e9:.2f}", f"{other.nbytes / 1e9:.2f}"
+
+
+def _valid(prepared: PreparedModel, request: Request, answer: Sequence[int]) -> bool:
+    if request.schema is None:
+        return False
+    ids = [token for token in answer if token not in _stops(prepared)]
+    try:
+        jsonschema.validate(json.loads(prepared.checkpoint.tokenizer.decode(ids)), request.schema)
+    except (ValueError, jsonschema.ValidationError):
+        return False
+    return True
+
+
+STYLE = (
+    "body{font:15px system-ui;margin:2em auto;max-width:60em;padding:0 1em}"
+    "table{border-collapse:collapse}td,th{padding:.3em .8em;border-bottom:1px solid #ccc;"
+    "text-align:left}svg{display:block;margin:.3em 0 1em}rect{fill:#4a7}rect.other{fill:#c53}"
+)
+HEIGHT, WIDTH = 60, 6
+
+
+def page(
+    rows: Iterable[Row], asked: Sequence[Request], measured: Measured, names: tuple[str, str]
+) -> str:
+    """A page with the table and, for each answer, a bar a token."""
+    title = escape(f"{names[1]} compared with {names[0]}")
+    cells = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows)
+    table = "".join(f"<tr>{row}</tr>" for row in cells)
+    charts = zip(asked, measured.divergences, strict=True)
+    return (
+        f'<!doctype html><meta charset="utf-8"><title>{title}</title><style>{STYLE}</style>'
+        f"<h1>{title}</h1><table><tr><th></th><th>{escape(names[0])}</th>"
+        f"<th>{escape(names[1])}</th></tr>{table}</table><h2>KL divergence by token</h2>"
+        "<p>Full height is 1 nat. Red: another token is the likeliest.</p>"
+        + "".join(f"<p>{escape(a.prompt[:200])}</p>{_chart(d)}" for a, d in charts)
+    )
+
+
+def _chart(divergence: Divergence) -> str:
+    bars = "".join(
+        f'<rect x="{WIDTH * at}" y="{HEIGHT - height:.1f}" width="{WIDTH - 1}" '
+        f'height="{height:.1f}"{"" if same else other}><title>{kl:.4f}</title></rect>'
+        for at, (kl, same) in enumerate(zip(divergence.kl, divergence.agrees, strict=True))
+        for height, other in [(max(1.0, HEIGHT * min(1.0, kl)), ' class="other"')]
+    )
+    return f'<svg width="{WIDTH * len(divergence.kl)}" height="{HEIGHT}">{bars}</svg>'
