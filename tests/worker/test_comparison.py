@@ -3,6 +3,7 @@
 import shutil
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import Any
 
 import mlx.core as mx
 import mlx_lm.utils
@@ -30,7 +31,7 @@ def kl(findings: list[Finding]) -> list[float]:
 def with_scaled_layer(model: Path, folder: Path, factor: float) -> Path:
     shutil.copytree(model, folder)
     file = folder / "model.safetensors"
-    weights = dict(mx.load(str(file)))
+    weights: dict[str, Any] = mx.load(str(file))  # type: ignore[assignment, unused-ignore]
     name = next(name for name in weights if name.endswith("layers.1.mlp.down_proj.weight"))
     weights[name] = weights[name] * factor
     mx.save_safetensors(str(file), weights, metadata={"format": "mlx"})
