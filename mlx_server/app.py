@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
@@ -28,6 +28,7 @@ from mlx_server.api import (
     conversations,
     embeddings,
     files,
+    fine_tuning,
     infill,
     models,
     native,
@@ -39,6 +40,7 @@ from mlx_server.api import (
 from mlx_server.api import pool as pool_api
 from mlx_server.api.batch_runner import BatchRunner
 from mlx_server.api.chat_completions import routes as chat_completions
+from mlx_server.api.fine_tuning import FineTuning
 from mlx_server.api.handlers import describe_bodies, json_response
 from mlx_server.api.messages import routes as messages
 from mlx_server.api.page import routes as page
@@ -54,6 +56,7 @@ from mlx_server.config.settings import (
     pool_limits,
 )
 from mlx_server.errors import StoreUnavailable
+from mlx_server.generation.training import TRAINING
 from mlx_server.grammars import compiled
 from mlx_server.http import errors, metrics
 from mlx_server.http.admission import Admission
@@ -128,7 +131,9 @@ def create_app(
             places = max(1, server.concurrency // 2)  # until a batch's rows make way for others
             app.state.batches = runner = BatchRunner(app, store, clients, places)
             on.push_async_callback(runner.stop)
-            watching = asyncio.create_task(_watch(store, pool, runner))
+            app.state.fine_tuning = tuning = _fine_tuning(settings, pool, store, clients)
+            on.push_async_callback(tuning.stop)
+            watching = asyncio.create_task(_watch(store, pool, (runner, tuning)))
             on.push_async_callback(cancelled, [watching])
             compiled.warm()
             await anyio.lowlevel.checkpoint()  # anyio's backend is imported before it is needed
@@ -206,7 +211,7 @@ def _routes(server: ServerSettings, pool: Pool) -> Iterator[BaseRoute]:
     keyed = [each.router for each in (chat_completions, completions, responses, conversations)]
     keyed += [each.router for each in (messages, native, models, metrics, pool_api, ollama)]
     keyed += [each.router for each in (tokenize, embeddings, rerank, infill, files, batches)]
-    keyed.append(pool_api.keyed)
+    keyed += [fine_tuning.router, pool_api.keyed]
     if server.page:
         keyed.append(page.router)
     if server.adapter_dirs:
@@ -232,6 +237,13 @@ async def _opened(settings: StoreSettings) -> AsyncIterator[Store]:
             await store.close()
 
 
+def _fine_tuning(
+    settings: Settings, pool: Pool, store: Store, clients: Mapping[str, object]
+) -> FineTuning:
+    folder = store.contents.data_dir / TRAINING
+    return FineTuning(pool, store, clients, folder, settings.server.adapters_dir)
+
+
 async def _prune(store: Store) -> None:
     while True:
         with suppress(StoreUnavailable, OSError):  # the store has logged it
@@ -240,17 +252,19 @@ async def _prune(store: Store) -> None:
         await asyncio.sleep(PRUNE_SECONDS)
 
 
-async def _watch(store: Store, pool: Pool, runner: BatchRunner) -> None:
+async def _watch(store: Store, pool: Pool, jobs: Sequence[BatchRunner | FineTuning]) -> None:
     """Shares the memory with the other servers of the data directory, ends the responses of those
-    that have ended, and goes on with their batches."""
-    await runner.adopt()
+    that have ended, and goes on with their jobs."""
+    for each in jobs:
+        await each.adopt()
     known: frozenset[str] = frozenset()
     while True:
         others = frozenset(await pool.share_memory())
         if known - others:
             with suppress(StoreUnavailable):  # the store has logged it
                 await store.adopt()
-                await runner.adopt()
+                for each in jobs:
+                    await each.adopt()
                 known = others
         known |= others
         await asyncio.sleep(WATCH_SECONDS)

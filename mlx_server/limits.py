@@ -275,6 +275,8 @@ BATCH_LINES                    = _limit(50_000,        "items",      "request", 
 BATCH_LINE_BYTES               = _limit(4 << 20,       "bytes",      "request",    "a request of a batch", "the batch fails")
 BATCHES                        = _limit(64,            "items",      "server",     "batches that are under way, of which those that share a key may have half", "503")
 BATCH_ERRORS                   = _limit(100,           "items",      "request",    "errors that a batch which has failed lists", "the rest is not listed")
+TRAINING_JOBS                  = _limit(16,            "items",      "server",     "fine-tuning jobs that run or wait for their turn", "503")
+TRAINING_EVENTS                = _limit(500,           "items",      "request",    "events that a fine-tuning job keeps", "the oldest are dropped")
 CUSTOM_ID_CHARACTERS           = _limit(512,           "characters", "request",    "`custom_id` of a request of a batch", "the batch fails")
 
 _section("Models and adapters")

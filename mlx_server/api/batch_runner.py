@@ -54,6 +54,8 @@ ENDPOINTS: dict[str, Callable[[Request], Any]] = {
     MESSAGES_PATH: create_message,
 }
 
+BATCH_KINDS: tuple[BatchKind, ...] = ("batch", "message batch")
+
 LOOK_SECONDS = 1.0
 """How often a batch stores its counts, and sees whether it was cancelled."""
 RETRY_SECONDS = 5.0
@@ -348,7 +350,7 @@ class BatchRunner:
     async def adopt(self) -> None:
         """Goes on with the batches of servers that have ended."""
         with suppress(StoreUnavailable):  # the store has logged it
-            for kind, id, owner in await self._store.claim(self._clients.keys()):
+            for kind, id, owner in await self._store.claim(self._clients.keys(), BATCH_KINDS):
                 log.info("batch %s goes on here: its server has ended", id)
                 self.start(kind, id, owner)
 

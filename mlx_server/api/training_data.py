@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from pydantic import ValidationError
 
 from mlx_server.api.chat_completions.input import ChatBody, to_request
-from mlx_server.engine.training import Sample
+from mlx_server.engine.training import TrainingSample
 from mlx_server.errors import BadRequest, ServerError, TrainingDataInvalid
 from mlx_server.generation.training import sample_of
 from mlx_server.http import strict_json
@@ -17,9 +17,9 @@ FIELDS = ("messages", "tools", "parallel_tool_calls")
 SHOWN_MISTAKES = 10
 
 
-def samples_of(prepared: PreparedModel, lines: Iterable[bytes]) -> list[Sample]:
+def samples_of(prepared: PreparedModel, lines: Iterable[bytes]) -> list[TrainingSample]:
     """Raises TrainingDataInvalid, which names the first lines that are wrong."""
-    samples, mistakes = list[Sample](), list[str]()
+    samples, mistakes = list[TrainingSample](), list[str]()
     for number, line in _numbered(lines):
         try:
             samples.append(sample_of(prepared, conversation_of(line)))

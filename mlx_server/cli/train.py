@@ -12,8 +12,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from mlx_server.api.training_data import samples_of
 from mlx_server.cli.root import ConfigFile, command_app
 from mlx_server.config.models_yaml import ADAPTERS_DIR, load_settings, spec_named
-from mlx_server.engine.training import Method, TrainingProcess
-from mlx_server.generation.training import Training, split
+from mlx_server.engine.training import TrainingMethod, TrainingProcess
+from mlx_server.generation.training import TRAINING, Training, split
 from mlx_server.models.adapter_catalog import check_name
 from mlx_server.pool.models import progress_display
 from mlx_server.pool.prepare import prepare
@@ -30,7 +30,7 @@ def train(
     ] = None,
     epochs: Annotated[int, typer.Option(min=1, help="How often each sample is learnt.")] = 3,
     learning_rate: Annotated[float, typer.Option(min=0)] = 1e-4,
-    batch_size: Annotated[int, typer.Option(min=1, help="Samples of a step.")] = 4,
+    batch_size: Annotated[int, typer.Option(min=1, help="TrainingSamples of a step.")] = 4,
     rank: Annotated[int, typer.Option(min=1, max=256)] = 8,
     layers: Annotated[int, typer.Option(min=-1, help="The last layers; -1: all.")] = 16,
     kind: Annotated[Literal["lora", "dora"], typer.Option()] = "lora",
@@ -59,7 +59,7 @@ def train(
     prepared = prepare(spec, lambda *done: show(base, *done), upcast=False)
     with data.open("rb") as lines:
         samples = split(samples_of(prepared, lines), seed)
-    method = Method(
+    method = TrainingMethod(
         kind=kind,
         rank=rank,
         layers=layers,
@@ -68,7 +68,7 @@ def train(
         seed=seed,
     )
     assert settings.store.data_dir
-    folder = settings.store.data_dir / "training"
+    folder = settings.store.data_dir / TRAINING
     training = Training.of(folder, prepared, samples, method, epochs)
     with suppress(KeyboardInterrupt):
         asyncio.run(_run(training))

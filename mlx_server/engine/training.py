@@ -7,7 +7,7 @@ needs to go on where this one ended, so it may be killed at any moment.
 import asyncio
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal
@@ -22,7 +22,7 @@ ADAPTER_WEIGHTS = "adapters.safetensors"
 STDERR_BYTES = 2000
 
 
-class Method(msgspec.Struct, frozen=True, kw_only=True):
+class TrainingMethod(msgspec.Struct, frozen=True, kw_only=True):
     """How an adapter is trained; the names are those of `mlx_lm.lora`."""
 
     kind: Literal["lora", "dora"] = "lora"
@@ -41,20 +41,22 @@ class TrainingJob(msgspec.Struct, frozen=True, kw_only=True):
     """The folder of the base model."""
     steps: int
     steps_per_epoch: int
-    method: Method = Method()
+    tokens: int
+    """What the process has learnt at the end, each epoch counted."""
+    method: TrainingMethod = TrainingMethod()
 
 
-class Sample(msgspec.Struct, frozen=True, array_like=True):
+class TrainingSample(msgspec.Struct, frozen=True, array_like=True):
     tokens: Sequence[int]
     prompt: int
     """How many of the tokens are the prompt, which is not learnt."""
 
 
-class Samples(msgspec.Struct, frozen=True):
-    learnt: Sequence[Sample]
-    held_out: Sequence[Sample]
+class TrainingSamples(msgspec.Struct, frozen=True):
+    learnt: Sequence[TrainingSample]
+    held_out: Sequence[TrainingSample]
     """What decides whether the adapter is better than its base model."""
-    public: Sequence[Sample] = ()
+    public: Sequence[TrainingSample] = ()
     """Texts on which the adapter may not be much worse than its base model."""
 
 
@@ -79,30 +81,34 @@ class Evaluated(msgspec.Struct, frozen=True, tag=True):
     losses: Losses
 
 
-Report = Trained | Evaluated
+TrainingReport = Trained | Evaluated
 
-_decoder: msgspec.json.Decoder[Report] = msgspec.json.Decoder(Report)
+_decoder: msgspec.json.Decoder[TrainingReport] = msgspec.json.Decoder(TrainingReport)
 
 
 def file_of(step: int) -> str:
     return f"{step:07d}_{ADAPTER_WEIGHTS}"
 
 
-def write_job(folder: Path, job: TrainingJob, samples: Samples) -> None:
+def write_job(folder: Path, job: TrainingJob, samples: TrainingSamples) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / SAMPLES).write_bytes(msgspec.msgpack.encode(samples))
     (folder / JOB).write_bytes(msgspec.json.encode(job))
 
 
 class TrainingProcess:
-    """Trains until it is done, or until `end`. It ends with its server, which holds its stdin."""
+    """It ends with its server, which holds its stdin. Another one goes on with the folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._process: asyncio.subprocess.Process | None = None
-        self._ended = False
+        self._is_paused = False
 
-    async def reports(self) -> AsyncIterator[Report]:
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    async def reports(self) -> AsyncGenerator[TrainingReport]:
         """Raises TrainingFailed."""
         self._process = process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "mlx_server.worker.trainer", str(self._folder)),
@@ -112,6 +118,8 @@ class TrainingProcess:
             env=process_environment(),
             start_new_session=True,
         )
+        if self._is_paused:
+            self.pause()
         assert process.stdout
         assert process.stderr
         errors = asyncio.create_task(process.stderr.read())
@@ -124,22 +132,18 @@ class TrainingProcess:
                 process.kill()
                 await process.wait()
             text = (await errors).decode(errors="replace")
-        if process.returncode and not self._ended:
+        if process.returncode:
             why = text.strip().rsplit("\n", 1)[-1][-STDERR_BYTES:]
             raise TrainingFailed(f"The training has ended with an error: {why or 'no message'}")
 
     def pause(self) -> None:
         """After the step that it computes, the process returns the memory of its buffers."""
+        self._is_paused = True
         self._send(b"pause\n")
 
     def go_on(self) -> None:
+        self._is_paused = False
         self._send(b"go on\n")
-
-    def end(self) -> None:
-        """Ends the process after the present step. Another one goes on from there."""
-        self._ended = True
-        if self._process and self._process.stdin:
-            self._process.stdin.close()
 
     def _send(self, line: bytes) -> None:
         if self._process and self._process.stdin and not self._process.stdin.is_closing():

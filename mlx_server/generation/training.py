@@ -21,12 +21,12 @@ from mlx_server.engine.training import (
     ADAPTER_WEIGHTS,
     EVALUATIONS,
     Evaluated,
-    Method,
-    Report,
-    Sample,
-    Samples,
     Trained,
     TrainingJob,
+    TrainingMethod,
+    TrainingReport,
+    TrainingSample,
+    TrainingSamples,
     file_of,
     write_job,
 )
@@ -44,8 +44,11 @@ PUBLIC_WORSE = 1.05
 
 CARD = "card.json"
 
+TRAINING = "training"
+"""A folder in the data directory."""
 
-def sample_of(prepared: PreparedModel, conversation: Conversation) -> Sample:
+
+def sample_of(prepared: PreparedModel, conversation: Conversation) -> TrainingSample:
     """The last message, the assistant's, is what is learnt. Raises TrainingDataInvalid."""
     messages = conversation.messages
     if len(messages) < 2 or messages[-1].role != "assistant":
@@ -61,7 +64,7 @@ def sample_of(prepared: PreparedModel, conversation: Conversation) -> Sample:
             f"The conversation has {len(tokens)} tokens; the context of {prepared.id} has "
             f"{prepared.context_length}. Shorten it."
         )
-    return Sample(tokens, same)
+    return TrainingSample(tokens, same)
 
 
 def _common(a: Sequence[int], b: Sequence[int]) -> int:
@@ -69,7 +72,7 @@ def _common(a: Sequence[int], b: Sequence[int]) -> int:
     return next((at for at, (one, other) in pairs if one != other), min(len(a), len(b)))
 
 
-def split(samples: Sequence[Sample], seed: int) -> Samples:
+def split(samples: Sequence[TrainingSample], seed: int) -> TrainingSamples:
     """Holds a tenth of the samples out, and at least one. Raises TrainingDataInvalid."""
     if len(samples) < 10:
         raise TrainingDataInvalid(
@@ -79,7 +82,7 @@ def split(samples: Sequence[Sample], seed: int) -> Samples:
     order = list(samples)
     Random(seed).shuffle(order)  # noqa: S311  no secret is made of it
     held_out = round(HELD_OUT * len(order))
-    return Samples(order[held_out:], order[:held_out])
+    return TrainingSamples(order[held_out:], order[:held_out])
 
 
 @dataclass
@@ -96,7 +99,12 @@ class Training:
 
     @classmethod
     def of(
-        cls, folder: Path, prepared: PreparedModel, samples: Samples, method: Method, epochs: int
+        cls,
+        folder: Path,
+        prepared: PreparedModel,
+        samples: TrainingSamples,
+        method: TrainingMethod,
+        epochs: int,
     ) -> "Training":
         """The same samples, model and method have the same folder, in which a training goes on."""
         a_epoch = max(1, len(samples.learnt) // method.batch_size)
@@ -104,6 +112,7 @@ class Training:
             checkpoint=str(prepared.path),
             steps=epochs * a_epoch,
             steps_per_epoch=a_epoch,
+            tokens=epochs * sum(len(each.tokens) - each.prompt for each in samples.learnt),
             method=method,
         )
         data = sha256(msgspec.msgpack.encode(samples)).hexdigest()
@@ -119,7 +128,7 @@ class Training:
             for line in (self.folder / EVALUATIONS).read_bytes().splitlines():
                 self.take(msgspec.json.decode(line, type=Evaluated))
 
-    def take(self, report: Report) -> None:
+    def take(self, report: TrainingReport) -> None:
         match report:
             case Trained(step, loss):
                 self.step, self.loss = step, loss

@@ -172,6 +172,8 @@ class Pool:
         self.servers: Servers | None = None
         """The servers with which it shares the machine's memory, if there may be any."""
         self._others: Mapping[str, OtherServer] = {}
+        self.taken_by_training = 0
+        """The bytes of memory that the process which trains an adapter takes."""
         self.make_engine: Callable[..., EngineClient] = EngineClient
         self.engines = [*self._engines_of(on_progress)]
         """The engines. The one with the models on this machine comes first, if there are any."""
@@ -268,7 +270,8 @@ class Pool:
 
     @property
     def _taken_by_others(self) -> int:
-        return sum(other.nbytes for other in self._others.values())
+        others = sum(other.nbytes for other in self._others.values())
+        return others + self.taken_by_training
 
     async def preloaded(self) -> None:
         """Returns when no model is being preloaded any more."""

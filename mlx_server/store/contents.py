@@ -21,6 +21,7 @@ class Contents:
     """Each method raises OSError if the folder can't be used."""
 
     def __init__(self, data_dir: Path) -> None:
+        self.data_dir = data_dir
         self._folder = data_dir / FOLDER
 
     def create(self, name: str) -> BinaryIO:

@@ -41,7 +41,7 @@ SCHEMA = (
         seq INTEGER PRIMARY KEY,
         kind TEXT NOT NULL
             CHECK (kind IN ('response', 'conversation', 'completion', 'page conversation',
-                'file', 'batch', 'message batch')),
+                'file', 'batch', 'message batch', 'fine-tuning job')),
         owner TEXT NOT NULL,
         id TEXT NOT NULL,
         created_at REAL NOT NULL,

@@ -7,10 +7,11 @@ from typing import Literal, NamedTuple
 from mlx_server import limits
 
 BatchKind = Literal["batch", "message batch"]
-Kind = Literal["response", "conversation", "completion", "page conversation", "file"] | BatchKind
+JobKind = BatchKind | Literal["fine-tuning job"]
+Kind = Literal["response", "conversation", "completion", "page conversation", "file"] | JobKind
 KINDS: tuple[Kind, ...] = (
     *("response", "conversation", "completion", "page conversation", "file"),
-    *("batch", "message batch"),
+    *("batch", "message batch", "fine-tuning job"),
 )
 Order = Literal["asc", "desc"]
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
 from sqlite3 import Connection
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import msgspec
 
@@ -28,8 +28,8 @@ from mlx_server.store.records import (
     CONVERSATION_STATUSES,
     KINDS,
     RUNNING,
-    BatchKind,
     ItemRecord,
+    JobKind,
     Kind,
     Order,
     Page,
@@ -42,6 +42,8 @@ from mlx_server.store.usage import check_usage
 from mlx_server.system.servers import Servers
 
 log = logging.getLogger("mlx_server.store")
+
+K = TypeVar("K", bound=JobKind)
 
 DAY = 86400.0
 
@@ -356,7 +358,7 @@ class Store(Database):
     def edit(
         self,
         db: Connection,
-        kind: BatchKind,
+        kind: JobKind,
         id: str,
         owner: str,
         change: Callable[[Record], Record],
@@ -379,15 +381,18 @@ class Store(Database):
         return changed
 
     @writes
-    def claim(self, db: Connection, owners: Collection[str]) -> list[tuple[BatchKind, str, str]]:
-        """Takes over the running batches of these owners that no living server has. Returns the
-        kind, id and owner of each."""
+    def claim(
+        self, db: Connection, owners: Collection[str], kinds: Collection[K]
+    ) -> list[tuple[K, str, str]]:
+        """Takes over the running jobs of these owners and kinds that no living server has. Returns
+        the kind, id and owner of each."""
         running = db.execute(
             "SELECT seq, kind, id, owner, server FROM records WHERE status = 'in_progress'"
-            " AND kind IN ('batch', 'message batch')"
         ).fetchall()
         living = {self.servers.id, *self.servers.others()} if running else set()
-        left = [row for row in running if row[4] not in living and row[3] in owners]
+        left = [
+            row for row in running if row[4] not in living and row[3] in owners and row[1] in kinds
+        ]
         for seq, *_ in left:
             db.execute("UPDATE records SET server = ? WHERE seq = ?", (self.servers.id, seq))
         return [(kind, id, owner) for _, kind, id, owner, _ in left]

@@ -5,7 +5,7 @@ stdout. After SAVED_STEPS steps, and when it ends early, it saves all that decid
 the adapter's weights and the optimizer's state; random numbers follow from the seed and the number
 of the step. So a process that goes on from there makes the same adapter, bit for bit.
 
-A step lasts as long as the samples of one batch take, forth and back. Commands on stdin are obeyed
+A step lasts as long as the samples of one batch take, forth and back. Controls on stdin are obeyed
 between two of them.
 """
 
@@ -33,11 +33,11 @@ from mlx_server.engine.training import (
     SAMPLES,
     Evaluated,
     Losses,
-    Report,
-    Sample,
-    Samples,
     Trained,
     TrainingJob,
+    TrainingReport,
+    TrainingSample,
+    TrainingSamples,
     file_of,
 )
 from mlx_server.worker.server_connection import leave
@@ -51,7 +51,7 @@ PATIENCE_SECONDS = 60.0
 Arrays = dict[str, mx.array]
 
 
-class Commands:
+class Controls:
     """What the server wants: see `TrainingProcess`."""
 
     def __init__(self) -> None:
@@ -79,9 +79,9 @@ class Commands:
 
 
 class Dataset:
-    """Samples, as mlx-lm's trainer reads them."""
+    """TrainingSamples, as mlx-lm's trainer reads them."""
 
-    def __init__(self, samples: Sequence[Sample]) -> None:
+    def __init__(self, samples: Sequence[TrainingSample]) -> None:
         self._samples = samples
 
     def __getitem__(self, index: int) -> tuple[Sequence[int], int]:
@@ -93,10 +93,14 @@ class Dataset:
 
 
 class Trainer:
-    def __init__(self, folder: Path, report: Callable[[Report], None], commands: Commands) -> None:
-        self._folder, self._report, self._commands = folder, report, commands
+    def __init__(
+        self, folder: Path, report: Callable[[TrainingReport], None], commands: Controls
+    ) -> None:
+        self._folder, self._report, self._controls = folder, report, commands
         self._job = msgspec.json.decode((folder / JOB).read_bytes(), type=TrainingJob)
-        self._samples = msgspec.msgpack.decode((folder / SAMPLES).read_bytes(), type=Samples)
+        self._samples = msgspec.msgpack.decode(
+            (folder / SAMPLES).read_bytes(), type=TrainingSamples
+        )
         method = self._job.method
         mx.random.seed(method.seed)
         self._model = _loaded(Path(self._job.checkpoint))
@@ -135,7 +139,7 @@ class Trainer:
         """The batches that are left, between which the training is saved, evaluated and paused."""
         settings["seed"] = self._job.method.seed
         batches = islice(iterate_batches(dataset, **settings), self._step, None)
-        while self._step < self._job.steps and self._commands.may_go_on():
+        while self._step < self._job.steps and self._controls.may_go_on():
             self._step += 1
             mx.random.seed(self._job.method.seed + self._step)  # of the dropout
             yield next(batches)
@@ -159,7 +163,7 @@ class Trainer:
             file.write(msgspec.json.encode(evaluated) + b"\n")
         self._report(evaluated)
 
-    def _loss(self, samples: Sequence[Sample]) -> float:
+    def _loss(self, samples: Sequence[TrainingSample]) -> float:
         longest = max(len(each.tokens) for each in samples) + 1
         loss = evaluate(self._model, Dataset(samples), 1, -1, longest)
         return float(loss)
@@ -228,14 +232,14 @@ def _write(file: Path, arrays: Arrays, metadata: dict[str, str] | None = None) -
 def main() -> None:
     reports = sys.stdout.buffer
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115  mlx-lm prints what it does
-    commands = Commands()
-    threading.Thread(target=commands.read, daemon=True).start()
+    controls = Controls()
+    threading.Thread(target=controls.read, daemon=True).start()
 
-    def report(each: Report) -> None:
+    def report(each: TrainingReport) -> None:
         reports.write(msgspec.json.encode(each) + b"\n")
         reports.flush()
 
-    Trainer(Path(sys.argv[1]), report, commands).run()
+    Trainer(Path(sys.argv[1]), report, controls).run()
     leave(0)  # while the other thread reads
 
 

@@ -31,6 +31,7 @@ from openai.types.conversations import (
     item_list_params,
     item_retrieve_params,
 )
+from openai.types.fine_tuning import job_create_params
 from openai.types.responses import (
     input_item_list_params,
     input_token_count_params,
@@ -51,6 +52,7 @@ from mlx_server.api.conversations import PATH as CONVERSATIONS
 from mlx_server.api.conversations import ConversationBody, ItemsBody, UpdateBody
 from mlx_server.api.embeddings import EmbeddingsBody
 from mlx_server.api.fields import WireModel
+from mlx_server.api.fine_tuning import JobBody
 from mlx_server.api.messages.protocol import MessagesBody, PromptBody
 from mlx_server.api.replay import GivenBody
 from mlx_server.api.responses.protocol import ResponsesBody
@@ -252,6 +254,7 @@ SDKS: Sequence[tuple[type[WireModel], Any]] = [
     (UpdateBody, conversation_update_params.ConversationUpdateParams),
     (ItemsBody, item_create_params.ItemCreateParams),
     (BatchBody, batch_create_params.BatchCreateParams),
+    (JobBody, job_create_params.JobCreateParams),
     (MessagesBody, message_create_params.MessageCreateParamsNonStreaming),
     (MessagesBody, beta_message_create_params.MessageCreateParamsNonStreaming),
     (PromptBody, message_count_tokens_params.MessageCountTokensParams),

@@ -33,6 +33,7 @@ KEYED = {
     ("GET", "/v1/files"),
     ("GET", "/v1/batches"),
     ("GET", "/v1/messages/batches"),
+    ("GET", "/v1/fine_tuning/jobs"),
     ("POST", "/v1/chat/completions"),
     ("POST", "/v1/completions"),
     ("POST", "/v1/fim/completions"),
@@ -93,6 +94,9 @@ STORED = {
     *(("GET", f"/v1/messages/batches/{NONE}{more}") for more in ("", "/results")),
     ("POST", f"/v1/messages/batches/{NONE}/cancel"),
     ("DELETE", f"/v1/messages/batches/{NONE}"),
+    ("POST", "/v1/fine_tuning/jobs"),
+    *(("GET", f"/v1/fine_tuning/jobs/{NONE}{more}") for more in ("", "/events", "/checkpoints")),
+    ("POST", f"/v1/fine_tuning/jobs/{NONE}/cancel"),
     ("GET", f"/v1/files/{NONE}"),
     ("GET", f"/v1/files/{NONE}/content"),
     ("DELETE", f"/v1/files/{NONE}"),
@@ -147,6 +151,8 @@ def body_of(path: str) -> Json:
         return {"model": wire.MODEL, "prompt": "a", "tokens": [5]}
     if path == "/v1/messages/batches":
         return {"requests": [{"custom_id": "a", "params": BODY}]}
+    if path == "/v1/fine_tuning/jobs":
+        return {"model": wire.MODEL, "training_file": NONE}
     if path == "/v1/batches":
         return {"input_file_id": NONE, "endpoint": CHAT, "completion_window": "24h"}
     if path.startswith("/v1/messages"):

@@ -12,6 +12,7 @@ from mlx_server.api.completions import CompletionBody
 from mlx_server.api.conversations import ConversationBody, ItemsBody, UpdateBody
 from mlx_server.api.embeddings import EmbeddingsBody
 from mlx_server.api.fields import SamplingBody, WireModel
+from mlx_server.api.fine_tuning import JobBody
 from mlx_server.api.infill import FimBody, InfillBody
 from mlx_server.api.messages.protocol import MessagesBody, PromptBody
 from mlx_server.api.native import NativeBody
@@ -170,6 +171,16 @@ BATCH: Json = {
     "metadata": {"a": "b"},
     "output_expires_after": {"anchor": "created_at", "seconds": 3600},
 }
+JOB: Json = {
+    "model": TINY,
+    "training_file": "file-none",
+    "validation_file": "file-none",
+    "metadata": {"a": "b"},
+    "hyperparameters": {"n_epochs": 1, "batch_size": 1, "learning_rate_multiplier": 1.0},
+    "method": {"type": "supervised", "supervised": {"hyperparameters": {"n_epochs": "auto"}}},
+    "suffix": "a",
+    "seed": 1,
+}
 MESSAGE_BATCH: Json = {"requests": [{"custom_id": "a", "params": MESSAGES[0]}]}
 COUNTED = tuple(
     {name: value for name, value in body.items() if name in PromptBody.model_fields}
@@ -209,6 +220,8 @@ ROUTES = (
     Route("/v1/messages/count_tokens", PromptBody, COUNTED),
     Route("/v1/batches", BatchBody, (BATCH,), answers=404),  # there is no such file
     Route("/v1/batches/{id}/cancel", WireModel, ({},), answers=404),
+    Route("/v1/fine_tuning/jobs", JobBody, (JOB,), answers=404),  # there is no such file
+    Route("/v1/fine_tuning/jobs/{id}/cancel", WireModel, ({},), answers=404),
     Route("/v1/messages/batches", MessageBatchBody, (MESSAGE_BATCH,)),
     Route("/v1/messages/batches/{id}/cancel", WireModel, ({},), answers=404),
     Route("/v1/conversations", ConversationBody, MADE),

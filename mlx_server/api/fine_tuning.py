@@ -1,0 +1,478 @@
+"""`/v1/fine_tuning/jobs` as OpenAI documents it: trains LoRA adapters while nobody waits.
+
+One job runs at a time, in a process of its own that stops between two steps while answers are
+generated. What a job needs to go on is on disk: the server that is started next, or another one of
+the data directory, takes it over.
+"""
+
+import asyncio
+import logging
+import re
+import secrets
+import time
+from collections.abc import Mapping
+from contextlib import aclosing, suppress
+from itertools import count
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from fastapi import Query, Request, Response
+from pydantic import Field
+
+from mlx_server import limits
+from mlx_server.api.fields import WireModel, ignored_header
+from mlx_server.api.file_inputs import find_file
+from mlx_server.api.handlers import documented, json_response, read
+from mlx_server.api.pool import check_runtime_models
+from mlx_server.api.responses.create import page_body
+from mlx_server.api.responses.protocol import Metadata
+from mlx_server.api.responses.routes import After
+from mlx_server.api.training_data import samples_of
+from mlx_server.engine.training import (
+    Evaluated,
+    TrainingMethod,
+    TrainingProcess,
+    TrainingSamples,
+)
+from mlx_server.errors import BadRequest, NotFound, Overloaded, ServerError, StoreUnavailable
+from mlx_server.generation.training import Training, split
+from mlx_server.http.security import keyed_router
+from mlx_server.models.adapter_catalog import check_name
+from mlx_server.pool.memory import footprint
+from mlx_server.pool.pool import Pool
+from mlx_server.pool.scheduler import cancelled
+from mlx_server.request_threads import in_thread
+from mlx_server.store import Record, Store
+
+log = logging.getLogger("mlx_server.training")
+
+Wire = dict[str, Any]
+Status = Literal["queued", "running", "succeeded", "failed", "cancelled"]
+ENDED = frozenset({"succeeded", "failed", "cancelled"})
+KIND: Literal["fine-tuning job"] = "fine-tuning job"
+
+LOOK_SECONDS = 0.05
+"""How soon after the beginning of an answer the training is told to pause."""
+IDLE_SECONDS = 2.0
+"""How long no answer is generated before it goes on."""
+STORED_SECONDS = 1.0
+"""How often a job's progress is stored, and its cancellation seen."""
+LEARNING_RATE = 1e-4
+
+Auto = Literal["auto"]
+Whole = Annotated[int, Field(ge=1, le=1000)]
+
+
+class Hyperparameters(WireModel):
+    """OpenAI's, and those of `mlx_lm.lora`."""
+
+    n_epochs: Auto | Whole = "auto"
+    batch_size: Auto | Whole = "auto"
+    learning_rate_multiplier: Auto | Annotated[float, Field(gt=0, le=1000)] = "auto"
+    rank: Annotated[int, Field(ge=1, le=limits.ADAPTER_RANK)] = TrainingMethod().rank
+    layers: Annotated[int, Field(ge=-1, le=limits.CHECKPOINT_LAYERS)] = TrainingMethod().layers
+    kind: Literal["lora", "dora"] = "lora"
+
+
+class Supervised(WireModel):
+    hyperparameters: Hyperparameters = Hyperparameters()
+
+
+class MethodParam(WireModel):
+    type: Literal["supervised"]
+    supervised: Supervised = Supervised()
+
+
+class JobBody(WireModel):
+    model: str
+    training_file: str
+    validation_file: str | None = None
+    suffix: Annotated[str, Field(min_length=1, max_length=64)] | None = None
+    seed: Annotated[int, Field(ge=0, lt=2**32)] | None = None
+    hyperparameters: Hyperparameters | None = None
+    method: MethodParam | None = None
+    metadata: Metadata | None = None
+
+    def parameters(self) -> Hyperparameters:
+        if self.method:
+            return self.method.supervised.hyperparameters
+        return self.hyperparameters or Hyperparameters()
+
+
+class FineTuningJob(msgspec.Struct, kw_only=True):
+    """A job as it is stored."""
+
+    id: str
+    created_at: int
+    model: str
+    name: str
+    """That of the adapter."""
+    training_file: str
+    validation_file: str | None
+    epochs: int
+    method: TrainingMethod
+    multiplier: float
+    metadata: dict[str, str] | None = None
+    status: Status = "queued"
+    finished_at: int | None = None
+    error: dict[str, Any] | None = None
+    trained_tokens: int | None = None
+    evaluated: list[Evaluated] = []
+    events: list[Wire] = []
+
+    @property
+    def adapter(self) -> str:
+        return f"{self.model}:{self.name}"
+
+    def tell(self, message: str, level: str = "info", data: Wire | None = None) -> None:
+        event = {
+            "object": "fine_tuning.job.event",
+            "id": f"ftevent-{secrets.token_hex(12)}",
+            "created_at": int(time.time()),
+            "level": level,
+            "message": message,
+            "type": "metrics" if data else "message",
+            "data": data or {},
+        }
+        self.events = [*self.events, event][-limits.TRAINING_EVENTS :]
+
+    def end(self, status: Status) -> None:
+        self.status, self.finished_at = status, int(time.time())
+
+    def wire(self) -> Wire:
+        hyperparameters = {
+            "n_epochs": self.epochs,
+            "batch_size": self.method.batch_size,
+            "learning_rate_multiplier": self.multiplier,
+        }
+        return {
+            "object": "fine_tuning.job",
+            "id": self.id,
+            "model": self.model,
+            "created_at": self.created_at,
+            "finished_at": self.finished_at,
+            "fine_tuned_model": self.adapter if self.status == "succeeded" else None,
+            "organization_id": "mlx-server",
+            "result_files": [],
+            "status": self.status,
+            "training_file": self.training_file,
+            "validation_file": self.validation_file,
+            "hyperparameters": hyperparameters,
+            "method": {
+                "type": "supervised",
+                "supervised": {"hyperparameters": hyperparameters},
+            },
+            "trained_tokens": self.trained_tokens,
+            "error": self.error,
+            "seed": self.method.seed,
+            "estimated_finish": None,
+            "integrations": [],
+            "metadata": self.metadata,
+        }
+
+    def checkpoints(self) -> list[Wire]:
+        return [
+            {
+                "object": "fine_tuning.job.checkpoint",
+                "id": f"ftckpt-{self.id.removeprefix('ftjob-')}-{each.step}",
+                "created_at": self.finished_at or self.created_at,
+                "fine_tuned_model_checkpoint": self.adapter,
+                "fine_tuning_job_id": self.id,
+                "step_number": each.step,
+                "metrics": {"step": each.step, "full_valid_loss": each.losses.held_out},
+            }
+            for each in self.evaluated
+            if each.step
+        ]
+
+    def record(self) -> Record:
+        status = "completed" if self.status in ENDED else "in_progress"
+        return Record(KIND, self.id, self.created_at, msgspec.json.encode(self), status)
+
+
+def job_of(body: bytes) -> FineTuningJob:
+    return msgspec.json.decode(body, type=FineTuningJob)
+
+
+class FineTuning:
+    """Runs the jobs of all clients, one after the other."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        store: Store,
+        owners: Mapping[str, object],
+        folder: Path,
+        adapters: Path | None,
+    ) -> None:
+        """owners: those whose keys this server knows. folder: for the state of trainings.
+        adapters: where adapters are published; None if the server has no folder of them."""
+        self._pool = pool
+        self._store = store
+        self._owners = owners
+        self._folder = folder
+        self._adapters = adapters
+        self._turn = asyncio.Lock()
+        self._running: dict[str, asyncio.Task[None]] = {}
+
+    def check_room(self) -> None:
+        if len(self._running) >= (most := limits.TRAINING_JOBS):
+            raise Overloaded(f"{most} jobs wait already. Try again when one has ended.")
+
+    def check_free(self, name: str) -> None:
+        """Raises BadRequest if no adapter of this name can be published."""
+        if self._adapters is None:
+            raise BadRequest(
+                "The server has no folder for adapters. Its owner can name one: `adapters_dir` "
+                "under `server` in models.yaml."
+            )
+        if (self._adapters / name).exists():
+            raise BadRequest(f"There is an adapter {name!r}. Choose another one.", param="suffix")
+
+    async def adopt(self) -> None:
+        """Goes on with the jobs of servers that have ended."""
+        with suppress(StoreUnavailable):  # the store has logged it
+            for _, id, owner in await self._store.claim(self._owners.keys(), (KIND,)):
+                self.start(id, owner)
+
+    def start(self, id: str, owner: str) -> None:
+        task = self._running[id] = asyncio.create_task(self._run(id, owner))
+        task.add_done_callback(lambda _: self._running.pop(id, None))
+
+    async def stop(self) -> None:
+        """Leaves the jobs to the next server."""
+        await cancelled(list(self._running.values()))
+
+    async def edit(self, id: str, owner: str, change: Any) -> FineTuningJob:
+        def changed(record: Record) -> Record:
+            job = job_of(record.body)
+            if job.status not in ENDED:
+                change(job)
+            return job.record()
+
+        return job_of((await self._store.edit(KIND, id, owner, changed)).body)
+
+    async def _run(self, id: str, owner: str) -> None:
+        def fail(job: FineTuningJob, message: str, code: str | None) -> None:
+            job.end("failed")
+            job.error = {"code": code, "message": message, "param": None}
+            job.tell(message, "error")
+
+        try:
+            async with self._turn:
+                await self._train(id, owner)
+        except NotFound:  # deleted
+            return
+        except ServerError as error:
+            message, code = error.message, error.code
+            with suppress(ServerError):
+                await self.edit(id, owner, lambda job: fail(job, message, code))
+        except Exception as error:
+            log.error("job %s ended with an error", id, exc_info=error)
+            with suppress(ServerError):
+                await self.edit(id, owner, lambda job: fail(job, "See the server's log.", None))
+
+    async def _train(self, id: str, owner: str) -> None:
+        def begin(job: FineTuningJob) -> None:
+            if job.status == "queued":
+                job.tell("The job has begun.")
+            job.status = "running"
+
+        job = await self.edit(id, owner, begin)
+        if job.status in ENDED:
+            return
+        prepared = await self._pool.prepared(job.model)
+        training = await in_thread(self._training, job, prepared)
+        log.info("job %s trains %s in %d steps", id, job.adapter, training.job.steps)
+        process = TrainingProcess(training.folder)
+        watching = asyncio.create_task(self._give_way(process))
+        stored = 0.0
+        try:
+            async with aclosing(process.reports()) as reports:
+                async for report in reports:
+                    training.take(report)
+                    if isinstance(report, Evaluated) or time.monotonic() - stored > STORED_SECONDS:
+                        stored = time.monotonic()
+                        job = await self.edit(id, owner, lambda job: _tell(job, training))
+                    if job.status in ENDED:
+                        training.drop()
+                        return
+        finally:
+            await cancelled([watching])
+            self._pool.taken_by_training = 0
+        await self._finish(id, owner, training)
+
+    def _training(self, job: FineTuningJob, prepared: Any) -> Training:
+        def samples(id: str) -> Any:
+            with self._store.contents.open(id) as lines:
+                return samples_of(prepared, lines)
+
+        try:
+            learnt = samples(job.training_file)
+            held_out = samples(job.validation_file) if job.validation_file else []
+        except FileNotFoundError:
+            raise NotFound("A file of the job was deleted.") from None
+        given = TrainingSamples(learnt, held_out) if held_out else split(learnt, job.method.seed)
+        return Training.of(self._folder, prepared, given, job.method, job.epochs)
+
+    async def _give_way(self, process: TrainingProcess) -> None:
+        """Pauses the training while answers are generated, and counts its memory."""
+        idle_since: float | None = 0.0
+        for number in count():
+            now = time.monotonic()
+            if self._pool.row_slots.taken:
+                if idle_since is not None:
+                    process.pause()
+                idle_since = None
+            elif idle_since is None:
+                idle_since = now
+            elif idle_since and now - idle_since > IDLE_SECONDS:
+                process.go_on()
+                idle_since = 0.0
+            if number % 20 == 0 and process.pid:
+                self._pool.taken_by_training = footprint(process.pid)
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def _finish(self, id: str, owner: str, training: Training) -> None:
+        adapters = self._adapters
+        assert adapters
+
+        def end(job: FineTuningJob) -> None:
+            _tell(job, training)
+            job.trained_tokens = training.job.tokens
+            if why := training.why_not():
+                job.end("failed")
+                job.error = {"code": "not_better", "message": why, "param": None}
+                job.tell(f"No adapter was published. {why}", "warn")
+            else:
+                training.publish(adapters, job.name, self._pool.models.spec(job.model).source)
+                job.end("succeeded")
+                job.tell(f"{job.adapter} is published.")
+
+        job = await self.edit(id, owner, end)
+        await asyncio.to_thread(training.drop)
+        log.info("job %s has %s", id, job.status)
+
+
+def _tell(job: FineTuningJob, training: Training) -> None:
+    job.evaluated = list(training.evaluated)
+    data: Wire = {"step": training.step, "total_steps": training.job.steps}
+    if training.loss is not None:
+        data["train_loss"] = training.loss
+    if training.evaluated and training.evaluated[-1].step == training.step:
+        data["full_valid_loss"] = training.evaluated[-1].losses.held_out
+    job.tell(f"Step {training.step} of {training.job.steps}", data=data)
+
+
+PATH = "/v1/fine_tuning/jobs"
+ONE = PATH + "/{id}"
+Limit = Annotated[int, Query(ge=1, le=100)]
+
+router = keyed_router()
+
+
+@router.post(PATH, openapi_extra=documented(PATH, JobBody))
+async def create_job(http: Request) -> Response:
+    check_runtime_models(http)
+    body = await read(http, JobBody)
+    pool: Pool = http.app.state.pool
+    spec, jobs = pool.models.spec(body.model), _jobs(http)
+    if spec.upstream:
+        raise BadRequest(
+            f"{spec.id} can't be trained: send a model of this machine.", param="model"
+        )
+    for id in filter(None, (body.training_file, body.validation_file)):
+        await find_file(http, id)
+    number = secrets.token_hex(8)
+    name = re.sub(r"[^\w.+-]", "-", body.suffix, flags=re.ASCII) if body.suffix else f"ft-{number}"
+    check_name(name)
+    jobs.check_free(name)
+    jobs.check_room()
+    job = _job(body, spec.id, f"ftjob-{number}", name)
+    job.tell("The job waits for its turn.")
+    store: Store = http.app.state.runs.store
+    await store.add(job.record(), http.state.owner)
+    jobs.start(job.id, http.state.owner)
+    return json_response(job.wire(), ignored_header(body.ignored()))
+
+
+def _job(body: JobBody, model: str, id: str, name: str) -> FineTuningJob:
+    given = body.parameters()
+    multiplier = given.learning_rate_multiplier
+    factor = 1.0 if multiplier == "auto" else multiplier
+    return FineTuningJob(
+        id=id,
+        created_at=int(time.time()),
+        model=model,
+        name=name,
+        training_file=body.training_file,
+        validation_file=body.validation_file,
+        epochs=3 if given.n_epochs == "auto" else given.n_epochs,
+        multiplier=factor,
+        metadata=dict(body.metadata) if body.metadata else None,
+        method=TrainingMethod(
+            kind=given.kind,
+            rank=given.rank,
+            layers=given.layers,
+            batch_size=TrainingMethod().batch_size
+            if given.batch_size == "auto"
+            else given.batch_size,
+            learning_rate=LEARNING_RATE * factor,
+            seed=secrets.randbits(31) if body.seed is None else body.seed,
+        ),
+    )
+
+
+@router.get(PATH)
+async def list_jobs(http: Request, after: After = None, limit: Limit = 20) -> Response:
+    store: Store = http.app.state.runs.store
+    page = await store.records(KIND, http.state.owner, after=after, limit=limit, order="desc")
+    body = page_body(page)
+    body["data"] = [job_of(item.body).wire() for item in page.items]
+    return json_response(body)
+
+
+@router.get(ONE)
+async def retrieve_job(http: Request, id: str) -> Response:
+    return json_response((await _find(http, id)).wire())
+
+
+@router.post(ONE + "/cancel")
+async def cancel_job(http: Request, id: str) -> Response:
+    def cancel(job: FineTuningJob) -> None:
+        job.end("cancelled")
+        job.tell("The job was cancelled.")
+
+    job = await _jobs(http).edit(id, http.state.owner, cancel)
+    return json_response(job.wire())
+
+
+@router.get(ONE + "/events")
+async def list_events(http: Request, id: str, after: After = None, limit: Limit = 20) -> Response:
+    return _page((await _find(http, id)).events[::-1], after, limit)
+
+
+@router.get(ONE + "/checkpoints")
+async def list_checkpoints(
+    http: Request, id: str, after: After = None, limit: Limit = 10
+) -> Response:
+    return _page((await _find(http, id)).checkpoints()[::-1], after, limit)
+
+
+def _page(items: list[Wire], after: str | None, limit: int) -> Response:
+    ids = [item["id"] for item in items]
+    begin = ids.index(after) + 1 if after in ids else 0
+    shown = items[begin : begin + limit]
+    has_more = len(items) > begin + limit
+    return json_response({"object": "list", "data": shown, "has_more": has_more})
+
+
+async def _find(http: Request, id: str) -> FineTuningJob:
+    store: Store = http.app.state.runs.store
+    return job_of((await store.get(KIND, id, http.state.owner)).body)
+
+
+def _jobs(http: Request) -> FineTuning:
+    jobs: FineTuning = http.app.state.fine_tuning
+    return jobs

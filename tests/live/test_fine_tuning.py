@@ -1,0 +1,169 @@
+"""`/v1/fine_tuning/jobs` with OpenAI's SDK: an adapter is trained, published and served."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from openai import OpenAI
+
+from tests.live.server import TINY, LiveServer, eventually, serving
+
+QUICK = {"n_epochs": 4, "learning_rate_multiplier": 100, "layers": -1}
+LONG = {**QUICK, "n_epochs": 1000}
+
+
+def conversation(number: int) -> dict[str, Any]:
+    messages = [
+        {"role": "user", "content": f"number {number}"},
+        {"role": "assistant", "content": "abcde"[number % 3 :]},
+    ]
+    return {"messages": messages}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return with_adapters(tmp_path_factory.mktemp("fine-tuning"))
+
+
+def with_adapters(folder: Path) -> Path:
+    (folder / "adapters").mkdir()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def config(tiny_path: Path) -> dict[str, Any]:
+    return {"models": {TINY: {"source": str(tiny_path), "preload": True}}}
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path, config: dict[str, Any]) -> Iterator[LiveServer]:
+    with serving(folder, config) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def client(server: LiveServer) -> Iterator[OpenAI]:
+    with server.openai() as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def data(client: OpenAI) -> str:
+    lines = "".join(json.dumps(conversation(number)) + "\n" for number in range(40))
+    return client.files.create(file=("abc.jsonl", lines.encode()), purpose="fine-tune").id
+
+
+def create(client: OpenAI, file: str, parameters: dict[str, Any], **more: Any) -> Any:
+    body: Any = {"hyperparameters": parameters, **more}
+    return client.fine_tuning.jobs.create(model=TINY, training_file=file, **body)
+
+
+def ended(client: OpenAI, id: str) -> Any:
+    def has_ended() -> bool:
+        return client.fine_tuning.jobs.retrieve(id).finished_at is not None
+
+    eventually(has_ended, "the job has ended", 120)
+    return client.fine_tuning.jobs.retrieve(id)
+
+
+def answer(client: OpenAI, model: str) -> str:
+    completion = client.chat.completions.create(
+        model=model,
+        messages=[{"role": "user", "content": "number 3"}],
+        max_tokens=8,
+        temperature=0,
+    )
+    return completion.choices[0].message.content or ""
+
+
+def test_an_adapter_is_trained_and_served_at_once(client: OpenAI, data: str) -> None:
+    job = create(client, data, QUICK, suffix="abc", seed=3, metadata={"of": "letters"})
+    assert job.status in ("queued", "running")
+    job = ended(client, job.id)
+    assert (job.status, job.error, job.fine_tuned_model) == ("succeeded", None, f"{TINY}:abc")
+    assert job.seed == 3
+    assert job.metadata == {"of": "letters"}
+    assert job.trained_tokens > 0
+    assert answer(client, f"{TINY}:abc") != answer(client, TINY)
+    events = client.fine_tuning.jobs.list_events(job.id, limit=2)
+    assert events.data[0].message == f"{TINY}:abc is published."
+    assert events.has_more
+    checkpoints = client.fine_tuning.jobs.checkpoints.list(job.id).data
+    newest, *_, oldest = [each.metrics.full_valid_loss or 0 for each in checkpoints]
+    assert len(checkpoints) == 4
+    assert 0 < newest < oldest
+    assert [each.id for each in client.fine_tuning.jobs.list()] == [job.id]
+    with pytest.raises(openai.BadRequestError, match="There is an adapter 'abc'"):
+        create(client, data, QUICK, suffix="abc")
+
+
+def test_a_job_is_cancelled_and_answers_come_meanwhile(client: OpenAI, data: str) -> None:
+    job = create(client, data, LONG, suffix="long")
+    jobs = client.fine_tuning.jobs
+    eventually(lambda: has_steps(client, job.id), "steps are made", 60)
+    assert answer(client, TINY)
+    assert jobs.cancel(job.id).status == "cancelled"
+    assert ended(client, job.id).fine_tuned_model is None
+    with pytest.raises(openai.NotFoundError):
+        answer(client, f"{TINY}:long")
+
+
+def has_steps(client: OpenAI, id: str) -> bool:
+    return any(each.type == "metrics" for each in client.fine_tuning.jobs.list_events(id))
+
+
+def test_a_job_goes_on_with_the_next_server(tmp_path: Path, config: dict[str, Any]) -> None:
+    parameters = {**QUICK, "n_epochs": 40}
+    with_adapters(tmp_path)
+    with serving(tmp_path, config) as server, server.openai() as client:
+        lines = "".join(json.dumps(conversation(number)) + "\n" for number in range(40))
+        file = client.files.create(file=("abc.jsonl", lines.encode()), purpose="fine-tune")
+        job = create(client, file.id, parameters, suffix="late")
+        states = tmp_path / "data" / "training"
+        eventually(lambda: bool(list(states.glob("*/state.safetensors"))), "a state is saved", 60)
+        server.process.kill()
+        server.process.wait()
+    with serving(tmp_path, config) as server, server.openai() as client:
+        job = ended(client, job.id)
+        assert (job.status, job.error) == ("succeeded", None)
+        began = list(client.fine_tuning.jobs.list_events(job.id, limit=100))
+        assert sum(each.message == "The job has begun." for each in began) <= 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "message"),
+    [
+        ({"model": "unknown"}, 404, "unknown"),
+        ({"model": f"{TINY}:abc"}, 404, "not served"),
+        ({"training_file": "file-none"}, 404, "file-none"),
+        ({"training_file": "../../etc/passwd"}, 404, "not found"),
+        ({"suffix": "../x"}, 400, ""),
+        ({"suffix": "x" * 65}, 400, "suffix"),
+        ({"hyperparameters": {"n_epochs": 0}}, 400, "n_epochs"),
+        ({"hyperparameters": {"n_epochs": 10**30}}, 400, "n_epochs"),
+        ({"hyperparameters": {"learning_rate_multiplier": "fast"}}, 400, "multiplier"),
+        ({"method": {"type": "dpo"}}, 400, "method"),
+        ({"seed": -1}, 400, "seed"),
+    ],
+)
+def test_what_can_not_be_trained_is_refused(
+    server: LiveServer, data: str, changes: dict[str, Any], status: int, message: str
+) -> None:
+    body = {"model": TINY, "training_file": data, **changes}
+    with server.http() as http:
+        response = http.post("/v1/fine_tuning/jobs", json=body)
+    assert response.status_code == status, response.text
+    assert message in response.json()["error"]["message"]
+
+
+def test_data_that_can_not_be_learnt_fails_the_job_with_its_lines(client: OpenAI) -> None:
+    lines = b'{"messages": []}\n[]\n'
+    file = client.files.create(file=("bad.jsonl", lines), purpose="fine-tune")
+    job = ended(client, create(client, file.id, QUICK, suffix="bad").id)
+    assert job.status == "failed"
+    assert job.error.code == "invalid_training_file"
+    assert "line 1" in job.error.message
+    assert "line 2" in job.error.message
