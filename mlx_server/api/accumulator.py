@@ -24,6 +24,7 @@ from mlx_server.events import (
     Violation,
     total,
 )
+from mlx_server.requests import Tier
 
 Wire = dict[str, Any]
 
@@ -134,6 +135,11 @@ def _logprob(token: TokenLogprob) -> dict[str, Any]:
     return {"token": token.token, "logprob": token.logprob, "bytes": list(token.bytes)}
 
 
+def openai_tier(tier: str | None) -> str | None:
+    """OpenAI's name of a tier: it has none for that of a batch."""
+    return None if tier == Tier.BATCH.label else tier
+
+
 class Accumulator:
     def __init__(
         self,
@@ -183,7 +189,8 @@ class Accumulator:
 
     def fingerprint_fields(self) -> dict[str, str]:
         """What is known of fingerprint and tier: OpenAI's schema does not allow null."""
-        fields = {"system_fingerprint": self.fingerprint, "service_tier": self.service_tier}
+        tier = openai_tier(self.service_tier)
+        fields = {"system_fingerprint": self.fingerprint, "service_tier": tier}
         return {name: value for name, value in fields.items() if value}
 
     def usage(self) -> dict[str, Any]:

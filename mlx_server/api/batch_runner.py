@@ -12,7 +12,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Literal
 
@@ -329,7 +329,7 @@ class BatchRunner:
         self,
         app: FastAPI,
         store: Store,
-        clients: Mapping[str, Mapping[str, str]],
+        clients: Mapping[str, Mapping[str, Any]],
         places: int,
     ) -> None:
         """clients: the state of a request of each owner whose key this server knows.
@@ -339,13 +339,20 @@ class BatchRunner:
         self._clients = clients
         self._places = asyncio.Semaphore(places)
         self._running: dict[str, tuple[str, asyncio.Task[None]]] = {}
+        self._coming: list[str] = []
+        """The owners of batches that are being stored."""
 
-    def check_room(self, owner: str) -> None:
-        """Raises Overloaded if there are too many batches."""
-        own = sum(each == owner for each, _ in self._running.values())
-        most = limits.BATCHES
-        if len(self._running) >= most or own >= most // 2:
+    @contextmanager
+    def room(self, owner: str) -> Iterator[None]:
+        """Has room for a batch that is started in it. Raises Overloaded if there are too many."""
+        owners = [*self._coming, *(each for each, _ in self._running.values())]
+        if len(owners) >= (most := limits.BATCHES) or owners.count(owner) >= most // 2:
             raise Overloaded("Too many batches are under way. Try again when one has ended.")
+        self._coming.append(owner)
+        try:
+            yield
+        finally:
+            self._coming.remove(owner)
 
     async def adopt(self) -> None:
         """Goes on with the batches of servers that have ended."""
@@ -510,7 +517,6 @@ class BatchRunner:
             "query_string": b"",
             "headers": [],
             "app": self._app,
-            # the place of a batch's tier, which is below that of all clients that wait
             "state": {**self._clients[owner], "request_id": reply.request_id},
         }
         try:

@@ -147,15 +147,14 @@ async def create_batch(http: Request) -> Response:
         output_seconds=checked_seconds(expiry.seconds) if expiry else None,
     )
     store, runner = _store(http), _runner(http)
-    runner.check_room(http.state.owner)
     try:
-        with disk_errors():  # the lock keeps its input from being swept before it has a record
+        with runner.room(http.state.owner), disk_errors():
             linking = asyncio.to_thread(store.contents.share, file.id, batch.input_name)
-            with await linking:
+            with await linking:  # the lock keeps its input from being swept before it has a record
                 await store.add(batch.record(), http.state.owner)
+            runner.start("batch", batch.id, http.state.owner)
     except FileNotFoundError:
         raise NotFound(f"The content of file '{file.id}' was deleted.") from None
-    runner.start("batch", batch.id, http.state.owner)
     return json_response(openai_batch(batch), ignored_header(body.ignored()))
 
 
@@ -198,17 +197,17 @@ async def create_message_batch(http: Request) -> Response:
         total=len(body.requests),
     )
     store, runner = _store(http), _runner(http)
-    runner.check_room(http.state.owner)
-    with disk_errors(), await asyncio.to_thread(store.contents.create, batch.input_name) as content:
-        try:
-            for lines in _in_lines(body.requests):
-                content.write(await in_thread(lines))
-            content.flush()
-        except BaseException:
-            store.contents.remove([batch.input_name])
-            raise
-        await store.add(batch.record(), http.state.owner)
-    runner.start("message batch", id, http.state.owner)
+    with runner.room(http.state.owner), disk_errors():
+        with await asyncio.to_thread(store.contents.create, batch.input_name) as content:
+            try:
+                for lines in _in_lines(body.requests):
+                    content.write(await in_thread(lines))
+                content.flush()
+            except BaseException:
+                store.contents.remove([batch.input_name])
+                raise
+            await store.add(batch.record(), http.state.owner)
+        runner.start("message batch", id, http.state.owner)
     return json_response(anthropic_batch(http, batch), ignored_header(body.ignored()))
 
 

@@ -27,6 +27,7 @@ from mlx_server.http.metrics import Metrics
 from mlx_server.http.security import keyed_router, wants_deterministic
 from mlx_server.pool.pool import Pool
 from mlx_server.request_threads import in_thread
+from mlx_server.requests import Tier
 
 Dimensions = Annotated[int, Field(ge=1, lt=2**31), WHOLE]
 
@@ -46,7 +47,7 @@ class EmbeddingsBody(WireModel):
     refused."""
 
 
-def to_request(body: EmbeddingsBody, client: str) -> EmbedRequest:
+def to_request(body: EmbeddingsBody, client: str, tier: Tier = Tier.DEFAULT) -> EmbedRequest:
     return EmbedRequest(
         model=body.model,
         inputs=checked(inputs_of(body.input)),
@@ -54,6 +55,7 @@ def to_request(body: EmbeddingsBody, client: str) -> EmbedRequest:
         prompt_name=body.prompt_name,
         truncate=bool(body.truncate),
         client=client,
+        tier=tier,
     )
 
 
@@ -111,7 +113,7 @@ router = keyed_router()
 @router.post(PATH, openapi_extra=documented(PATH, EmbeddingsBody))
 async def embeddings(http: Request) -> Response:
     body = await read(http, EmbeddingsBody)
-    embeddings = await embedded(http, to_request(body, http.state.client))
+    embeddings = await embedded(http, to_request(body, http.state.client, http.state.tier))
     write = written_as_base64 if body.encoding_format == "base64" else numbers
     ignored = ignored_header(await in_thread(body.ignored))
     return vectors_response(embeddings, listed(embeddings, body.model, write), ignored)

@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESSIV
@@ -363,10 +364,10 @@ def keyed_router() -> APIRouter:
     return APIRouter(dependencies=[Depends(authorised)])
 
 
-def client_states(keys: Collection[str]) -> dict[str, dict[str, str]]:
+def client_states(keys: Collection[str]) -> dict[str, dict[str, Any]]:
     """What `authorise` would set for the requests that a server sends itself for each owner."""
 
-    def state(owner: str, seal_owner: str) -> dict[str, str]:
+    def state(owner: str, seal_owner: str) -> dict[str, Any]:
         source = owner or THIS_MACHINE
         scope = owner if len(keys) > 1 else ""
         client = f"{source} batch"
@@ -376,6 +377,7 @@ def client_states(keys: Collection[str]) -> dict[str, dict[str, str]]:
             "source": source,
             "client": client,
             "cache_scope": scope,
+            "tier": Tier.BATCH,
         }
 
     known = {_digest(key.encode()).hex(): _digest(b"seals:" + key.encode()).hex() for key in keys}
@@ -433,7 +435,9 @@ SUBAGENT = re.compile(rf"\A{BILLING}:[^\n]{{0,1000}}; cc_is_subagent=true;")
 
 def tier_of(request: GenerateRequest, headers: Headers, tier_of_key: Tier) -> Tier:
     """Returns the tier that the request asks for, or else that of its key, or FLEX if its client
-    sends it in the background."""
+    sends it in the background. A batch can't choose: its clients wait for none of its lines."""
+    if tier_of_key is Tier.BATCH:
+        return tier_of_key
     if request.service_tier not in (None, "auto"):
         return TIERS[request.service_tier]
     return max(tier_of_key, Tier.FLEX) if _is_background(request, headers) else tier_of_key

@@ -21,7 +21,7 @@ CHAT = "/v1/chat/completions"
 
 async def answer(http: Request) -> Response:
     body = await http.json()
-    await asyncio.sleep(random.random() * 0.002)
+    await asyncio.sleep(random.random() * 0.02)
     if body["model"] == "no-such":
         raise ModelNotFound("There is no such model.")
     return json_response({"said": body["padding"] * "x"})

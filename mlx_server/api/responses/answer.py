@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from mlx_server.api.accumulator import (
     Accumulator,
     KeptLogprobs,
+    openai_tier,
     prediction_tokens,
     prompt_progress,
 )
@@ -183,7 +184,7 @@ class ResponseOutput:
         if self._ignored is not None:
             self._ignored += event.ignored
         self._response.update(status="in_progress", model=event.model)
-        self._response["service_tier"] = event.service_tier or "default"
+        self._response["service_tier"] = openai_tier(event.service_tier) or "default"
         if event.sampling:
             used = {name: getattr(event.sampling, name) for name in SAMPLING}
             self._response.update(used)
