@@ -22,6 +22,7 @@ COMMANDS = {
     "connectors": "Log in to MCP servers of models.yaml, or out.",
     "store": "Show how many responses and conversations are stored, and where.",
     "cache": "Show what the prompt cache keeps on disk, and where.",
+    "batch": "Answer a file of requests, by a running server's batches.",
     "bench": "Measure a server's latency and throughput.",
     "compare": "Say how much a model's answers differ from another's.",
     "train": "Train a LoRA adapter, and publish it if it is better than its base model.",

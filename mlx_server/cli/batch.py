@@ -1,0 +1,161 @@
+"""`mlx-server batch`: answers a file of requests by a running server's batches."""
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import httpx
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from mlx_server import limits
+from mlx_server.cli.root import command_app
+from mlx_server.clients.chat import client_of, key_at_home, parsed_json
+from mlx_server.errors import BadRequest, ServerError
+from mlx_server.system.files import replace_private
+
+app = command_app()
+
+POLL_SECONDS = 1.0
+ENDED = frozenset({"completed", "failed", "expired", "cancelled"})
+WINDOW = "24h"
+
+
+@app.callback()
+def batch() -> None:
+    """Answer a file of requests, by a running server's batches."""
+
+
+@app.command()
+def run(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE", help="JSON Lines, as OpenAI has them.", exists=True, dir_okay=False
+        ),
+    ],
+    url: Annotated[str, typer.Option(help="URL of the server.")] = "http://127.0.0.1:8000",
+    api_key: Annotated[
+        str | None, typer.Option(metavar="KEY", help="Key [the first of MLX_SERVER_API_KEYS].")
+    ] = None,
+) -> None:
+    """Answer each line of FILE, and write the answers to FILE.output.
+
+    \b
+    {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": {"model": ...}}
+
+    \b
+    mlx-server batch run requests.jsonl
+    mlx-server batch run requests.jsonl --url http://studio.local:8000 --api-key KEY
+
+    The answers come in any order: each has the custom_id of its request. Errors go to FILE.errors.
+    The batch goes on in the server if the command is ended, and FILE.batch names it until then: run
+    the command again to follow it. The exit code is 0 if each line has an answer, else 1.
+    """
+    with client_of(url, api_key or key_at_home()) as client, _connection_errors(client):
+        if not _follow(client, file, Console()):
+            raise typer.Exit(1)
+
+
+def _follow(client: httpx.Client, file: Path, console: Console) -> bool:
+    """Whether each line got an answer."""
+    note = _beside(file, "batch")
+    batch = _noted(client, note) or _begun(client, file, note)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=console) as progress:
+        task = progress.add_task(batch["status"], total=None)
+        while True:
+            counts = batch["request_counts"]
+            done = counts["completed"] + counts["failed"]
+            status, total = batch["status"].replace("_", " "), counts["total"] or None
+            progress.update(task, description=status, completed=done, total=total)
+            if batch["status"] in ENDED:
+                break
+            time.sleep(POLL_SECONDS)
+            batch = _json(client.get(f"/v1/batches/{batch['id']}"))
+    for error in (batch["errors"] or {}).get("data", ()):
+        place = f"line {error['line']}: " if error.get("line") else ""
+        console.print(f"{place}{error['message']}", markup=False, highlight=False)
+    for name, ending in (("output_file_id", "output"), ("error_file_id", "errors")):
+        target = _beside(file, ending)
+        if id := batch[name]:
+            _save(client, id, target)
+            console.print(f"{target}", markup=False, highlight=False)
+        elif batch["status"] == "completed":
+            target.unlink(missing_ok=True)  # that of an earlier batch
+    note.unlink(missing_ok=True)
+    return bool(batch["status"] == "completed" and not batch["error_file_id"])
+
+
+def _beside(file: Path, ending: str) -> Path:
+    return file.with_name(f"{file.name}.{ending}")
+
+
+def _noted(client: httpx.Client, note: Path) -> dict[str, Any] | None:
+    """The batch that an earlier command began; None if there is none, or the server has forgotten
+    it."""
+    try:
+        id = json.loads(note.read_text())["batch"]
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    response = client.get(f"/v1/batches/{id}")
+    return None if response.status_code == 404 else _json(response)
+
+
+def _begun(client: httpx.Client, file: Path, note: Path) -> dict[str, Any]:
+    with file.open("rb") as lines:
+        first = parsed_json(lines.readline(limits.BATCH_LINE_BYTES))
+        endpoint = first.get("url") if isinstance(first, dict) else None
+        if not isinstance(endpoint, str):
+            raise BadRequest(
+                f"The first line of {file.name} is no request: it should be an object with "
+                "`custom_id`, `method`, `url` and `body`."
+            )
+        lines.seek(0)
+        sent = {"file": (file.name, lines, "application/jsonl")}
+        uploaded = _json(client.post("/v1/files", data={"purpose": "batch"}, files=sent))
+    asked = {"input_file_id": uploaded["id"], "endpoint": endpoint, "completion_window": WINDOW}
+    batch = _json(client.post("/v1/batches", json=asked))
+    replace_private(note, json.dumps({"batch": batch["id"]}).encode())
+    client.delete(f"/v1/files/{uploaded['id']}")  # the batch has its content
+    return batch
+
+
+def _save(client: httpx.Client, id: str, target: Path) -> None:
+    draft = target.with_name(f".{target.name}.part")
+    try:
+        with client.stream("GET", f"/v1/files/{id}/content") as response, draft.open("wb") as out:
+            response.raise_for_status()
+            for piece in response.iter_bytes():
+                out.write(piece)
+        draft.replace(target)
+    except httpx.HTTPError as error:
+        raise ServerError(f"The answers can't be read: {error}. Run the command again.") from None
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _json(response: httpx.Response) -> dict[str, Any]:
+    body = parsed_json(response.content)
+    if response.is_success and isinstance(body, dict):
+        return body
+    error = body.get("error") if isinstance(body, dict) else None
+    message = error.get("message") if isinstance(error, dict) else "not mlx-server"
+    raise ServerError(f"The server answers {response.status_code}: {message}")
+
+
+@contextmanager
+def _connection_errors(client: httpx.Client) -> Iterator[None]:
+    try:
+        yield
+    except KeyError as error:
+        raise ServerError(f"{client.base_url} is not mlx-server: it gives no {error}.") from None
+    except httpx.HTTPError as error:
+        raise ServerError(
+            f"No server answers at {client.base_url}: {error}. Start one with `mlx-server serve`, "
+            "and run the command again."
+        ) from None
