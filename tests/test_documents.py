@@ -74,6 +74,7 @@ HOW: dict[str, dict[str, Ways]] = {
         "Tools and reasoning": (WHEEL,),
         "Web search": (chats, is_shown, WHEEL, settings),
         "Structured output": (WHEEL,),
+        "Work that can wait": (WHEEL,),
         "Answers outlive the engine": (outlives, kills_engine),
         "In your app's tests": (WHEEL, WHEEL),
     },

@@ -102,6 +102,7 @@ def test_the_readmes_blocks_run_or_say_that_they_are_of_a_clone(installed: Insta
     printed += installed.run("python", "-c", f"for code in {codes}: exec(code, {{}})")
     for expected in (
         *("The capital of France is Paris", "The capital of Japan is Tokyo"),
+        "The capital of Germany is Berlin",
         *("I should look it up.\n", "name='", "country='", "sights=[", "1 passed"),
         """Function(arguments='{"city": "Paris"}', name='get_weather')\n""",
     ):
