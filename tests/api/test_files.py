@@ -53,7 +53,7 @@ def client(http: TestClient) -> OpenAI:
 
 
 def left(folder: Path) -> list[str]:
-    return sorted(each.name for each in (folder / contents.FOLDER).iterdir())
+    return sorted(each.name for each in (folder / contents.FOLDER).glob("*"))
 
 
 def test_a_file_from_upload_to_deletion(client: OpenAI, folder: Path) -> None:
@@ -202,6 +202,13 @@ def test_quotas(client: OpenAI, folder: Path, monkeypatch: pytest.MonkeyPatch) -
     fits = client.files.create(file=("f", bytes(500)), purpose="batch")
     with pytest.raises(openai.APIStatusError, match="Delete files"):
         client.files.create(file=("f", b""), purpose="batch")
+    client.files.delete(fits.id)
+    monkeypatch.undo()
+    limit(monkeypatch, "FILES", 2 * (len([*client.files.list()]) + 1))
+    fits = client.files.create(file=("f", b"x"), purpose="batch")
+    with pytest.raises(openai.APIStatusError, match="There is no room") as refused:
+        client.files.create(file=("f", b"x"), purpose="batch")
+    assert refused.value.status_code == 507
     client.files.delete(fits.id)
     assert left(folder) == before
 

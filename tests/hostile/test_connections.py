@@ -18,6 +18,7 @@ import httpx
 import psutil
 import pytest
 
+from mlx_server import limits
 from mlx_server.system import descriptors
 from tests.live import server as live
 from tests.live.server import LiveServer, eventually, serving
@@ -210,3 +211,38 @@ def test_few_descriptors_are_told_of(server: LiveServer) -> None:
     assert f"only {DESCRIPTORS} files and sockets can be open at once" in server.log
     assert "ulimit -Hn 4096" in server.log
     assert httpx.get(server.url + "/health", trust_env=False).status_code == 200
+
+
+FORM = "Content-Type: multipart/form-data; boundary=b"
+PURPOSE = b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nvision\r\n'
+FILE = b'--b\r\nContent-Disposition: form-data; name="file"; filename="f"\r\n\r\n'
+LAST = b"\r\n--b--"
+
+
+def upload(size: int, *more: str) -> tuple[bytes, bytes]:
+    """The head and the body of a request with a file of that size."""
+    body = PURPOSE + FILE + bytes(size) + LAST
+    lines = ("Host: localhost", "Connection: close", FORM, f"Content-Length: {len(body)}", *more)
+    return head(*lines, method="POST", path="/v1/files"), body
+
+
+def test_an_upload_may_last_while_it_goes_on(server: LiveServer, clients: ExitStack) -> None:
+    enough = limits.UPLOAD_BYTES
+    sent = b"".join(upload(2 * enough))
+    lively = line(clients, server, sent[:enough])
+    sluggish = line(clients, server, sent[: enough - 1])
+    assert rest(sluggish) == b"", "it is closed once it has had the time of a request"
+    lively.sendall(sent[enough:])
+    assert status(lively) == 200
+
+
+def test_a_client_uploads_few_files_at_once(server: LiveServer, clients: ExitStack) -> None:
+    start, body = upload(10, "Expect: 100-continue")
+    going = [line(clients, server, start) for _ in range(limits.UPLOADS)]
+    for each in going:
+        assert each.recv(1 << 10).startswith(b"HTTP/1.1 100")
+    assert status(line(clients, server, b"".join(upload(10)))) == 503
+    for each in going:
+        each.sendall(body)
+        assert status(each) == 200
+    assert status(line(clients, server, b"".join(upload(10)))) == 200
