@@ -111,6 +111,7 @@ VERSIONED = {
     "embeddings",
     "files",
     "fim",
+    "fine_tuning",
     "messages",
     "models",
     "rerank",

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("folder")
 def test_serve_runs_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     served: list[Settings] = []
     fake = ModuleType("mlx_server.app")
-    fake.run = served.append  # type: ignore[attr-defined]
+    fake.run = lambda settings, log_file: served.append(settings)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "mlx_server.app", fake)
     monkeypatch.setattr(startup, "check_named", lambda settings, named: None)  # no hub is asked
     flags = ["--port", "0", "--host", "::1", "--api-key", "a", "--api-key", "b"]

@@ -24,6 +24,7 @@ from starlette.testclient import WebSocketDenialResponse
 from mlx_server.api.ollama import COMMANDS
 from mlx_server.app import create_app
 from mlx_server.config.settings import ServerSettings, Settings
+from mlx_server.http.middleware import FILES_PATH
 from tests.api import wire
 from tests.live.server import TINY, LiveServer, serving
 
@@ -206,7 +207,8 @@ def judged(server: LiveServer, each: Combination) -> Iterator[tuple[Combination,
         denied = {401} if each.path in COMMANDS else {401, 403}
         from_browser = each.origin is not None or each.site is not None
         is_json = each.type == TYPES[0] or (each.type in (None, TYPES[2]) and not from_browser)
-        is_right = (status == 415) == (not is_json) and status not in denied
+        takes_forms = each.path == FILES_PATH
+        is_right = (status == 415) == (not is_json and not takes_forms) and status not in denied
     if not is_right or "access-control-" in head:
         yield each, status
 

@@ -216,7 +216,7 @@ def test_an_allowed_page_may_read_the_answer_and_a_refusal() -> None:
     assert headers["access-control-allow-origin"] == PAGE
     assert headers["vary"] == "Origin"
     assert headers["access-control-expose-headers"] == (
-        "x-request-id, x-mlx-server-ignored, retry-after"
+        "x-request-id, x-mlx-server-ignored, x-mlx-server-stream, retry-after"
     )
     assert "access-control-allow-credentials" not in headers
     refused = call(app, HOST, ("origin", PAGE), ("content-length", "2"), method="POST")

@@ -173,7 +173,7 @@ def test_an_overflow_that_is_too_long_to_count_has_the_same_words(client: TestCl
 # Errors
 
 
-@pytest.mark.parametrize("path", ["", "/", "/batches", "/count_tokens/x", "/x/y"])
+@pytest.mark.parametrize("path", ["", "/", "/count_tokens/x", "/x/y"])
 @pytest.mark.parametrize("method", ["GET", "DELETE"])
 def test_no_such_route(client: TestClient, path: str, method: str) -> None:
     response = client.request(method, PATH + path)
