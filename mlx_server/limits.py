@@ -272,10 +272,11 @@ UPLOAD_FIELD_BYTES             = _limit(4 << 10,       "bytes",      "request", 
 UPLOAD_BYTES                   = _limit(1 << 20,       "bytes",      "connection", "what may arrive of a file within the time for a request, and the time starts again", "the connection is closed")
 UPLOADS                        = _limit(4,             "items",      "client",     "files that arrive at once", "503")
 BATCH_LINES                    = _limit(50_000,        "items",      "request",    "requests of a batch", "the batch fails")
-BATCH_LINE_BYTES               = _limit(4 << 20,       "bytes",      "request",    "a request of a batch", "the batch fails")
+BATCH_LINE_BYTES               = _limit(4 << 20,       "bytes",      "request",    "a line of a batch, or of what an adapter learns", "the batch or the job fails")
 BATCHES                        = _limit(64,            "items",      "server",     "batches that are under way, of which those that share a key may have half", "503")
 BATCH_ERRORS                   = _limit(100,           "items",      "request",    "errors that a batch which has failed lists", "the rest is not listed")
 TRAINING_JOBS                  = _limit(16,            "items",      "server",     "fine-tuning jobs that run or wait for their turn", "503")
+TRAINING_TOKENS                = _limit(4_000_000,     "tokens",     "request",    "what a fine-tuning job learns in an epoch", "the job fails")
 TRAINING_EVENTS                = _limit(500,           "items",      "request",    "events that a fine-tuning job keeps", "the oldest are dropped")
 CUSTOM_ID_CHARACTERS           = _limit(512,           "characters", "request",    "`custom_id` of a request of a batch", "the batch fails")
 

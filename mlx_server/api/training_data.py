@@ -1,9 +1,12 @@
 """Reads the lines of a training file, as OpenAI's fine-tuning and mlx-lm have them."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from functools import partial
+from typing import BinaryIO
 
 from pydantic import ValidationError
 
+from mlx_server import limits
 from mlx_server.api.chat_completions.input import ChatBody, to_request
 from mlx_server.engine.training import TrainingSample
 from mlx_server.errors import BadRequest, ServerError, TrainingDataInvalid
@@ -17,27 +20,33 @@ FIELDS = ("messages", "tools", "parallel_tool_calls")
 SHOWN_MISTAKES = 10
 
 
-def samples_of(prepared: PreparedModel, lines: Iterable[bytes]) -> list[TrainingSample]:
+def samples_of(prepared: PreparedModel, file: BinaryIO) -> list[TrainingSample]:
     """Raises TrainingDataInvalid, which names the first lines that are wrong."""
-    samples, mistakes = list[TrainingSample](), list[str]()
-    for number, line in _numbered(lines):
+    samples, mistakes, tokens = list[TrainingSample](), list[str](), 0
+    for number, line in _numbered(file):
         try:
             samples.append(sample_of(prepared, conversation_of(line)))
+            tokens += len(samples[-1].tokens)
+            if tokens > (most := limits.TRAINING_TOKENS):
+                raise TrainingDataInvalid(f"All lines may have {most} tokens. Send fewer.")
         except ServerError as error:
             mistakes.append(f"line {number}: {error.message}")
-            if len(mistakes) == SHOWN_MISTAKES:
+            if len(mistakes) == SHOWN_MISTAKES or tokens > limits.TRAINING_TOKENS:
                 break
     if mistakes:
         raise TrainingDataInvalid("The training data can't be used. " + " ".join(mistakes))
     return samples
 
 
-def _numbered(lines: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
+def _numbered(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    lines = iter(partial(file.readline, limits.BATCH_LINE_BYTES + 1), b"")
     return ((number, line) for number, line in enumerate(lines, 1) if line.strip())
 
 
 def conversation_of(line: bytes) -> Conversation:
     """Raises BadRequest for a line that is neither `messages` nor `prompt` with `completion`."""
+    if len(line) > (most := limits.BATCH_LINE_BYTES):
+        raise BadRequest(f"A line may have {most} bytes.")
     given = strict_json.parse_request(line)
     if isinstance(given, dict) and isinstance(given.get("prompt"), str):
         answer = given.get("completion")

@@ -1,0 +1,62 @@
+"""What an adapter may learn, at the bounds."""
+
+import json
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+
+from mlx_server import limits
+from mlx_server.api.fine_tuning import FineTuningJob
+from mlx_server.api.training_data import samples_of
+from mlx_server.engine.training import TrainingMethod
+from mlx_server.errors import TrainingDataInvalid
+from mlx_server.pool.prepare import ModelSpec, PreparedModel, prepare
+
+LINE = json.dumps({"prompt": "a", "completion": "b"}).encode()
+
+
+@pytest.fixture(scope="module")
+def prepared(tiny_path: Path) -> PreparedModel:
+    spec = ModelSpec(id="tiny", source=str(tiny_path))
+    return prepare(spec, lambda *progress: None, upcast=False)
+
+
+def test_the_tokens_of_all_lines(prepared: PreparedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    samples = samples_of(prepared, BytesIO(LINE + b"\n" + LINE))
+    monkeypatch.setattr(limits, "TRAINING_TOKENS", sum(len(each.tokens) for each in samples))
+    assert samples_of(prepared, BytesIO(LINE + b"\n\n" + LINE + b"\n")) == samples
+    with pytest.raises(TrainingDataInvalid, match="line 3: All lines may have"):
+        samples_of(prepared, BytesIO(b"\n".join([LINE] * 3)))
+
+
+def test_the_bytes_of_a_line(prepared: PreparedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "BATCH_LINE_BYTES", len(LINE))
+    assert samples_of(prepared, BytesIO(LINE))
+    with pytest.raises(TrainingDataInvalid, match="line 1: A line may have"):
+        samples_of(prepared, BytesIO(LINE + b"  "))
+
+
+def test_what_is_learnt_is_the_last_answer_as_it_is_served(prepared: PreparedModel) -> None:
+    (sample,) = samples_of(prepared, BytesIO(LINE))
+    raw = prepared.checkpoint.tokenizer.raw
+    assert raw([*sample.tokens[: sample.prompt]]).endswith("<|im_start|>assistant\n")
+    assert raw([*sample.tokens[sample.prompt :]]) == "b<|im_end|>\n"
+
+
+def test_the_events_of_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "TRAINING_EVENTS", 2)
+    job = FineTuningJob(
+        id="ftjob-1",
+        created_at=0,
+        model="tiny",
+        name="a",
+        training_file="file-1",
+        validation_file=None,
+        epochs=1,
+        method=TrainingMethod(),
+        multiplier=1,
+    )
+    for message in "abc":
+        job.tell(message)
+    assert [event["message"] for event in job.events] == ["b", "c"]
