@@ -59,6 +59,7 @@ def config(folder: Path, **more: Any) -> dict[str, Any]:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     folder = tmp_path_factory.mktemp("connections")
     with few_descriptors(folder), serving(folder, config(folder)) as server:
+        eventually(lambda: is_healthy(server), "its model is loaded")
         yield server
         assert "Traceback" not in server.log
         assert " ERROR " not in server.log
