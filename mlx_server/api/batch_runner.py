@@ -141,7 +141,7 @@ class Line(msgspec.Struct):
         return bytes(self.body) or bytes(self.params)
 
 
-class Options(msgspec.Struct):
+class LineOptions(msgspec.Struct):
     """The fields of a request that a batch decides."""
 
     stream: Any = None
@@ -149,13 +149,13 @@ class Options(msgspec.Struct):
     store: Any = None
 
 
-class Result(msgspec.Struct):
+class LineResult(msgspec.Struct):
     type: str = ""
 
 
 class Answered(msgspec.Struct):
     custom_id: str
-    result: Result = msgspec.field(default_factory=Result)
+    result: LineResult = msgspec.field(default_factory=LineResult)
 
 
 def line_of(raw: bytes) -> Line:
@@ -563,7 +563,7 @@ class BatchRunner:
 def _as_sent(path: str, body: bytes) -> bytes:
     """The request as a batch sends it: a response is stored only if the line asks for that."""
     with suppress(msgspec.DecodeError):
-        options = msgspec.json.decode(body, type=Options)
+        options = msgspec.json.decode(body, type=LineOptions)
         for name in ("stream", "background"):
             if getattr(options, name):
                 raise BadRequest(f"`{name}` has no place in a batch: leave it out.", param=name)

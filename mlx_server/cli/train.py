@@ -54,6 +54,9 @@ def train(
         raise typer.BadParameter(f"There is no file {str(data)!r}.", param_hint="DATA.jsonl")
     settings = load_settings(config)
     adapters = settings.server.adapters_dir or Path(ADAPTERS_DIR)
+    if (adapters / name).exists():
+        message = f"There is an adapter {name!r} in {adapters}. Choose another --name."
+        raise typer.BadParameter(message, param_hint="--name")
     spec = spec_named(config, base)
     show = progress_display()
     prepared = prepare(spec, lambda *done: show(base, *done), upcast=False)
@@ -63,7 +66,7 @@ def train(
         kind=kind,
         rank=rank,
         layers=layers,
-        batch_size=min(batch_size, len(samples.learnt)),
+        batch_size=batch_size,
         learning_rate=learning_rate,
         seed=seed,
     )

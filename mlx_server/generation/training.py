@@ -20,6 +20,7 @@ import msgspec
 from mlx_server.engine.training import (
     ADAPTER_WEIGHTS,
     EVALUATIONS,
+    JOB,
     Evaluated,
     Trained,
     TrainingJob,
@@ -107,7 +108,9 @@ class Training:
         epochs: int,
     ) -> "Training":
         """The same samples, model and method have the same folder, in which a training goes on."""
-        a_epoch = max(1, len(samples.learnt) // method.batch_size)
+        batch_size = min(method.batch_size, len(samples.learnt))
+        method = msgspec.structs.replace(method, batch_size=batch_size)
+        a_epoch = len(samples.learnt) // batch_size
         job = TrainingJob(
             checkpoint=str(prepared.path),
             steps=epochs * a_epoch,
@@ -118,7 +121,7 @@ class Training:
         data = sha256(msgspec.msgpack.encode(samples)).hexdigest()
         known = sha256(msgspec.msgpack.encode([job, data, repr(prepared.stamp)])).hexdigest()
         training = cls(folder / known[:16], job, data)
-        if not training.folder.is_dir():
+        if not (training.folder / JOB).is_file():
             write_job(training.folder, job, samples)
         training._read()
         return training

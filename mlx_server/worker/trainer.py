@@ -79,7 +79,7 @@ class Controls:
 
 
 class Dataset:
-    """TrainingSamples, as mlx-lm's trainer reads them."""
+    """Samples, as mlx-lm's trainer reads them."""
 
     def __init__(self, samples: Sequence[TrainingSample]) -> None:
         self._samples = samples
@@ -94,9 +94,9 @@ class Dataset:
 
 class Trainer:
     def __init__(
-        self, folder: Path, report: Callable[[TrainingReport], None], commands: Controls
+        self, folder: Path, report: Callable[[TrainingReport], None], controls: Controls
     ) -> None:
-        self._folder, self._report, self._controls = folder, report, commands
+        self._folder, self._report, self._controls = folder, report, controls
         self._job = msgspec.json.decode((folder / JOB).read_bytes(), type=TrainingJob)
         self._samples = msgspec.msgpack.decode(
             (folder / SAMPLES).read_bytes(), type=TrainingSamples

@@ -83,6 +83,9 @@ def test_an_adapter_that_is_better_is_published(trainings: Trainings) -> None:
     )
     assert catalog.find("abc").rank == 8
     assert not list(trainings.states())
+    again = trainings.run(*QUICK)
+    assert again.returncode == 2
+    assert "There is an adapter 'abc'" in again.stderr
 
 
 def test_a_training_that_is_killed_goes_on_to_the_same_bits(trainings: Trainings) -> None:
@@ -121,7 +124,7 @@ def test_each_line_that_can_not_be_learnt_is_named(trainings: Trainings) -> None
     lines = trainings.lines
     trainings.lines = [*lines, *(line for line, _ in BAD_LINES)]
     try:
-        run = trainings.run()
+        run = trainings.run("--name", "bad")
     finally:
         trainings.lines = lines
     assert run.returncode == 1
