@@ -87,7 +87,7 @@ HOW: dict[str, dict[str, Ways]] = {
     "mlx_server/api/NATIVE.md": {"POST /generate": (generates, is_shown)},
     "mlx_server/engine/README.md": {
         "What each Mac needs": (MAC, OTHER),
-        "The hostfile": (hostfile, commands),
+        "The hostfile": (hostfile,),
         "The model": (split_settings, commands),
     },
     "mlx_server/sources/README.md": {"Replay models": (settings, transcript, agents_loop, fixture)},

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from itertools import chain
 from json import dumps
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -14,7 +13,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mlx_server.cli.hosts import examine_hosts
 from mlx_server.cli.machine_checks import Check, Status, examine
 from mlx_server.cli.root import ConfigFile, command_app
 from mlx_server.cli.terminal import printable
@@ -29,10 +27,6 @@ app = command_app()
 def doctor(
     config: ConfigFile = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    hostfile: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Check the hosts of mlx.launch's hostfile instead."),
-    ] = None,
 ) -> None:
     """Check this machine and models.yaml, and show what to fix.
 
@@ -40,14 +34,12 @@ def doctor(
     mlx-server doctor
     mlx-server doctor --config team.yaml
     mlx-server doctor --json > report.json
-    mlx-server doctor --hostfile hosts.json
 
     Please add the output to bug reports; it shows no key. The exit code is 0 if nothing failed,
     else 1.
     """
     show = as_json if json else report
-    here = chain(examine(config), run_engine_check())
-    if not show(examine_hosts(hostfile, config) if hostfile else here, Console()):
+    if not show(chain(examine(config), run_engine_check()), Console()):
         raise typer.Exit(1)
 
 
