@@ -5,6 +5,7 @@ import sys
 import termios
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -14,7 +15,7 @@ from rich.markdown import Markdown
 
 from mlx_server.cli.root import command_app
 from mlx_server.cli.terminal import CONTROL, safe
-from mlx_server.clients.chat import Chat, Delta, ask, connected, converse
+from mlx_server.clients.chat import Chat, Delta, ask, connected, converse, picture_part
 from mlx_server.errors import BadRequest
 from mlx_server.events import ReasoningDelta, TextDelta
 
@@ -38,6 +39,10 @@ def chat(
         list[str] | None,
         typer.Option(metavar="NAME", help="A connector whose tools may be used; repeat for more."),
     ] = None,
+    image: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="A picture for the first message; repeat for more."),
+    ] = None,
     api_key: Annotated[
         str | None, typer.Option(metavar="KEY", help="Key [the first of MLX_SERVER_API_KEYS].")
     ] = None,
@@ -50,6 +55,7 @@ def chat(
     mlx-server chat --url http://studio.local:8000 --api-key KEY
     mlx-server chat --connector release-notes
     echo "Name three fish." | mlx-server chat
+    echo "What is on it?" | mlx-server chat --image screenshot.png
 
     If nothing listens at the default URL, a server is started for the length of the chat; MODEL may
     then also be a folder or a hub id. A pasted block is one message, a line that ends with a
@@ -60,8 +66,9 @@ def chat(
     options = {name: value for name, value in given.items() if value is not None}
     in_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     question = "" if in_terminal else _piped()
+    pictures = [*map(picture_part, image or ())]
     with connected(url, api_key, model) as (client, model_id):
-        chat = Chat(client, model_id, system, options, connector or ())
+        chat = Chat(client, model_id, system, options, connector or (), pictures=pictures)
         if in_terminal:
             _converse(chat)
         else:

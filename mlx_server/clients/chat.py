@@ -1,5 +1,6 @@
 """A chat in the terminal, over the server's HTTP API."""
 
+import base64
 import json
 import os
 import re
@@ -12,6 +13,8 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from mimetypes import guess_type
+from pathlib import Path
 from threading import Thread
 from types import FrameType
 from typing import IO, Any, NoReturn
@@ -54,7 +57,9 @@ class Chat:
     """Fields added to each request, for example `temperature` and `max_tokens`."""
     connectors: Sequence[str] = ()
     """MCP servers of the server's models.yaml, whose tools it runs without asking."""
-    turns: list[dict[str, str]] = field(default_factory=list)
+    turns: list[dict[str, Any]] = field(default_factory=list)
+    pictures: list[dict[str, Any]] = field(default_factory=list)
+    """Parts of the next message, as `picture_part` makes them."""
 
     def say(self, text: str) -> Generator[Delta]:
         """Sends the user's text and streams the answer. Closing the generator stops the answer.
@@ -62,30 +67,34 @@ class Chat:
         A stopped answer stays in the conversation; after an error neither it nor `text` does.
         """
         answer: list[str] = []
+        said: Any = text
+        if self.pictures:
+            said = [*self.pictures, {"type": "text", "text": text}]
         try:
-            with closing(self._stream(text)) as deltas:
+            with closing(self._stream(said)) as deltas:
                 for delta in deltas:
                     if isinstance(delta, TextDelta):
                         answer.append(delta.text)
                     yield delta
         except (GeneratorExit, KeyboardInterrupt):
-            self._remember(text, "".join(answer))
+            self._remember(said, "".join(answer))
             raise
-        self._remember(text, "".join(answer))
+        self._remember(said, "".join(answer))
 
     def reset(self) -> None:
         self.turns.clear()
 
-    def _remember(self, text: str, answer: str) -> None:
+    def _remember(self, said: Any, answer: str) -> None:
         if answer:
+            self.pictures.clear()
             self.turns += [
-                {"role": "user", "content": text},
+                {"role": "user", "content": said},
                 {"role": "assistant", "content": answer},
             ]
 
-    def _stream(self, text: str) -> Generator[Delta]:
+    def _stream(self, said: Any) -> Generator[Delta]:
         system = [{"role": "system", "content": self.system}] if self.system else []
-        messages = [*system, *self.turns, {"role": "user", "content": text}]
+        messages = [*system, *self.turns, {"role": "user", "content": said}]
         asked = {"model": self.model, "stream": True, **self.options}
         path, body, read = "/v1/chat/completions", {**asked, "messages": messages}, _deltas
         if self.connectors:  # tools that the server runs belong to the API of Responses
@@ -102,6 +111,16 @@ class Chat:
                 response.read()
                 raise _refused(response)
             yield from read(_data(response.iter_lines()))
+
+
+def picture_part(file: Path) -> dict[str, Any]:
+    """The file as a part of a message. Raises BadRequest if it can't be read."""
+    try:
+        data = base64.b64encode(file.read_bytes()).decode()
+    except OSError as error:
+        raise BadRequest(f"The picture {str(file)!r} can't be read: {error.strerror}.") from None
+    kind = guess_type(file.name)[0] or "image/*"
+    return {"type": "image_url", "image_url": {"url": f"data:{kind};base64,{data}"}}
 
 
 def _connector(name: str) -> dict[str, str]:

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from mlx_server.clients import chat as chatting
-from mlx_server.clients.chat import Chat, client_of, connected, converse
+from mlx_server.clients.chat import Chat, client_of, connected, converse, picture_part
 from mlx_server.errors import (
     BadRequest,
     GenerationFailed,
@@ -135,6 +135,24 @@ def test_chat_remembers_and_forgets(serve: Serve) -> None:
     fields = {"model": "m", "stream": True, "temperature": 0.0, "key": "Bearer k"}
     assert server.requests[0].items() >= fields.items()
     assert next(lines) == "never read"
+
+
+def test_a_picture_goes_with_the_first_message_that_is_answered(
+    serve: Serve, tmp_path: Path
+) -> None:
+    file = tmp_path / "a.png"
+    file.write_bytes(b"\x89PNG")
+    server = serve(Reply(OPENAI_ERROR, 503), *[Reply(delta(content="yes") + DONE)] * 2)
+    lines = iter(["lost", "what?", "and?", "/exit"])
+    with client_of(server.url, None) as client:
+        chat = Chat(client, "m", pictures=[picture_part(file)])
+        converse(chat, lambda: next(lines), lambda _: None, lambda _: None)
+    seen = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw=="}}
+    _, second, third = ([m["content"] for m in r["messages"]] for r in server.requests)
+    assert second == [[seen, {"type": "text", "text": "what?"}]]
+    assert third == [*second, "yes", "and?"]
+    with pytest.raises(BadRequest, match="can't be read"):
+        picture_part(tmp_path / "none.png")
 
 
 @pytest.mark.slow
