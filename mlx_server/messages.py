@@ -41,7 +41,8 @@ class Media:
 
     kind: MediaKind
     place: str
-    """The path by which it is reported where a model is not shown it."""
+    """The path by which it is reported where a model is not shown it; empty for one that an MCP
+    server returned, for which no request is refused."""
     about: str = ""
     """The type, and the size or the name, where they are known."""
     part: Mapping[str, Any] | None = field(default=None, hash=False)

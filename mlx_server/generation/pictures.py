@@ -91,7 +91,8 @@ def with_pictures(
         if isinstance(part, Media) and part.kind == "image"
     ]
     newest = _newest(messages)
-    if (count := sum(at >= newest for at, *_ in given)) > limits.PICTURES:
+    asked = (at >= newest and bool(part.place) for at, _, part in given)
+    if (count := sum(asked)) > limits.PICTURES:
         raise BadRequest(
             f"The question has {count} pictures; the limit is {limits.PICTURES}. Leave some out.",
             param="messages",
@@ -118,7 +119,7 @@ def _part(
         data, detail = _data(medium)
         pictures.append(DECODED.picture(data, vision.fit(detail), vision.filter))
     except FileRefused as refused:
-        if is_new:
+        if is_new and medium.place:
             raise BadRequest(f"The picture {refused}.", param=medium.place) from None
         return replace(medium, why=f"it {refused}")
     return PicturePart(vision.family.placeholder, vision.text)

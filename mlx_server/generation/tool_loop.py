@@ -48,7 +48,14 @@ from mlx_server.generation.generate import generate
 from mlx_server.grammars.arguments import object_of
 from mlx_server.grammars.formats import check_schema
 from mlx_server.mcp import Connectors, McpError, Toolset
-from mlx_server.messages import Conversation, Message, Tool, ToolCall
+from mlx_server.messages import (
+    ContentPart,
+    Conversation,
+    Message,
+    Tool,
+    ToolCall,
+    content_of,
+)
 from mlx_server.pool.pool import Pool
 from mlx_server.request_threads import in_thread
 from mlx_server.requests import (
@@ -364,33 +371,36 @@ class _Rounds:
         conversation in the order of the calls."""
         self._runs += len(calls)
         running = {asyncio.create_task(self._result(call)): call for call in calls}
-        results: dict[int, str] = {}
+        results: dict[int, tuple[str, Sequence[ContentPart]]] = {}
         try:
             waiting = set(running)
             while waiting:
                 done, waiting = await asyncio.wait(waiting, return_when="FIRST_COMPLETED")
                 for task in done:
-                    call, (output, error) = running[task], task.result()
-                    results[call.number] = error or output or ""
+                    call, (output, error, parts) = running[task], task.result()
+                    results[call.number] = error or output or "", parts
                     yield McpCallFinished(0, call.number, output, error)
         finally:
             for task in running:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
         for call in calls:
-            self._add_result(call, results[call.number])
+            self._add_result(call, *results[call.number])
 
-    async def _result(self, call: TurnCall) -> tuple[str | None, str | None]:
+    async def _result(self, call: TurnCall) -> tuple[str | None, str | None, Sequence[ContentPart]]:
+        """The output, the error, and the output's parts if there are pictures among them."""
         assert call.offered
         arguments = "".join(call.arguments)
         try:
-            return await self._toolset.call(call.offered.server, call.offered.name, arguments), None
+            result = await self._toolset.call(call.offered.server, call.offered.name, arguments)
+            return result.text, None, result.parts
         except McpError as error:  # the log has no message, which may quote the server or client
             log.warning("a call of an MCP tool failed (%s)", error.kind)
-            return None, str(error)
+            return None, str(error), ()
 
-    def _add_result(self, call: TurnCall, text: str) -> None:
-        result = Message("tool", text, name=call.name, tool_call_id=call.id)
+    def _add_result(self, call: TurnCall, text: str, parts: Sequence[ContentPart] = ()) -> None:
+        text = content_of(parts) if parts else text
+        result = Message("tool", text, name=call.name, tool_call_id=call.id, parts=tuple(parts))
         self._conversation = replace(
             self._conversation, messages=(*self._conversation.messages, result)
         )
@@ -436,7 +446,7 @@ def _without_last_results(conversation: Conversation) -> Conversation:
             break
         size = len(messages[at].content)
         notice = f"[The result has {size} characters, which do not fit the context.]"
-        messages[at] = replace(messages[at], content=notice[: max(size, 1)])
+        messages[at] = replace(messages[at], content=notice[: max(size, 1)], parts=())
     return replace(conversation, messages=tuple(messages))
 
 

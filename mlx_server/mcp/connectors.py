@@ -13,13 +13,13 @@ from urllib.parse import quote, urlsplit
 
 from mlx_server import limits
 from mlx_server.errors import BadRequest, Overloaded
-from mlx_server.mcp.limits import CountingSemaphore, McpError, cut
+from mlx_server.mcp.limits import CountingSemaphore, McpError
 from mlx_server.requests import McpServer
 
 if TYPE_CHECKING:
     import httpx2
 
-    from mlx_server.mcp.server import Connect, McpConnection, Session
+    from mlx_server.mcp.server import Connect, McpConnection, Session, ToolResult
 
 HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,128}")
 HEADER_VALUE = re.compile(r"[\t -~]{0,8192}")
@@ -81,15 +81,15 @@ class Toolset:
         connection = self._by_label.get(server)
         return connection is not None and tool in connection.listing.tools
 
-    async def call(self, server: str, tool: str, arguments: str) -> str:
-        """Calls a server's tool, and returns its result as text. Raises McpError."""
+    async def call(self, server: str, tool: str, arguments: str) -> "ToolResult":
+        """Calls a server's tool. Raises McpError."""
         if not self.has(server, tool):
             raise McpError("There is no such tool.")
         async with self._call_slots:
-            text = await self._by_label[server].call(tool, arguments)
-        text = cut(text, max(0, self._bytes_left))
-        self._bytes_left -= len(text.encode("utf-8", "replace"))
-        return text
+            result = await self._by_label[server].call(tool, arguments)
+        result = result.cut(max(0, self._bytes_left))
+        self._bytes_left -= result.nbytes
+        return result
 
 
 class Connectors:

@@ -24,9 +24,13 @@ from mlx_server.events import ListedTool
 from mlx_server.grammars.view import remote_reference
 from mlx_server.mcp.http import status_of
 from mlx_server.mcp.limits import ConnectionLost, McpError, McpRefused, ToolFailed, cause, cut
+from mlx_server.messages import ContentPart, Media, media_parts, texts_of
 from mlx_server.requests import McpServer
 
 US = Implementation(name="mlx-server", version=__version__)
+
+TYPE_CHARACTERS = 64
+"""Of a picture's media type."""
 
 CLOSE_SECONDS = 2.0
 END_SECONDS = 1.0
@@ -183,16 +187,42 @@ def _size(tool: types.Tool) -> int:
     return len(json.dumps(described, ensure_ascii=False).encode("utf-8", "replace"))
 
 
-def text_of(result: types.CallToolResult, longest: int) -> str:
-    """The result of a tool as text for the model."""
-    parts = [_part_text(part) for part in result.content]
+@dataclass(frozen=True)
+class ToolResult:
+    text: str
+    """All of it as text."""
+    parts: tuple[ContentPart, ...] = ()
+    """Its texts and pictures, if it has pictures."""
+
+    def cut(self, longest: int) -> "ToolResult":
+        """The result in as many bytes: too much text is truncated, and too large pictures are left
+        out."""
+        if self.nbytes <= longest:
+            return self
+        return ToolResult(cut(self.text, longest))
+
+    @property
+    def nbytes(self) -> int:
+        texts = texts_of(self.parts or self.text)
+        return sum(len(text.encode("utf-8", "replace")) for text in texts)
+
+
+def result_of(result: types.CallToolResult, longest: int) -> ToolResult:
+    """longest: the most bytes of its text."""
+    parts = [_part(part) for part in result.content]
     if not parts and result.structured_content is not None:  # parts contain it as text too
         parts = [json.dumps(result.structured_content, ensure_ascii=False)]
-    return cut("\n".join(parts), longest)
+    text = "\n".join(part if isinstance(part, str) else "[image]" for part in parts)
+    shortened = cut(text, longest)
+    return ToolResult(shortened, media_parts(parts) if shortened == text else ())
 
 
-def _part_text(part: types.ContentBlock) -> str:
+def _part(part: types.ContentBlock) -> str | Media:
     match part:
+        case types.ImageContent(data=data, mime_type=kind):
+            url = {"url": f"data:{kind};base64,{data}"}
+            about = " ".join(kind[:TYPE_CHARACTERS].split())
+            return Media("image", "", about, {"type": "image_url", "image_url": url})
         case types.TextContent(text=text):
             return text
         case types.EmbeddedResource(resource=types.TextResourceContents(text=text)):
@@ -244,8 +274,8 @@ class McpConnection:
         else:
             self._last.add_done_callback(lambda _: then())
 
-    async def call(self, tool: str, arguments: str) -> str:
-        """Calls the tool, and returns its result as text. Raises McpError."""
+    async def call(self, tool: str, arguments: str) -> ToolResult:
+        """Calls the tool. Raises McpError."""
         given = _arguments_object(arguments)
 
         async def call(session: Session) -> types.CallToolResult:
@@ -257,10 +287,10 @@ class McpConnection:
             return await client.session.send_request(request, types.CallToolResult)
 
         result = await self._within(limits.MCP_CALL_SECONDS, call)
-        text = text_of(result, limits.MCP_RESULT_BYTES)
+        output = result_of(result, limits.MCP_RESULT_BYTES)
         if result.is_error:
-            raise ToolFailed(text or "The tool failed without a message.")
-        return text
+            raise ToolFailed(output.text or "The tool failed without a message.")
+        return output
 
     async def _list(self, session: Session) -> Listing:
         client = await session.client()

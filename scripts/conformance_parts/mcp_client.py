@@ -80,7 +80,7 @@ async def called(connectors: Connectors) -> str | None:
 async def _call(toolset: Toolset, name: str, schema: Mapping[str, Any]) -> str | None:
     needed = dict.fromkeys(schema.get("required", ()), 1)
     try:
-        sys.stdout.write(await toolset.call(LABEL, name, json.dumps(needed)))
+        sys.stdout.write((await toolset.call(LABEL, name, json.dumps(needed))).text)
     except McpError as error:
         return str(error)
     return None

@@ -56,6 +56,7 @@ from tests.generation.tool_lab import (
 )
 from tests.mcp.official import make
 from tests.mcp.playing import CACHED, MODEL, Playing, all_gone, lowered, playing, served
+from tests.tiny_vision import tiny_vision
 
 pytestmark = pytest.mark.anyio
 
@@ -135,6 +136,21 @@ async def test_results_that_are_errors_or_pictures(tmp_path: Path) -> None:
     assert by_call[2].output is None
     assert by_call[3].output == f"{'É' * 25}\n[cut here; it has 199 bytes]"
     assert by_call[0].error in the.engine.prompts[1]
+    assert "[image: image/png, not shown: this model reads only text]" in the.engine.prompts[1]
+
+
+async def test_a_model_that_sees_is_shown_the_pictures_of_results(tmp_path: Path) -> None:
+    pytest.importorskip("PIL.Image", reason="the extra `vision` is not installed")
+    outputs = call("show") + call("show", is_damaged=True), call("show"), "Seen."
+    folder = tiny_vision(tmp_path / "sees")
+    with lowered(MCP_ALL_RESULT_BYTES=400):  # which a third picture exceeds
+        async with lab(tmp_path, *outputs, source=str(folder)) as the:
+            events = await the.events()
+    assert results(events) == [("a dot:\n[image]", None)] * 3
+    assert [len(row.pictures) for row in the.engine.rows] == [0, 1, 1]
+    assert "a dot:<|vision_start|><|vision_end|>" in the.engine.prompts[1]
+    assert "[image: image/png, not shown: it is no PNG" in the.engine.prompts[1]
+    assert "a dot:\n[image]" in the.engine.prompts[2]
 
 
 async def test_a_call_without_arguments_that_are_an_object_is_not_made(tmp_path: Path) -> None:

@@ -153,7 +153,7 @@ def loading(server: Inside, way: str) -> Clients:
 def in_a_tool(server: Inside, way: str) -> Clients:
     running = []
 
-    async def noted(self: McpConnection, *given: Any) -> str:
+    async def noted(self: McpConnection, *given: Any) -> Any:
         running.append(self)
         try:
             return await call(self, *given)

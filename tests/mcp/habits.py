@@ -31,7 +31,7 @@ async def opened(*habits: str, file: Path | None = None) -> AsyncIterator[Toolse
 
 async def outcome(toolset: Toolset, habit: str) -> str:
     try:
-        return await toolset.call(habit, "look", "{}")
+        return (await toolset.call(habit, "look", "{}")).text
     except McpError as error:
         return f"error: {error}"
 

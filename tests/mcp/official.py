@@ -6,6 +6,9 @@ import base64
 from mcp.server.mcpserver import Image, MCPServer
 from mcp.types import ToolAnnotations
 
+DOT = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABAQAAAAA3bvkkAAAACklEQVR42mNgAAAAAgAB5Sfe/AAAAABJRU5ErkJggg=="
+"""A picture of one pixel."""
+
 
 def make() -> MCPServer:
     """Each has its own tools: `meet` returns once two calls of it wait for each other."""
@@ -27,8 +30,9 @@ def make() -> MCPServer:
         raise ValueError("no luck")
 
     @server.tool(structured_output=False)
-    def show() -> list[object]:
-        return ["a dot:", Image(data=base64.b64decode("AAAA"), format="png")]
+    def show(is_damaged: bool = False) -> list[object]:
+        dot = base64.b64decode("AAAA" if is_damaged else DOT)
+        return ["a dot:", Image(data=dot, format="png")]
 
     @server.tool(structured_output=False)
     async def meet(name: str) -> str:

@@ -12,7 +12,7 @@ import pytest
 import uvicorn
 
 from mlx_server import limits
-from mlx_server.engine.messages import Admitted, Generate, Prefilled, Token
+from mlx_server.engine.messages import FIRST_MEDIA_ID, Admitted, Generate, Prefilled, Token
 from mlx_server.engine.row_stream import Item, RowStream
 from mlx_server.models.tokenizer import Tokenizer
 from mlx_server.pool.pool import Pool
@@ -36,10 +36,11 @@ CACHED = 3
 
 
 class Playing(StubEngine):
-    """Says the scripts of replay models, all at once."""
+    """Says the scripts of replay models, all at once; any other model says the outputs in turn."""
 
-    def __init__(self) -> None:
+    def __init__(self, outputs: Sequence[str] = ()) -> None:
         super().__init__(2**20)
+        self._outputs = iter(outputs)
         self.prompts: list[str] = []
         self.rows: list[Generate] = []
 
@@ -55,8 +56,10 @@ class Playing(StubEngine):
 
     def add(self, row: Generate, answers: RowStream) -> None:
         row.row = len(self.rows)
+        if row.forced_tokens is None:
+            row.forced_tokens = [*self.tokenizer.encode(next(self._outputs)), row.stop_tokens[0]]
         self.rows.append(row)
-        self.prompts.append(self.tokenizer.raw(row.prompt))
+        self.prompts.append(self.tokenizer.raw([id for id in row.prompt if id < FIRST_MEDIA_ID]))
         for item in _played(row):
             answers.put(item)
 
@@ -79,14 +82,14 @@ def _played(row: Generate) -> Iterator[Item]:
 
 @asynccontextmanager
 async def playing(
-    folder: Path, family: str, *outputs: str, **spec: Any
+    folder: Path, family: str, *outputs: str, source: str = "", **spec: Any
 ) -> AsyncIterator[tuple[Pool, Playing]]:
     """The outputs come one after the other, for any client."""
     transcript = folder / "said.jsonl"
     lines = (json.dumps({"output": output}) for output in outputs)
     transcript.write_text("\n".join(lines), "utf-8")
-    engine = Playing()
-    pool = Pool([ModelSpec(MODEL, f"replay:{transcript}", family=family, **spec)])
+    engine = Playing(outputs)
+    pool = Pool([ModelSpec(MODEL, source or f"replay:{transcript}", family=family, **spec)])
     pool.make_engine = lambda **limits: engine
     await pool.start()
     try:

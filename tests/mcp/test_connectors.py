@@ -9,6 +9,7 @@ import pytest
 
 from mlx_server.errors import BadRequest
 from mlx_server.mcp import Connector, Connectors, McpError, Toolset
+from mlx_server.mcp.server import ToolResult
 from mlx_server.requests import McpServer
 from tests.mcp.playing import lowered, served
 from tests.mcp.wild import Wild, listed, opened, outcome, quiet
@@ -111,10 +112,10 @@ class Server:
         self.may = asyncio.Event()
         self.called = 0
 
-    async def call(self, tool: str, arguments: str) -> str:
+    async def call(self, tool: str, arguments: str) -> ToolResult:
         self.called += 1
         await self.may.wait()
-        return "x" * 40
+        return ToolResult("x" * 40)
 
 
 def toolset(server: Server, **limits: float) -> Toolset:

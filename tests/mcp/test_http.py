@@ -240,7 +240,7 @@ async def test_a_server_of_the_sdk_is_left_without_a_session() -> None:
     app = make().streamable_http_app()
     async with served(app) as url, opened(McpServer("s", url=f"{url}/mcp")) as toolset:
         assert listed(toolset) == (5, "")
-        assert await toolset.call("s", "add", '{"a": 1, "b": 2}') == "3"
+        assert (await toolset.call("s", "add", '{"a": 1, "b": 2}')).text == "3"
 
 
 async def test_it_is_told_who_we_are() -> None:

@@ -95,7 +95,7 @@ def listed(toolset: Toolset) -> tuple[int, str]:
 
 async def outcome(toolset: Toolset) -> str:
     try:
-        return await toolset.call("wild", "look", "{}")
+        return (await toolset.call("wild", "look", "{}")).text
     except McpError as error:
         return f"error: {error}"
 
