@@ -30,7 +30,8 @@ DETAILED: dict[str, Any] = {"logprobs": True, "top_logprobs": 20}
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
     folder = tmp_path_factory.mktemp("readers")
     said = folder / "said.jsonl"
-    slow = {"Short": 2.0}
+    # no model's step is shorter: one of no time takes hundreds of steps until it hears of a pause
+    slow = {"Long": 1.0, "Short": 2.0}
     said_so = [{"match": t, "output": o, "delay_ms": slow.get(t, 0)} for t, o in SAID.items()]
     lines = [json.dumps(entry) for entry in said_so]
     said.write_text("\n".join(lines), "utf-8")
