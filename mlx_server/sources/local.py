@@ -73,7 +73,7 @@ def _in_hub_cache() -> Iterator[Candidate]:
 
     try:
         repositories = scan_cache_dir(constants.HF_HUB_CACHE).repos
-    except CacheNotFound:
+    except (CacheNotFound, ValueError, OSError):  # it is no folder, or can't be read
         return
     for repository in repositories:
         if repository.repo_type == "model" and repository.revisions:

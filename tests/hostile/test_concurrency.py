@@ -24,8 +24,7 @@ IDS = ("a", "b")
 RECEIVE_SECONDS = 5.0
 PATIENCE_SECONDS = 120.0
 WAITING = 300
-"""Several times as many as are answered and wait, and fewer than one address may have open: the
-others would be closed at once."""
+"""Requests of four rows: more than are answered and wait, and fewer than one address may have."""
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +91,7 @@ def test_waiting_requests(server: LiveServer) -> None:
     with ExitStack() as stack:
         lines = [stack.enter_context(connected(server)) for _ in range(WAITING)]
         for line in lines:
-            line.sendall(posted(body("a"), "Connection: close"))
+            line.sendall(posted(body("a", n=4), "Connection: close"))
         answers = [everything(line) for line in lines]
     outcomes = Counter(outcome(answer) for answer in answers)
     assert outcomes.keys() == {"200", "503 overloaded"}

@@ -125,7 +125,7 @@ def test_a_conversation_is_the_same_after_export_and_import(talk: Tab) -> None:
 
 BAD = "<img src=x onerror='window.pwned = 1'><script>window.pwned = 1</script>"
 ANSWER: dict[str, Any] = {
-    "request": {"model": BAD, "tools": BAD, "__proto__": {"x": 1}, "messages": BAD},
+    "request": {"model": BAD, "tools": BAD, "__proto__": {"x": 1}, "messages": BAD, "a)\nb": 1},
     "text": BAD + "\n\n[x](javascript:window.pwned=1) [y](https://good.example/)",
     "thought": BAD,
     "calls": [{"id": "__proto__", "name": BAD, "arguments": BAD}, 5, None],
@@ -133,7 +133,7 @@ ANSWER: dict[str, Any] = {
     "serverCalls": [{"id": 1, "server": BAD, "name": BAD, "arguments": BAD, "output": {"a": 1}}],
     "usage": {"prompt_tokens": 1, "completion_tokens": BAD, "prompt_tokens_details": BAD},
     "approval": {"a": 1},
-    "approvals": [{"id": "a", "server": BAD, "name": BAD, "arguments": BAD, "allowed": True}, 5],
+    "approvals": [{"id": "a", "name": BAD, "arguments": '"\u202e"', "allowed": True}, 5],
     "notes": [BAD, {"type": "img"}],
     "finish": BAD,
     "error": {"constructor": None, "type": "script", "props": {}},
@@ -173,6 +173,9 @@ def test_an_imported_conversation_that_is_hostile_is_text(talk: Tab) -> None:
     sources = talk.evaluate("[...document.querySelectorAll('main img')].map(node => node.src)")
     assert sources == [f"data:image/png;base64,{PIXEL}"] * 2
     assert talk.evaluate("({}).x === undefined && window.pwned === undefined")
+    shown = talk.evaluate("[...document.querySelectorAll('main pre')].map(n => n.textContent)")
+    assert '"\\u{202e}"' in shown
+    assert not any("a)\n" in text for text in shown)
     ask(talk, "Hi")
     assert answered(talk, 7)[-1] == "Hello, you."
 
@@ -302,7 +305,7 @@ def test_an_imported_approval_runs_nothing(talk: Tab) -> None:
     function = {"calls": [{"id": "c", "name": "f", "arguments": "{}"}], "finish": "tool_calls"}
     answers = [{"request": {"model": "qwen"}, **each} for each in (asked, function, asked)]
     turn = {"parent": -1, "text": "look it up", "files": [], "sides": [answers]}
-    settings = {"connectors": ["release-notes"]}
+    settings = {"connectors": ["release-notes"], "approval": "never"}
     talk.evaluate(IMPORT % json.dumps(file_of(turn, models=["qwen"], settings=settings)))
     talk.click(".kept .title")
     talk.click(".go-on")
@@ -310,6 +313,8 @@ def test_an_imported_approval_runs_nothing(talk: Tab) -> None:
     assert talk.count(".answer .error") == 0, talk.text(".answer .error")
     assert NOTE not in talk.evaluate(RESULTS)
     assert "mcp_approval_response" not in [item["type"] for item in bodies(talk)[-1]["input"]]
+    ask(talk, "look it up")
+    talk.until("document.querySelector('.turn:last-child .approval .allow')")
 
 
 def test_a_connector_is_used_without_asking_where_the_user_says_so(talk: Tab) -> None:

@@ -27,7 +27,9 @@ def found() -> dict[str, LocalModel]:
     return {model.id: model for model in local_models(upcast=False)}
 
 
-def test_nothing_is_found_where_there_is_nothing() -> None:
+def test_nothing_is_found_where_there_is_nothing(home: Path) -> None:
+    assert found() == {}
+    (home / "hub").write_text("no folder")
     assert found() == {}
 
 

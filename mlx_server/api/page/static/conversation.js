@@ -90,7 +90,10 @@ export function exported(conversations) {
   return JSON.stringify({ format: FORMAT, conversations: conversations.map((each) => each.stored()) });
 }
 
-/** The conversations of a file. Throws an Error if it can't be read as a whole. */
+/**
+ * The conversations of a file, which may be somebody else's: calls to connectors need the user's approval.
+ * Throws an Error if it can't be read as a whole.
+ */
 export function imported(text) {
   let file;
   try {
@@ -103,7 +106,9 @@ export function imported(text) {
   }
   return file.conversations.map((stored, at) => {
     try {
-      return Conversation.read(stored);
+      const conversation = Conversation.read(stored);
+      conversation.settings.approval = "always";
+      return conversation;
     } catch (error) {
       throw new Error(`Conversation ${at + 1} of the file can't be read: ${error.message}.`);
     }

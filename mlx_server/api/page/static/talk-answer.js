@@ -59,7 +59,8 @@ export class Answer {
     const { request, usage, times, results } = stored ?? {};
     for (const name of ["system", "text", "thought", "finish", "error"]) answer[name] = textOf(stored?.[name]);
     if (isObject(request)) {
-      answer.request = { ...request, model: textOf(request.model), tools: listOf(request.tools).filter(isObject) };
+      const named = Object.fromEntries(Object.entries(request).filter(([name]) => /^[a-z_]{1,40}$/.test(name))); // shown as code
+      answer.request = { ...named, model: textOf(request.model), tools: listOf(request.tools).filter(isObject) };
       if (!answer.request.tools.length) delete answer.request.tools;
     }
     answer.connectors = listOf(stored?.connectors).map(textOf);

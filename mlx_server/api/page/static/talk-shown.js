@@ -177,15 +177,17 @@ function Approvals({ answer, goOn }) {
     </div>`;
 }
 
-/** JSON with line breaks; as it came if it is incomplete, or would be another text but for its spaces. */
+/**
+ * JSON with line breaks; as it came if it is incomplete, or would be another text but for its spaces.
+ * Characters that are not seen, or reorder others, are escaped: what is allowed is what is read.
+ */
 function indented(text) {
-  if (text.length > 50_000) return text;
+  let shown = text;
   try {
-    const found = JSON.stringify(JSON.parse(text), null, 2);
-    return found.replaceAll(/\s/g, "") === text.replaceAll(/\s/g, "") ? found : text;
-  } catch {
-    return text;
-  }
+    const found = text.length > 50_000 ? "" : JSON.stringify(JSON.parse(text), null, 2);
+    if (found.replaceAll(/\s/g, "") === text.replaceAll(/\s/g, "")) shown = found;
+  } catch { /* it stays as it is */ }
+  return shown.replaceAll(/\p{Cf}/gu, (letter) => `\\u{${letter.codePointAt(0).toString(16)}}`);
 }
 
 class Foot extends Component {
