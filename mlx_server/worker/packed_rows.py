@@ -53,14 +53,14 @@ def packed(lengths: Sequence[int], padding: int) -> Iterator[None]:
 
 
 def _is_pass(x: mx.array) -> bool:
-    return Packing.shape is not None and x.ndim == 3 and x.shape[:2] == Packing.shape
+    return x.ndim == 3 and x.shape[:2] == Packing.shape
 
 
 def _of_positions(
     product: Callable[[Any, mx.array], mx.array],
 ) -> Callable[[Any, mx.array], mx.array]:
     def call(layer: Any, x: mx.array) -> mx.array:
-        if not _is_pass(x):
+        if Packing.shape is None or not _is_pass(x):  # most steps pay no second call
             return product(layer, x)
         y = product(layer, x.reshape(-1, x.shape[-1])[Packing.places])
         return mx.unflatten(y[Packing.back], 0, x.shape[:2])
@@ -72,7 +72,8 @@ _experts: Callable[[Any, mx.array, mx.array], mx.array] = SwitchGLU.__call__
 
 
 def _of_experts(layer: Any, x: mx.array, indices: mx.array) -> mx.array:
-    if type(layer) is not SwitchGLU or not _is_pass(x):  # adapters count the pass's rows
+    is_packed = Packing.shape is not None and _is_pass(x)
+    if type(layer) is not SwitchGLU or not is_packed:  # adapters count the pass's rows
         return _experts(layer, x, indices)
     padded = len(Packing.places) * indices.shape[-1]
     is_tiled = padded >= max(SORTED, TILED * layer.up_proj.num_experts)
