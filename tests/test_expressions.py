@@ -59,7 +59,6 @@ LOCALS: Mapping[str, Mapping[str, Any]] = {
     "tool_parsers.source._stops_at_end": {"whole": r"<a>|<a", "part": "<a|<"},
     "tool_parsers.source._any_of": {"longest_first": ["<a><a>", "<a>", "<"]},
     "tool_parsers.values._marked": {"quote": '"'},
-    "worker.lora_adapters.match": {"leaf": "lora_A|lora_B"},
 }
 """Values of the local variables of which an expression is made when the server runs."""
 

@@ -10,15 +10,16 @@ import re
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from typing import Annotated, Any, BinaryIO, Literal, get_args
 
 import msgspec
 from fastapi import Query, Request, Response
 from python_multipart.exceptions import FormParserError
-from python_multipart.multipart import MultipartParser, parse_options_header
+from python_multipart.multipart import parse_options_header
+from starlette.datastructures import UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import HTTPConnection
 from starlette.responses import StreamingResponse
 
@@ -47,101 +48,33 @@ MEDIA_TYPE = re.compile(r"[a-z0-9.+-]{1,60}/[a-z0-9.+-]{1,60}(?:; ?charset=[a-z0
 UNKNOWN_TYPE = "application/octet-stream"
 
 
-@dataclass
-class Form:
-    """The parts of a multipart body. That of the file is written to `content` as it arrives."""
+class UploadForm(MultiPartParser):
+    """Writes the file where it stays, as it arrives."""
 
-    content: BinaryIO
-    room: int
-    """The bytes that the file may have."""
-    fields: dict[str, bytes] = field(default_factory=dict)
-    filename: str | None = None
-    media_type: str = UNKNOWN_TYPE
-    nbytes: int = 0
-    _headers: dict[bytes, bytes] = field(default_factory=dict)
-    _header: tuple[bytes, bytes] = (b"", b"")
-    _parts: int = 0
-    _name: str | None = None
-    _pieces: list[bytes] = field(default_factory=list)
-    is_complete: bool = False
+    def __init__(self, http: Request, content: BinaryIO, room: int) -> None:
+        """room: the bytes that the file may have."""
+        fields, nbytes = limits.UPLOAD_PARTS - 1, limits.UPLOAD_FIELD_BYTES
+        stream = http.stream()
+        super().__init__(http.headers, stream, max_files=1, max_fields=fields, max_part_size=nbytes)
+        self.nbytes = 0
+        self.is_complete = False
+        self._content, self._room = content, room
 
-    def parser(self, content_type: str) -> MultipartParser:
-        kind, options = parse_options_header(content_type)
-        if kind != b"multipart/form-data" or not options.get(b"boundary"):
-            raise BadRequest("Send the file as multipart/form-data, with `file` and `purpose`.")
-        return MultipartParser(
-            options[b"boundary"],
-            {
-                "on_part_begin": self._begin,
-                "on_header_field": self._on_header_name,
-                "on_header_value": self._on_header_value,
-                "on_header_end": self._on_header,
-                "on_headers_finished": self._on_headers,
-                "on_part_data": self._on_data,
-                "on_end": self._on_end,
-            },
-        )
+    def on_headers_finished(self) -> None:
+        super().on_headers_finished()
+        if file := self._current_part.file:
+            file.file.close()  # a temporary one
+            file.file = self._content
 
-    @property
-    def waiting(self) -> int:
-        """The bytes of the file that have arrived and are not written yet."""
-        return sum(map(len, self._pieces))
-
-    def write(self, *, to_disk: bool = False) -> None:
-        self.content.write(b"".join(self._pieces))
-        self._pieces.clear()
-        if to_disk:
-            self.content.flush()
-            os.fsync(self.content.fileno())
-
-    def text(self, name: str) -> str | None:
-        value = self.fields.get(name)
-        return None if value is None else value.decode(errors="replace")
-
-    def _begin(self) -> None:
-        self._headers, self._parts = {}, self._parts + 1
-        if self._parts > (most := limits.UPLOAD_PARTS):
-            raise BadRequest(f"The body has more than {most} parts.")
-
-    def _on_header_name(self, data: bytes, start: int, end: int) -> None:
-        self._header = (self._header[0] + data[start:end], b"")
-
-    def _on_header_value(self, data: bytes, start: int, end: int) -> None:
-        self._header = (self._header[0], self._header[1] + data[start:end])
-
-    def _on_header(self) -> None:
-        self._headers[self._header[0].lower()] = self._header[1]
-        self._header = (b"", b"")
-
-    def _on_headers(self) -> None:
-        disposition = self._headers.get(b"content-disposition", b"").decode("latin-1")
-        _, options = parse_options_header(disposition)
-        name = options.get(b"name", b"").decode(errors="replace")
-        if name == "file" and self.filename is None:
-            self._name = None
-            self.filename = shown_name(options.get(b"filename", b"").decode(errors="replace"))
-            media_type = self._headers.get(b"content-type", b"").decode("latin-1")
-            self.media_type = media_type if MEDIA_TYPE.fullmatch(media_type) else UNKNOWN_TYPE
-        elif name in self.fields or name == "file":
-            raise BadRequest(f"The body has the part `{name[:64]}` twice.", param=name[:64])
-        else:
-            self._name = name
-            self.fields[name] = b""
-
-    def _on_end(self) -> None:
-        self.is_complete = True
-
-    def _on_data(self, data: bytes, start: int, end: int) -> None:
-        if self._name is None:
-            self._pieces.append(data[start:end])
+    def on_part_data(self, data: bytes, start: int, end: int) -> None:
+        super().on_part_data(data, start, end)
+        if self._current_part.file:
             self.nbytes += end - start
-            if self.nbytes > self.room:
-                raise _too_large(self.room)
-            return
-        value = self.fields[self._name] + data[start:end]
-        if len(value) > (most := limits.UPLOAD_FIELD_BYTES):
-            raise BadRequest(f"A part other than `file` may have {most} bytes.")
-        self.fields[self._name] = value
+            if self.nbytes > self._room:
+                raise _too_large(self._room)
+
+    def on_end(self) -> None:
+        self.is_complete = True
 
 
 def _too_large(room: int) -> TooLarge | StoreFull:
@@ -249,14 +182,16 @@ async def upload(http: Request) -> Response:
         opened.enter_context(_uploading(http.state.source))
         opened.enter_context(disk_errors())
         content = opened.enter_context(await asyncio.to_thread(store.contents.create, id))
-        form = Form(content, room)
         try:
-            await _receive(http, form)
-            purpose, seconds = _options(form, is_anthropic(http.scope))
+            form = UploadForm(http, content, room)
+            file, fields = await _received(form)
+            await asyncio.to_thread(_to_disk, content)
+            purpose, seconds = _options(fields, is_anthropic(http.scope))
         except BaseException:
             store.contents.remove([id])
             raise
-        name, media_type = form.filename or "", form.media_type
+        name, given = shown_name(file.filename or ""), file.content_type or ""
+        media_type = given if MEDIA_TYPE.fullmatch(given) else UNKNOWN_TYPE
         about = new_file(
             store, id, purpose, name, form.nbytes, media_type=media_type, seconds=seconds
         )
@@ -265,7 +200,7 @@ async def upload(http: Request) -> Response:
         except ServerError:
             store.contents.remove([id])
             raise
-    ignored = [name[:64] for name in form.fields if name not in KNOWN_FIELDS]
+    ignored = [name[:64] for name in fields if name not in KNOWN_FIELDS]
     return json_response(wire_of(http, about.body), ignored_header(ignored))
 
 
@@ -274,30 +209,38 @@ KNOWN_FIELDS = (
 )
 
 
-async def _receive(http: Request, form: Form) -> None:
+async def _received(form: UploadForm) -> tuple[UploadFile, dict[str, str]]:
+    """The file and the other parts of the body."""
+    kind, options = parse_options_header(form.headers.get("content-type", ""))
+    if kind != b"multipart/form-data" or not options.get(b"boundary"):
+        raise BadRequest("Send the file as multipart/form-data, with `file` and `purpose`.")
     try:
-        parser = form.parser(http.headers.get("content-type", ""))
-        async for chunk in http.stream():
-            parser.write(chunk)
-            if form.waiting >= PIECE_BYTES:
-                await asyncio.to_thread(form.write)
-    except FormParserError as error:
-        raise BadRequest(f"The body is not valid multipart/form-data: {error}.") from None
+        parts = await form.parse()
+    except (MultiPartException, FormParserError) as error:
+        what = error.message if isinstance(error, MultiPartException) else str(error)
+        raise BadRequest(f"The body is not valid multipart/form-data: {what}") from None
     if not form.is_complete:
         raise BadRequest("The body is not valid multipart/form-data: its end is missing.")
-    if form.filename is None:
+    if len(parts) < len(parts.multi_items()):
+        raise BadRequest("The body has a part twice.")
+    if not isinstance(file := parts.get("file"), UploadFile):
         raise BadRequest("The part `file` is missing.", param="file")
-    await asyncio.to_thread(form.write, to_disk=True)
+    return file, {name: part for name, part in parts.items() if isinstance(part, str)}
 
 
-def _options(form: Form, for_anthropic: bool) -> tuple[str, int | None]:
+def _to_disk(content: BinaryIO) -> None:
+    content.flush()
+    os.fsync(content.fileno())
+
+
+def _options(fields: Mapping[str, str], for_anthropic: bool) -> tuple[str, int | None]:
     """The purpose, and after how many seconds the file expires if the client says so."""
-    purpose = form.text("purpose") or ("user_data" if for_anthropic else "")
+    purpose = fields.get("purpose") or ("user_data" if for_anthropic else "")
     if purpose not in PURPOSES:
         raise BadRequest(f"`purpose` should be one of {', '.join(PURPOSES)}.", param="purpose")
-    if form.text("expires_after[anchor]") not in (None, "created_at"):
+    if fields.get("expires_after[anchor]") not in (None, "created_at"):
         raise BadRequest("`expires_after.anchor` should be `created_at`.", param="expires_after")
-    given = form.text("expires_after[seconds]") or form.text("expires_in_seconds")
+    given = fields.get("expires_after[seconds]") or fields.get("expires_in_seconds")
     return purpose, None if given is None else checked_seconds(given)
 
 

@@ -1,9 +1,10 @@
 """Reads adapter_config.json, mlx-lm's and PEFT's, and refuses settings that can't be served."""
 
 import json
+import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -45,6 +46,19 @@ that was saved for the unchanged weights has another value."""
 Kind = Literal["lora", "dora"]
 Format = Literal["mlx", "peft"]
 
+TENSORS: Mapping[Format, re.Pattern[str]] = {
+    "mlx": re.compile(r"(.+)\.(lora_a|lora_b|m)"),
+    "peft": re.compile(
+        r"(?:base_model\.model\.)?(.+)\.lora_(?:embedding_)?(A|B|magnitude_vector)"
+        r"(?:\.(?!weight$)\w+)?(?:\.weight)?"  # the name that the training gave it
+    ),
+}
+"""The name of a tensor: its layer, and its role there."""
+PARTS = {"A": "lora_a", "B": "lora_b", "magnitude_vector": "m"}
+"""mlx-lm's names of PEFT's roles."""
+
+LAYER_NAME = re.compile(r"\^?[\w.\\]+\$?")
+
 
 @dataclass(frozen=True)
 class AdapterConfig:
@@ -54,6 +68,20 @@ class AdapterConfig:
     """The model that it was trained on; None if the config does not name it."""
     rank: int | None
     """The rank of all layers; None if it differs between layers."""
+    settings: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """All that the file has."""
+
+    def scale(self, layer: str, rank: int) -> float:
+        """The factor of the layer's pair."""
+        if self.format == "mlx":
+            return float(self.settings["lora_parameters"]["scale"])
+        alpha = self.settings["lora_alpha"]
+        for key, own in (self.settings.get("alpha_pattern") or {}).items():
+            plain = key.removeprefix("^").removesuffix("$").replace("\\.", ".")
+            if layer == plain or (not key.startswith("^") and layer.endswith(f".{plain}")):
+                alpha = own
+                break
+        return float(alpha / (math.sqrt(rank) if self.settings.get("use_rslora") else rank))
 
 
 def read_config(folder: Path, text: bytes) -> AdapterConfig:
@@ -73,6 +101,7 @@ def read_config(folder: Path, text: bytes) -> AdapterConfig:
         kind=_peft_kind(folder, config) if peft else _mlx_kind(folder, config),
         base=base if isinstance(base, str) and base else None,
         rank=_one_rank(config, peft),
+        settings=config,
     )
 
 
@@ -161,6 +190,9 @@ def _peft_kind(folder: Path, config: Mapping[str, Any]) -> Kind:
         if not isinstance(pattern, dict):
             raise _config_error(folder, f"should have an object as `{name}`")
         for key in pattern:
+            if not LAYER_NAME.fullmatch(key):  # a hostile expression could run for ever
+                what = f"has {_shown(key)} in `{name}`, which is not the name of a layer"
+                raise _config_error(folder, what)
             _rank_in(folder, pattern, key) if name[0] == "r" else _number(folder, pattern, key)
     return "dora" if config.get("use_dora") else "lora"
 

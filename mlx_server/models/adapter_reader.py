@@ -14,7 +14,9 @@ from mlx_server.errors import AdapterInvalid
 from mlx_server.models.adapter_config import (
     CONFIG,
     MLX_WEIGHTS,
+    PARTS,
     PEFT_WEIGHTS,
+    TENSORS,
     AdapterConfig,
     Format,
     Kind,
@@ -33,16 +35,8 @@ EXPONENTS = {"F16": ("uint16", 0x7C00), "BF16": ("uint16", 0x7F80), "F32": ("uin
 """Maps a dtype to the integer type of its size and the bits that only infinities and NaNs set
 fully; numpy has no bfloat16."""
 
-TENSORS = {
-    "mlx": re.compile(r"(.+)\.(lora_a|lora_b|m)"),
-    "peft": re.compile(
-        r"(?:base_model\.model\.)?(.+)\.lora_(?:embedding_)?(A|B|magnitude_vector)"
-        r"(?:\.(?!weight$)\w+)?(?:\.weight)?"  # the name that the training gave it
-    ),
-}
 REARRANGED = re.compile(r"\.(?:experts|shared_mlp|[qkv]_proj|\w*qkv\w*|gate\w*_up_proj)(?:\.|$)")
 """Layers of transformers that mlx-lm's models may have in parts or as one for all experts."""
-PARTS = {"A": "lora_a", "B": "lora_b", "magnitude_vector": "m"}
 
 Stamp = tuple[tuple[int, ...] | None, ...]
 

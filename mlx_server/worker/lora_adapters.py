@@ -1,8 +1,6 @@
 """The adapters of one loaded model. Their folders, in mlx-lm's or PEFT's format, are read as arrays
-by layer, and checked fully before the model is changed."""
+by layer, and those are held against the model's layers before it is changed."""
 
-import json
-import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,15 +13,16 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from mlx_server import limits
-from mlx_server.errors import AdapterInvalid, public_message
+from mlx_server.errors import AdapterInvalid
 from mlx_server.models.adapter_config import (
     CONFIG,
     MLX_WEIGHTS,
-    PEFT_EXTRAS,
+    PARTS,
     PEFT_WEIGHTS,
-    format_of,
+    TENSORS,
+    AdapterConfig,
     plain_path,
+    read_config,
 )
 from mlx_server.system.files import read_regular
 from mlx_server.worker import lora_layers
@@ -39,7 +38,6 @@ from mlx_server.worker.lora_layers import (
 )
 from mlx_server.worker.mlx_lm_internals import make_prompt_cache
 
-Leaves = dict[str, mx.array]
 Ids = np.ndarray[Any, np.dtype[np.int32]]
 
 
@@ -61,130 +59,37 @@ class LoraTensors:
 
 
 def read_tensors(folder: Path) -> dict[str, LoraTensors]:
-    """Returns the tensors by layer path: mlx-lm's own path, or Hugging Face's in PEFT's format."""
-    try:
-        config = json.loads(read_regular(folder / CONFIG))
-    except (OSError, ValueError, RecursionError) as error:
-        raise AdapterInvalid(f"{CONFIG} can't be read: {public_message(error)}") from error
-    if not isinstance(config, dict):
-        raise AdapterInvalid(f"{CONFIG} is not an object")
-    return (_read_peft if format_of(folder, config) == "peft" else _read_mlx)(folder, config)
+    """Returns the tensors by layer path: mlx-lm's own path, or Hugging Face's in PEFT's format.
 
-
-def _read_mlx(folder: Path, config: dict[str, Any]) -> dict[str, LoraTensors]:
-    kind = config.get("fine_tune_type", "lora")
-    if kind == "full":
-        raise AdapterInvalid("this is a full fine-tune: serve it as a model instead")
-    if kind not in ("lora", "dora"):
-        raise AdapterInvalid(f"fine_tune_type {kind!r} is not supported; use lora or dora")
-    parameters = config.get("lora_parameters")
-    scale = _number(parameters if isinstance(parameters, dict) else {}, "scale")
-    pairs = {}
-    for layer, leaves in _leaves(folder / MLX_WEIGHTS, _mlx_leaf).items():
-        a, b, magnitude = _parts(layer, leaves, ("lora_a", "lora_b", "m"), dora=kind == "dora")
-        if a.ndim == 3:
-            a, b = a.swapaxes(-1, -2), b.swapaxes(-1, -2)
-        pairs[layer] = LoraTensors(layer, a, b, scale, magnitude)
-    return pairs
-
-
-def _mlx_leaf(tensor: str) -> tuple[str, str] | None:
-    layer, _, leaf = tensor.rpartition(".")
-    return (layer, leaf) if leaf in ("lora_a", "lora_b", "m") else None
-
-
-def _read_peft(folder: Path, config: dict[str, Any]) -> dict[str, LoraTensors]:
-    if config["peft_type"] != "LORA":
-        raise AdapterInvalid(f"peft_type {config['peft_type']!r} is not supported; use LORA")
-    if extra := next((name for name in PEFT_EXTRAS if config.get(name)), None):
-        raise AdapterInvalid(f"PEFT's {extra} is not supported")
-    if config.get("bias", "none") != "none":
-        raise AdapterInvalid(f"PEFT's bias {config['bias']!r} is not supported; use none")
-    pairs = {}
-    for layer, leaves in _leaves(folder / PEFT_WEIGHTS, _peft_leaf).items():
-        lookup = "lora_embedding_A" in leaves or "lora_embedding_B" in leaves
-        kinds = ("lora_embedding_A", "lora_embedding_B") if lookup else ("lora_A", "lora_B")
-        names = (*kinds, "lora_magnitude_vector")
-        a, b, magnitude = _parts(layer, leaves, names, dora=bool(config.get("use_dora")))
-        if a.ndim != 2:
-            raise AdapterInvalid(f"{layer}: {names[0]} is not a matrix")
-        scale = _peft_scale(config, layer, a.shape[0])
-        magnitude = None if magnitude is None else magnitude.flatten()
-        # PEFT does not adapt an output head that shares the embedding's weights.
-        pairs[layer] = LoraTensors(layer, a.T, b.T, scale, magnitude, head=not lookup)
-    return pairs
-
-
-def _peft_leaf(tensor: str) -> tuple[str, str] | None:
-    inner = tensor.removeprefix("base_model.model.")
-    leaf = r"lora_A|lora_B|lora_embedding_A|lora_embedding_B|lora_magnitude_vector"
-    match = re.fullmatch(rf"(.+)\.({leaf})(?:\.(?!weight$)\w+)?(?:\.weight)?", inner)
-    return (match[1], match[2]) if match else None
-
-
-def _peft_scale(config: dict[str, Any], layer: str, rank: int) -> float:
-    wanted = _pattern(config, "rank_pattern", layer, _number(config, "r"))
-    if rank != wanted:
-        raise AdapterInvalid(f"{layer}: the tensors have rank {rank}, {CONFIG} says {wanted:g}")
-    alpha = _pattern(config, "alpha_pattern", layer, _number(config, "lora_alpha"))
-    return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
-
-
-def _pattern(config: dict[str, Any], name: str, layer: str, otherwise: float) -> float:
-    """Returns the first entry whose key is the layer or its last parts. PEFT allows regular
-    expressions as keys; only plain names are supported, as a hostile pattern could run for ever."""
-    entries = config.get(name) or {}
-    if not isinstance(entries, dict):
-        raise AdapterInvalid(f"{CONFIG}: {name} is not an object")
-    for key in entries:
-        plain = key.removeprefix("^").removesuffix("$").replace("\\.", ".")
-        if not re.fullmatch(r"[\w.]+", plain):
-            raise AdapterInvalid(f"{CONFIG}: {name} has {key!r}, which is not a layer's name")
-        if layer == plain or (not key.startswith("^") and layer.endswith(f".{plain}")):
-            return _number(entries, key)
-    return otherwise
-
-
-def _number(entries: Mapping[str, Any], key: str) -> float:
-    value = entries.get(key)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise AdapterInvalid(f"{CONFIG}: {key} is {value!r}, which is not a finite number")
-    return float(value)
-
-
-def _leaves(weights: Path, leaf_of: Callable[[str], tuple[str, str] | None]) -> dict[str, Leaves]:
-    """Returns the tensors by layer, and then by their role in it."""
-    try:
-        tensors = mx.load(str(weights))
-    except Exception as error:
-        raise AdapterInvalid(f"{weights.name} can't be read: {public_message(error)}") from error
+    `models.adapter_reader` has checked the files in the server, which has the adapter unloaded if
+    they have changed since.
+    """
+    config = read_config(folder, read_regular(folder / CONFIG))
+    tensors = mx.load(str(folder / (PEFT_WEIGHTS if config.format == "peft" else MLX_WEIGHTS)))
     assert isinstance(tensors, dict)
-    layers: dict[str, Leaves] = {}
+    layers: dict[str, dict[str, mx.array]] = {}
+    lookups = set[str]()
     for name, tensor in tensors.items():
-        place = leaf_of(name)
-        if place is None:
-            raise AdapterInvalid(f"{name}: not a LoRA tensor")
-        layer, leaf = place
-        layers.setdefault(layer, {})[leaf] = tensor
-    if not layers:
-        raise AdapterInvalid(f"{weights.name} holds no tensors")
-    return layers
+        match = TENSORS[config.format].fullmatch(name)
+        assert match
+        layers.setdefault(match[1], {})[PARTS.get(match[2], match[2])] = tensor
+        if ".lora_embedding_" in name:
+            lookups.add(match[1])
+    # PEFT does not adapt an output head that shares the embedding's weights.
+    return {
+        layer: _pair(config, layer, parts, head=layer not in lookups)
+        for layer, parts in layers.items()
+    }
 
 
-def _parts(
-    layer: str, leaves: Leaves, names: tuple[str, ...], *, dora: bool
-) -> tuple[mx.array, mx.array, mx.array | None]:
-    a, b, magnitude = (leaves.get(name) for name in names)
-    if a is None or b is None:
-        raise AdapterInvalid(f"{layer}: {names[0 if a is None else 1]} is missing")
-    if dora != (magnitude is not None):
-        raise AdapterInvalid(f"{layer}: {names[2]} {'is missing' if dora else 'is not LoRA'}")
-    if set(leaves) - set(names):
-        raise AdapterInvalid(f"{layer}: {sorted(set(leaves) - set(names))[0]} does not belong here")
-    floating = all(mx.issubdtype(array.dtype, mx.floating) for array in leaves.values())
-    if a.ndim not in (2, 3) or a.ndim != b.ndim or not floating:
-        raise AdapterInvalid(f"{layer}: {names[0]} and {names[1]} are not two matrices of floats")
-    return a, b, magnitude
+def _pair(
+    config: AdapterConfig, layer: str, parts: Mapping[str, mx.array], *, head: bool
+) -> LoraTensors:
+    a, b, magnitude = parts["lora_a"], parts["lora_b"], parts.get("m")
+    if config.format == "peft" or a.ndim == 3:
+        a, b = a.swapaxes(-1, -2), b.swapaxes(-1, -2)
+    magnitude = None if magnitude is None else magnitude.flatten()
+    return LoraTensors(layer, a, b, config.scale(layer, a.shape[-1]), magnitude, head)
 
 
 ONE_EXPERT = re.compile(r"(.+)\.experts\.(0|[1-9]\d{0,3})\.(\w+)")
@@ -478,8 +383,6 @@ def _misfit(pair: LoraTensors, path: str, modules: Mapping[str, Any]) -> str | N
     """Returns why the adapter's matrices do not fit the layer, or None."""
     layer = modules[path]
     rank = pair.a.shape[-1]
-    if not 1 <= rank <= limits.ADAPTER_RANK:
-        return f"{pair.name}: the rank is {rank}; 1 to {limits.ADAPTER_RANK} is supported"
     *experts, width, height = _shape(layer)
     fits = pair.a.shape == (*experts, width, rank) and pair.b.shape == (*experts, rank, height)
     if not fits or (pair.magnitude is not None and pair.magnitude.shape != (height,)):

@@ -416,6 +416,7 @@ def test_hostile_adapters_are_refused_by_name(tmp_path: Path, name: str) -> None
         ({"rank_pattern": [1]}, "an object as `rank_pattern`"),
         ({"rank_pattern": {"q_proj": 0}}, "a rank from 1 to 512 as `q_proj`"),
         ({"alpha_pattern": {"q_proj": float("nan")}}, "a number as `q_proj`"),
+        ({"alpha_pattern": {"(q|v)_proj": 3}}, "not the name of a layer"),
         ({"use_dora": True}, "no DoRA magnitude"),
     ],
 )

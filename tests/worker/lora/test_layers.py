@@ -86,7 +86,8 @@ class Own(nn.Linear):  # type: ignore[misc]
 
 
 def adapter(folder: Path, tensors: dict[str, mx.array], scale: float = 1.0) -> Path:
-    return save(folder, {"lora_parameters": {"scale": scale}}, tensors)
+    config = {"num_layers": 1, "lora_parameters": {"rank": RANK, "scale": scale}}
+    return save(folder, config, tensors)
 
 
 REFUSED: dict[str, tuple[Callable[[], Toy], str]] = {

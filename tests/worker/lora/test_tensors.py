@@ -125,11 +125,6 @@ def poisoned(value: float) -> Spoil:
     return changed(f"{Q}.lora_b", lambda b: mx.where(mx.arange(b.shape[1]) == 3, value, b))
 
 
-def ranked(config: dict[str, Any], tensors: dict[str, mx.array]) -> None:
-    tensors[f"{Q}.lora_a"] = mx.zeros((64, 10_000))
-    tensors[f"{Q}.lora_b"] = mx.zeros((10_000, 128))
-
-
 def renamed(to: str) -> Spoil:
     def spoil(config: dict[str, Any], tensors: dict[str, mx.array]) -> None:
         for leaf in ("lora_a", "lora_b"):
@@ -155,22 +150,8 @@ HOSTILE: dict[str, tuple[Spoil, str]] = {
     "wrong height": (changed(f"{Q}.lora_b", lambda b: b[:, :-1]), Q),
     "other ranks": (changed(f"{Q}.lora_a", lambda a: a[:, :-1]), Q),
     "three dimensions": (changed(f"{Q}.lora_a", lambda a: a[None]), Q),
-    "integers": (changed(f"{Q}.lora_a", lambda a: a.astype(mx.int32)), Q),
     "not a number": (poisoned(float("nan")), f"{Q}: some values are not finite"),
     "infinite": (poisoned(float("inf")), f"{Q}: some values are not finite"),
-    "rank": (ranked, "rank is 10000"),
-    "half a pair": (lambda c, t: t.pop(f"{Q}.lora_b"), f"{Q}: lora_b is missing"),
-    "other tensors": (lambda c, t: t.update(x=mx.zeros(3)), "x: not a LoRA tensor"),
-    "a magnitude": (lambda c, t: t.update({f"{Q}.m": mx.zeros(128)}), f"{Q}: m is not LoRA"),
-    "no magnitude": (lambda c, t: c.update(fine_tune_type="dora"), "m is missing"),
-    "nothing": (lambda c, t: t.clear(), "holds no tensor"),
-    "full": (lambda c, t: c.update(fine_tune_type="full"), "serve it as a model"),
-    "unknown": (lambda c, t: c.update(fine_tune_type="loha"), "loha"),
-    "scale": (lambda c, t: c["lora_parameters"].update(scale=float("nan")), "scale is nan"),
-    "no scale": (lambda c, t: c["lora_parameters"].pop("scale"), "scale is None"),
-    "no parameters": (lambda c, t: c.pop("lora_parameters"), "scale is None"),
-    "huge scale": (lambda c, t: c["lora_parameters"].update(scale=1e300), "not finite"),
-    "not lora": (lambda c, t: c.update(peft_type="IA3"), "IA3"),
 }
 
 
