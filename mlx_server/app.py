@@ -160,6 +160,8 @@ def create_app(
     app.state.model_fetches = ModelFetches()
     app.state.started = int(time.time())
     app.state.max_body_bytes = server.max_body_bytes
+    app.state.picture_hosts = {host.lower() for host in server.picture_hosts}
+    app.state.allow_private_urls = server.allow_private_urls
     app.state.reasoning_field = server.reasoning_field
     app.state.runtime_models = server.runtime_models
     errors.install(app)

@@ -336,6 +336,7 @@ PICTURE_PIXELS                 = _limit(20_000_000,    "items",      "request", 
 PICTURE_TOKENS                 = _limit(4096,         "tokens",     "request",    "the tokens of a picture whose size decides on them", "it is shown smaller")
 LOW_DETAIL_TOKENS              = _limit(256,           "tokens",     "request",    "those of a picture that is sent with `detail: low`", "it is shown smaller")
 PICTURE_SECONDS                = _limit(5,             "seconds",    "request",    "processor time of decoding a picture, which may take four times as long by the clock", "400, or 503 on a machine too busy to give it that time, and the process is killed")
+PICTURE_URL_SECONDS            = _limit(15,            "seconds",    "request",    "how long fetching all pictures may take that a request names by URL", "400; of older messages, those that did not come are lines of text")
 PICTURE_MEMORY                 = _limit(512 << 20,     "bytes",      "server",     "memory of a process that decodes pictures", "400, and the process is killed")
 PICTURE_PROCESSES              = _limit(2,             "processes",  "server",     "processes that decode pictures", "it waits for one")
 CLIENT_PICTURE_PROCESSES       = _limit(1,             "processes",  "client",     "those of one client", "it waits for one")

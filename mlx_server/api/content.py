@@ -18,7 +18,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from mlx_server import limits
 from mlx_server.api.fields import REPORTED_ELSEWHERE, Items, Text, WireModel, as_text, type_of
-from mlx_server.messages import ContentPart, Media, MediaKind
+from mlx_server.messages import NOT_TEXT, ContentPart, Media, MediaKind
 from mlx_server.system.sandbox import files
 from mlx_server.system.sandbox.files import FileRefused
 
@@ -60,7 +60,10 @@ class GivenFile:
 UNKNOWN_TYPE = "application/octet-stream"
 
 given_files: ContextVar[Mapping[str, GivenFile]] = ContextVar("given_files", default={})  # noqa: B039
-"""Those of the present request, by their ids."""
+"""Those of the present request, by their ids; and the pictures that were fetched, by their URLs."""
+
+missing_pictures: ContextVar[Mapping[str, str]] = ContextVar("missing_pictures", default={})  # noqa: B039
+"""By URL, why pictures of the present request could not be fetched."""
 
 
 def kind_of(name: str) -> MediaKind | None:
@@ -95,12 +98,15 @@ def of_part(kind: MediaKind, part: Mapping[str, Any], place: str) -> Media:
 def of_url(kind: MediaKind, url: object, place: str, detail: str | None = None) -> Media:
     if not isinstance(url, str):
         return Media(kind, place)
+    if fetched := given_files.get().get(url):
+        url = fetched.url
     name, given = f"{kind}_url", {"url": url} if detail is None else {"url": url, "detail": detail}
     part = {"type": name, name: given} if PASSED_ON.match(url) else None
     head, _, data = url.partition(",")
     if head[:5].lower() == "data:":
         return Media(kind, place, about(head[5:].partition(";")[0], data), part)
-    return Media(kind, place, url[:URL_CHARACTERS] if part else "", part)
+    why = missing_pictures.get().get(url, NOT_TEXT)
+    return Media(kind, place, url[:URL_CHARACTERS] if part else "", part, why)
 
 
 def of_data(kind: MediaKind, data: str, media_type: str, place: str) -> Media:

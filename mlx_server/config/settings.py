@@ -334,7 +334,11 @@ class ServerSettings(Strict):
     """The fields of chat completions that hold reasoning: most clients read only one of the names,
     and a few refuse a message with both."""
     allow_private_urls: bool = False
-    """Whether requests may use URLs of MCP servers on this machine and its network."""
+    """Whether requests may use URLs of MCP servers on this machine and its network, and whether
+    names in `picture_hosts` may lead there."""
+    picture_hosts: tuple[Name, ...] = ()
+    """Hosts whose pictures are fetched where a request names them by URL; `host:port` for a port
+    that is not its scheme's."""
 
     @property
     def keys(self) -> list[str]:

@@ -19,7 +19,15 @@ from hashlib import sha256
 from mlx_server import limits
 from mlx_server.engine.messages import FIRST_MEDIA_ID, Picture, media_ids
 from mlx_server.errors import BadRequest
-from mlx_server.messages import ContentPart, Conversation, Media, Message, PicturePart, content_of
+from mlx_server.messages import (
+    NOT_TEXT,
+    ContentPart,
+    Conversation,
+    Media,
+    Message,
+    PicturePart,
+    content_of,
+)
 from mlx_server.models.tokenizer import Tokenizer
 from mlx_server.models.vision import Layout, Vision
 from mlx_server.prompts.branches import Branches
@@ -127,11 +135,16 @@ def _part(
 
 def _data(medium: Media) -> tuple[str, str | None]:
     """The base64 of a picture, and the detail that is asked for."""
+    if medium.why != NOT_TEXT:
+        raise FileRefused(medium.why)
     source = (medium.part or {}).get("image_url")
     url = source.get("url") if isinstance(source, dict) else None
     head, _, data = url.partition(",") if isinstance(url, str) else ("", "", "")
     if not head[:5].lower() == "data:":
-        raise FileRefused("is not sent with the request: send it as a data: URL")
+        raise FileRefused(
+            "is not sent with the request: send it as a data: URL, or have the server's owner list "
+            "its host in `server.picture_hosts`"
+        )
     if not head.lower().endswith(";base64"):
         raise FileRefused("is not base64")
     return data, source.get("detail") if isinstance(source, dict) else None

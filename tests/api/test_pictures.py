@@ -1,8 +1,11 @@
 """A model that sees is shown the pictures of each API's messages."""
 
 import base64
+import socket
+import threading
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -310,3 +313,115 @@ def test_the_pixels_of_all_requests_have_a_limit(
         assert (full.status_code, full.json()["error"]["code"]) == (503, "overloaded")
         assert int(full.headers["retry-after"]) > 0
     assert pool.pixel_slots.taken == 0
+
+
+class Pictures(BaseHTTPRequestHandler):
+    """Pictures by URL, and what else a server may answer."""
+
+    def do_GET(self) -> None:
+        self.server.asked.append(self.path)  # type: ignore[attr-defined]
+        if self.path == "/slow.png":
+            self.server.is_over.wait(10)  # type: ignore[attr-defined]
+        is_moved = self.path == "/moved.png"
+        self.send_response(302 if is_moved else 404 if self.path == "/none.png" else 200)
+        if is_moved:
+            self.send_header("location", "/a.png")
+        self.end_headers()
+        self.wfile.write(b"<html>" if self.path == "/page" else base64.b64decode(PNG))
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.fixture(scope="module")
+def elsewhere() -> Iterator[ThreadingHTTPServer]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Pictures)
+    server.asked, server.is_over = [], threading.Event()  # type: ignore[attr-defined]
+    threading.Thread(target=server.serve_forever, args=(0.01,)).start()
+    yield server
+    server.is_over.set()  # type: ignore[attr-defined]
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture(scope="module")
+def fetching(
+    engine: ScriptedEngine,
+    elsewhere: ThreadingHTTPServer,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[TestClient]:
+    port = elsewhere.server_port
+    hosts = (f"127.0.0.1:{port}", f"Pictures.test:{port}")
+    folder = tiny_vision(tmp_path_factory.mktemp("vision"))
+    with wire.client(folder, engine, picture_hosts=hosts) as client:
+        yield client
+
+
+def test_pictures_of_hosts_that_the_owner_allows_are_fetched(
+    fetching: TestClient, engine: ScriptedEngine, elsewhere: ThreadingHTTPServer
+) -> None:
+    url = f"http://127.0.0.1:{elsewhere.server_port}/a.png"
+    source = {"type": "image", "source": {"type": "url", "url": url}}
+    bodies = {
+        "/v1/chat/completions": chat(seen(url), seen(url)),
+        "/v1/messages": chat(source),
+        "/v1/responses": {
+            "model": MODEL,
+            "input": [{"role": "user", "content": [{"type": "input_image", "image_url": url}]}],
+        },
+    }
+    for path, body in bodies.items():
+        elsewhere.asked.clear()  # type: ignore[attr-defined]
+        row, _ = ask(fetching, engine, path, body)
+        assert {picture.digest for picture in row.pictures} == {DIGEST}
+        assert elsewhere.asked == ["/a.png"]  # type: ignore[attr-defined]
+
+
+NOT_FETCHED = {
+    "http://127.0.0.1:{port}/moved.png": "answered 302",
+    "http://127.0.0.1:{port}/none.png": "answered 404",
+    "http://127.0.0.1:{port}/page": "no picture",
+    "http://127.0.0.1:{port}/slow.png": "did not come within",
+    "http://127.0.0.1/a.png": "server.picture_hosts",
+    "http://localhost:{port}/a.png": "server.picture_hosts",
+    "http://me@127.0.0.1:{port}/a.png": "server.picture_hosts",
+    "http://127.1:{port}/a.png": "server.picture_hosts",
+    "http://127.0.0.1:{port}@elsewhere.test/a.png": "server.picture_hosts",
+    "http://elsewhere.test/#@127.0.0.1:{port}/a.png": "server.picture_hosts",
+    "http://elsewhere.test\\@127.0.0.1:{port}/a.png": "server.picture_hosts",
+    "http://pictures.test:{port}/a.png": "private network",
+}
+
+
+@pytest.mark.parametrize("url", NOT_FETCHED)
+def test_a_picture_that_is_not_fetched_is_refused_in_a_question_only(
+    fetching: TestClient,
+    engine: ScriptedEngine,
+    elsewhere: ThreadingHTTPServer,
+    monkeypatch: pytest.MonkeyPatch,
+    url: str,
+) -> None:
+    known = socket.getaddrinfo
+
+    def resolved(host: Any, *rest: Any, **given: Any) -> Any:
+        return known("127.0.0.1" if host == "pictures.test" else host, *rest, **given)
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolved)
+    monkeypatch.setattr(limits, "PICTURE_URL_SECONDS", 0.1 if "slow" in url else 30)
+    given, why = url.format(port=elsewhere.server_port), NOT_FETCHED[url]
+    elsewhere.asked.clear()  # type: ignore[attr-defined]
+    refused = fetching.post("/v1/chat/completions", json=chat(words("look"), seen(given)))
+    assert refused.status_code == 400
+    assert why in refused.json()["error"]["message"]
+    assert "/a.png" not in elsewhere.asked  # type: ignore[attr-defined]
+    history = {"role": "user", "content": [seen(given)]}, {"role": "assistant", "content": "Hm."}
+    row, _ = ask(fetching, engine, "/v1/chat/completions", chat(seen(), before=history))
+    assert len(row.pictures) == 1
+
+
+def test_fetched_pictures_have_a_limit_together(
+    fetching: TestClient, elsewhere: ThreadingHTTPServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetching.app.state, "max_body_bytes", 1500)  # type: ignore[attr-defined]
+    urls = (f"http://127.0.0.1:{elsewhere.server_port}/{number}.png" for number in range(9))
+    refused = fetching.post("/v1/chat/completions", json=chat(*map(seen, urls)))
+    assert "`server.max_body_bytes`" in refused.json()["error"]["message"]
