@@ -166,12 +166,9 @@ class MarkupDelimiters:
         self.all = (*self.own, *self.own.values(), *self.formats, *ends, *removed)
         """The delimiters that mean something anywhere in an answer."""
         self.after_calls = ends
-        known = (*self.all, *(inner for n in layout.call_formats for inner in n.inner))
-        self.tokens = {
-            id: token
-            for id, token in context.control.items()
-            if any(token in delimiter for delimiter in known)
-        }
+        inner = (each for n in layout.call_formats for each in n.inner)
+        known = "\0".join((*self.all, *inner))  # some vocabularies have hundreds of control tokens
+        self.tokens = {id: token for id, token in context.control.items() if token in known}
         """Control tokens that are delimiters or parts of them."""
         self.end_of_reasoning = layout.ends_reasoning
         self.calls_in_reasoning = tuple(own_formats) if layout.calls_end_reasoning else ()

@@ -40,7 +40,7 @@ class WhitespaceTrimmer:
     @property
     def holds(self) -> bool:
         """Whether there is white space between the text and what comes next."""
-        return any(self._held)
+        return bool(self._held)
 
     def feed(self, piece: str) -> str:
         """Adds a piece; returns what is certain to be text."""
@@ -52,8 +52,9 @@ class WhitespaceTrimmer:
             piece = text
             self._leading = not piece
         text = piece.rstrip()
-        before = self.at_delimiter() if text else ""
-        self._held.append(piece[len(text) :])
+        before = self.at_delimiter() if text and self._held else ""
+        if len(text) < len(piece):
+            self._held.append(piece[len(text) :])
         return before + text
 
     def at_delimiter(self) -> str:

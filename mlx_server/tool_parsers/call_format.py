@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
 from typing import Any, TypeVar
 
@@ -217,6 +218,7 @@ BAR, JOINT = "｜", "▁"
 BARS, JOINTS = (BAR, "|"), (JOINT, "_", " ", r"\_")
 
 
+@lru_cache
 def respelled_delimiter(delimiter: str) -> tuple[str, ...]:
     """Returns the delimiter in each other spelling; nothing for one of ordinary characters."""
     found = (delimiter.replace(BAR, b).replace(JOINT, j) for b, j in product(BARS, JOINTS))

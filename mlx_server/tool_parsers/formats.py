@@ -1,9 +1,9 @@
 """The call formats of the families, except those in tags."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 
 from mlx_server.messages import Tool
 from mlx_server.tool_parsers import json_calls
@@ -254,16 +254,16 @@ _BARE_PYTHON = NamedCallFormat(
 BARE_PYTHON = _BARE_PYTHON.call_format()
 
 
+@lru_cache(maxsize=1024)
+def _inline(read: Callable[..., Steps[None]], name: str, opening: str, *inner: str) -> CallFormat:
+    """Returns the format of the calls of one tool within a text, without delimiters."""
+    read = partial(read, name=name)
+    return CallFormat(read, opens=(opening,), inner=inner, repairs=("unmarked",))
+
+
 def inline_python(tools: Sequence[Tool]) -> tuple[CallFormat, ...]:
     """Returns the formats of `BARE_PYTHON`'s calls within a text."""
-    return tuple(
-        CallFormat(
-            partial(_BARE_PYTHON.read, name=tool.name),
-            opens=(f"[{tool.name}(",),
-            repairs=("unmarked",),
-        )
-        for tool in tools
-    )
+    return tuple(_inline(_BARE_PYTHON.read, tool.name, f"[{tool.name}(") for tool in tools)
 
 
 def _tagged(source: Source, calls: ToolCallEmitter) -> Steps[None]:
@@ -304,25 +304,21 @@ def _gemma(opens: str, closes: str, quote: str) -> NamedCallFormat:
     )
 
 
-def _inline_gemma(form: NamedCallFormat, tools: Sequence[Tool]) -> tuple[CallFormat, ...]:
+def _inline_gemma(bare: NamedCallFormat, tools: Sequence[Tool]) -> tuple[CallFormat, ...]:
     """Returns the formats of calls in Gemma's syntax without delimiters, within a text."""
-    bare = replace(form, opens="", closes_call="", between="\n")
     return tuple(
-        CallFormat(
-            partial(bare.read, name=tool.name),
-            opens=(f"call:{tool.name}{{",),
-            inner=form.inner,
-            repairs=("unmarked",),
-        )
-        for tool in tools
+        _inline(bare.read, tool.name, f"call:{tool.name}{{", *bare.inner) for tool in tools
     )
 
 
 _GEMMA4 = _gemma("<|tool_call>", "<tool_call|>", '<|"|>')
 _FUNCTION_GEMMA = _gemma("<start_function_call>", "<end_function_call>", "<escape>")
 GEMMA4, FUNCTION_GEMMA = _GEMMA4.call_format(), _FUNCTION_GEMMA.call_format()
-inline_gemma4 = partial(_inline_gemma, _GEMMA4)
-inline_function_gemma = partial(_inline_gemma, _FUNCTION_GEMMA)
+_BARE_GEMMA4, _BARE_FUNCTION_GEMMA = (
+    replace(form, opens="", closes_call="", between="\n") for form in (_GEMMA4, _FUNCTION_GEMMA)
+)
+inline_gemma4 = partial(_inline_gemma, _BARE_GEMMA4)
+inline_function_gemma = partial(_inline_gemma, _BARE_FUNCTION_GEMMA)
 
 
 _DEEPSEEK = DeepSeekCallFormat(

@@ -220,10 +220,20 @@ class Source:
 
     def up_to(self, *delimiters: str, into: Into) -> Steps[str]:
         """Passes text on until a delimiter comes, which is read and returned; empty at the end."""
+        may_begin = _may_begin(delimiters).search
         while True:
-            at, found = self._first(delimiters)
+            first = may_begin(self._text, self._at)
+            if first is None and not self.closed:  # as in nearly all pieces
+                if self._at < len(self._text):
+                    into(self.take(len(self._text)))
+                yield
+                continue
+            start = first.start() if first else len(self._text)
             # a longer text that may become a delimiter goes before one that begins inside it
-            undecided = self._undecided(delimiters)
+            undecided = self._undecided(delimiters, start)
+            at, found = start, ""
+            if self.closed or start < undecided:
+                at, found = self._first(delimiters, start)
             torn = self.closed and self._before + undecided <= max(self._places, default=-1)
             if self.closed and not torn:
                 undecided = len(self._text) + 1
@@ -287,8 +297,10 @@ class Source:
         if delimiter not in self._tokens:
             found = self._control.finditer(delimiter)
             self._tokens[delimiter] = [(match.start(), match[1]) for match in found]
-        place = self._before + at
         end = min(len(delimiter), len(self._text) - at)
+        if not self._places:
+            return not any(offset < end for offset, _ in self._tokens[delimiter])
+        place = self._before + at
         own = [(place + offset, token) for offset, token in self._tokens[delimiter] if offset < end]
         inside = [
             (p, token)
@@ -303,16 +315,18 @@ class Source:
             for delimiter in delimiters
         )
 
-    def _undecided(self, delimiters: tuple[str, ...]) -> int:
+    def _undecided(self, delimiters: tuple[str, ...], start: int | None = None) -> int:
         """Returns where the end of the text begins that may turn out to begin a delimiter."""
         first, longest, joined = _beginnings(delimiters)
-        start = max(self._at, len(self._text) - longest + 1)
+        start = max(self._at if start is None else start, len(self._text) - longest + 1)
         for match in first.finditer(self._text, start):
-            at = match.start()
-            if "\0" + self._text[at:] not in joined:
-                continue  # it begins none of them, which is quicker to find out for all at once
-            if any(self._could_begin(delimiter, at) for delimiter in delimiters):
-                return at
+            begun = "\0" + self._text[match.start() :]
+            found = joined.find(begun)
+            while found >= 0:
+                end = joined.index("\0", found + 1)
+                if self._could_begin(joined[found + 1 : end], match.start()):
+                    return match.start()
+                found = joined.find(begun, end)
         return len(self._text)
 
 
@@ -397,9 +411,18 @@ def _any_of(delimiters: tuple[str, ...]) -> re.Pattern[str]:
 
 
 @lru_cache(maxsize=CACHED)
+def _may_begin(delimiters: tuple[str, ...]) -> re.Pattern[str]:
+    """Returns a pattern of what a text contains wherever one of these may begin: two characters, or
+    one at its end. It has no lookahead, so that a text without them is searched quickly."""
+    begun = sorted({re.escape(delimiter[:2]) for delimiter in delimiters})
+    at_end = sorted({rf"{re.escape(delimiter[0])}\Z" for delimiter in delimiters})
+    return re.compile("|".join((*begun, *at_end)) or "(?!)")
+
+
+@lru_cache(maxsize=CACHED)
 def _beginnings(delimiters: tuple[str, ...]) -> tuple[re.Pattern[str], int, str]:
-    """Returns a pattern of their first characters, the length of the longest, and all of them,
-    each after a zero."""
+    """Returns a pattern of their first characters, the length of the longest, and all of them, each
+    between two zeros."""
     first = _any_of(tuple(sorted({delimiter[0] for delimiter in delimiters})))
-    joined = "".join(f"\0{delimiter}" for delimiter in delimiters)
+    joined = "\0".join(("", *delimiters, ""))
     return first, max(map(len, delimiters), default=1), joined

@@ -16,7 +16,7 @@ import msgspec
 import typer
 from rich.console import Console, RenderableType
 
-from bench_parts import adapters, against, distributed, gateway, grammars, tables
+from bench_parts import adapters, against, distributed, gateway, grammars, parsing, tables
 from bench_parts import kv_bits as drift
 from bench_parts.adapters import Columns, Measured
 from bench_parts.contenders import CONTENDERS, Contender
@@ -76,6 +76,9 @@ def main(
     ] = False,
     structured: Annotated[
         bool, typer.Option("--structured", help="Measure instead what grammars cost a step.")
+    ] = False,
+    by_parser: Annotated[
+        bool, typer.Option("--parsing", help="Measure instead what reading an answer costs.")
     ] = False,
     sessions: Annotated[
         bool,
@@ -138,6 +141,7 @@ def main(
     scripts/bench --against main~20 --quick --model tiny
     scripts/bench --lora
     scripts/bench --structured
+    scripts/bench --parsing
     scripts/bench --sessions
     scripts/bench --kv-bits
     scripts/bench --speculation
@@ -168,6 +172,10 @@ def main(
         return
     if speculation:
         _speculation(json, markdown)
+        return
+    if by_parser:
+        read = list(parsing.readings())
+        _show({"parsing": read}, [(parsing.COLUMNS, parsing.rows(read))], json, markdown)
         return
     if by_tiers:
         found = list(tiers.measurements())

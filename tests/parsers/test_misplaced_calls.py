@@ -1,8 +1,10 @@
 """Calls that a model writes as JSON: which are made, and what stays text."""
 
 import json
+import re
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlx_server.events import Event, TextDelta, ToolCallDelta, ToolCallStarted
+from mlx_server.families import family_named
 from mlx_server.messages import Tool
 from mlx_server.parsers.markup_layout import MarkupLayout
 from mlx_server.parsers.markup_parser import MarkupParser
@@ -17,6 +20,7 @@ from mlx_server.parsers.parse_context import ParseContext
 from mlx_server.requests import RepairPolicy
 from mlx_server.tool_parsers.call_format import finished_calls
 from mlx_server.tool_parsers.formats import BARE_JSON
+from tests.calls import calls_of
 from tests.slowness import slowness
 
 TOOLS = (
@@ -187,3 +191,20 @@ def test_many_beginnings_take_no_long_time(line: str) -> None:
     text = line * 10_000
     assert read(text, 50) == ([], text)
     assert time.thread_time() - begun < 6 * slowness()
+
+
+@pytest.mark.parametrize("family", ["qwen3", "llama3", "gemma4", "glm4_5", "mistral"])
+def test_a_normal_answer_pays_little_for_repairs(family: str) -> None:
+    pieces = re.findall(r" ?\w{1,6}|\s+|[^\w\s]", f"{__doc__} Some `code` here.\n\n" * 20)
+
+    def read_with(policy: RepairPolicy) -> None:
+        parser = family_named(family).make_parser(ParseContext(tools=TOOLS, repair=policy))
+        for piece in pieces:
+            parser.feed(-1, piece)
+        parser.finish(cut=False)
+
+    read_with(RepairPolicy())
+    plain, repairing = (
+        calls_of(partial(read_with, RepairPolicy(mistakes=m))) for m in (False, True)
+    )
+    assert repairing < plain + len(pieces), "some 0.1 ms for 300 tokens"
