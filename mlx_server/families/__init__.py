@@ -43,7 +43,7 @@ FAMILIES: tuple[ModelFamily, ...] = tuple(
         "llama4 mistral granite phi4 lfm2 olmo3 exaone4 command gpt_oss harmony_text apertus "
         "apriel command_r dots ernie4_5 functionary functionary_v2 gigachat gigachat35 "
         "granite_code hunyuan hyperclova inkling internlm jamba longcat minicpm minicpm5 "
-        "minimax_m3 muse pangu plamo solar_open solar_open2 hy3 k2_horizon step3 plain"
+        "minimax_m3 muse pangu plamo solar_open solar_open2 hy3 k2_horizon step3 step3_5 plain"
     )
 )
 

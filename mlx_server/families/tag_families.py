@@ -31,11 +31,17 @@ QWEN3_CODER = MarkupFamily(  # and any Qwen3 whose template shows the format
     stop_tokens=QWEN3.stop_tokens,
     special_tokens=QWEN3.special_tokens,
 )
-QWEN3_5 = replace(  # and later, and Step 3.5
+QWEN3_5 = replace(  # and later
     QWEN3_CODER,
     name="qwen3_5",
-    model_types=("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "step3p5"),
+    model_types=("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"),
     template_markers=(),
+)
+STEP3_5 = replace(  # writes a call again where it should have stopped
+    QWEN3_5,
+    name="step3_5",
+    layout=replace(_QWEN3_CODER, stutters=True),
+    model_types=("step3p5",),
 )
 NEMOTRON3 = MarkupFamily(
     "nemotron3",

@@ -147,6 +147,10 @@ class MarkupDelimiters:
         self._worded_closes = tuple(closing for _, closing in layout.worded_reasoning)
         self.empty_thoughts = tuple(o.rstrip() + c for o, c in layout.reasoning if o != o.rstrip())
         """Thoughts without text, whose opening delimiter lacks its white space."""
+        self.headers = {
+            words: o for words, _ in layout.worded_reasoning for o in self.own if o.endswith(words)
+        }
+        """Opening delimiters by their words without the control token."""
         self.closing_tags = frozenset(c for o, c in self.own.items() if is_tag(o))
         tags = () if context.formatted else context.reasoning_tags
         self.foreign: Mapping[str, str] = {o: c for o, c in tags if o not in self.own}

@@ -132,6 +132,7 @@ class MarkupParser:
             if delimiters.is_foreign(delimiter):  # no text of this family begins so
                 space = self._output.texts.drop(space)
             delimiter = yield from self._source.accept(*delimiters.first)
+            delimiter = delimiter or (yield from self._header_again())
             if not delimiter:
                 break
             self._output.texts.drop(space)
@@ -145,6 +146,17 @@ class MarkupParser:
         else:
             self._output.add(space)
             yield from self._misplaced_call("")
+
+    def _header_again(self) -> Steps[str]:
+        """Reads the words of a header without its token after another thought: a budget closes a
+        thought between the two. Returns the whole delimiter if they open a thought."""
+        headers = {} if self._formatted else self._delimiters.headers
+        if not self._output.reasoning or not (words := (yield from self._source.accept(*headers))):
+            return ""
+        self._output.add_repair("format")
+        closing = self._delimiters.own[headers[words]]
+        following = yield from self._source.first_of(closing, *self._delimiters.formats)
+        return headers[words] if following == closing else ""
 
     def _thought(self, opening: str) -> Steps[None]:
         if self._delimiters.is_foreign(opening):

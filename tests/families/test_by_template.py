@@ -27,7 +27,7 @@ from tests.families.prompts import checkpoint_of, template_of
 @pytest.mark.parametrize(
     ("calls", "model_type", "name"),
     [
-        (KNOWN["CODER"], "step3p5", "qwen3_5"),
+        (KNOWN["CODER"], "step3p5", "step3_5"),
         (KNOWN["CODER"], "unheard_of", "qwen3_coder"),
         (KNOWN["CODER"], "mimo_v2_flash", "qwen3_coder"),
         (KNOWN["CODER"], "afmoe", "qwen3_coder"),

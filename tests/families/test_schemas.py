@@ -44,7 +44,7 @@ REFUSED = {
 }
 """By name of the keyword, where a notation has no way to say it."""
 
-SAME_SYNTAX = {"qwen3_5", "nemotron3", "muse"}
+SAME_SYNTAX = {"qwen3_5", "step3_5", "nemotron3", "muse"}
 """But for the marks around it, their calls are written as qwen3_coder's and dots' are."""
 
 NOTATED = [

@@ -126,9 +126,10 @@ FAMILY_OF = {
         "phi4": "phi3 phi3small phimoe",
         "plamo": "plamo plamo2 plamo3",
         "qwen3": "qwen2 qwen2_moe qwen2_vl qwen3 qwen3_moe qwen3_next qwen3_vl qwen3_vl_moe",
-        "qwen3_5": "qwen3_5 qwen3_5_moe step3p5",
+        "qwen3_5": "qwen3_5 qwen3_5_moe",
         "seed_oss": "seed_oss",
         "smollm3": "smollm3",
+        "step3_5": "step3p5",
         "solar_open": "solar_open",
         # types whose models have nothing in common but what their templates show
         "plain": "Klear afm7 afmoe baichuan_m1 bailing_hybrid bailing_moe bailing_moe_linear "
