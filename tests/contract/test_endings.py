@@ -61,6 +61,7 @@ OWN_NOTATIONS = frozenset(
         "seed_oss",
         "solar_open2",
         "step3",
+        "step3_5",
     )
 )
 """Families that write the arguments of calls in a notation of their own: calls are cut there."""
