@@ -2,23 +2,21 @@
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import pytest
 from websockets.sync.client import connect
 
 from tests.hostile.wounds import POISON, Knife, knife
-from tests.live.server import LiveServer, eventually, serving
-from tests.slowness import slowness
+from tests.live.server import PLAIN, LiveServer, eventually, serving
 
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
-BACK_SECONDS = 10.0
-"""From when health is false until it serves, in addition to the time that its start takes."""
+PATIENCE_SECONDS = 300.0
+"""Of clients and tests: on a busy machine, a start of the engine alone takes many seconds."""
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 SAID = "word " * 100
@@ -28,12 +26,9 @@ TO_LOAD: dict[str, Any] = {"model": "other", "messages": MESSAGES}
 TO_COMPILE: dict[str, Any] = {**TO_LOAD, "guided_regex": "(word )+"}
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     server: LiveServer
     knife: Knife
-    start_seconds: float
-    """Of the process and a model."""
 
 
 @pytest.fixture(scope="module")
@@ -49,10 +44,13 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         made, environment = knife(folder / "knife")
         for name, value in environment.items():
             patched.setenv(name, value)
-        began = time.monotonic()
-        with serving(folder, config) as server, server.http() as http:
+        with serving(folder, config) as server, patient(server) as http:
             assert serves(http)
-            yield Place(server, made, time.monotonic() - began)
+            yield Place(server, made)
+
+
+def patient(server: LiveServer) -> httpx.Client:
+    return httpx.Client(**PLAIN, base_url=server.url, timeout=PATIENCE_SECONDS)
 
 
 def serves(http: httpx.Client) -> bool:
@@ -65,14 +63,15 @@ def waiting(server: LiveServer) -> Iterator[list[Future[str]]]:
     """Five clients, each in its way; what each receives at last. Only two are decoded at a time."""
     whole = [(CHAT, LONG), (CHAT, LONG)]
     streams = [(CHAT, LONG), (RESPONSES, {**ASKED, "background": True})]
-    with server.http() as http, ThreadPoolExecutor(5) as threads:
+    with patient(server) as http, ThreadPoolExecutor(5) as threads:
         reported = [threads.submit(streamed, http, path, body) for path, body in streams]
         reported += [threads.submit(text_of, http, path, body) for path, body in whole]
         reported += [threads.submit(over_a_socket, server)]
         with ended(server):
             # and some have a token: the engine is patient with the first steps of a model
             gauges = ("mlx_server_queue", "mlx_server_batch_size")
-            eventually(lambda: all(server.gauge(g) >= 1 for g in gauges), "more wait than decode")
+            wanted = "more wait than decode"
+            eventually(lambda: all(server.gauge(g) >= 1 for g in gauges), wanted, PATIENCE_SECONDS)
             yield reported
 
 
@@ -91,10 +90,10 @@ def streamed(http: httpx.Client, path: str, body: dict[str, Any]) -> str:
 def over_a_socket(server: LiveServer) -> str:
     url = server.url.replace("http", "ws", 1) + RESPONSES
     heard: list[str] = []
-    with connect(url, open_timeout=20, proxy=None) as socket:
+    with connect(url, open_timeout=PATIENCE_SECONDS, proxy=None) as socket:
         socket.send(json.dumps({"type": "response.create", **ASKED}))
         while not (heard and json.loads(heard[-1])["type"] in ("response.completed", "error")):
-            heard.append(str(socket.recv(60)))
+            heard.append(str(socket.recv(PATIENCE_SECONDS)))
     return said_in(heard)
 
 
@@ -110,7 +109,7 @@ def said_in(events: list[str]) -> str:
 
 @contextmanager
 def one(server: LiveServer, body: dict[str, Any]) -> Iterator[list[Future[str]]]:
-    with server.http() as http, ThreadPoolExecutor(1) as thread, ended(server):
+    with patient(server) as http, ThreadPoolExecutor(1) as thread, ended(server):
         yield [thread.submit(text_of, http, CHAT, body)]
 
 
@@ -124,29 +123,17 @@ def ended(server: LiveServer) -> Iterator[None]:
         raise
 
 
-def lost_at(http: httpx.Client) -> float:
-    """When health has become false."""
-    eventually(seldom(lambda: http.get("/health").status_code == 503), "it is noticed", seconds=30)
-    return time.monotonic()
-
-
-def seldom(look: Callable[[], bool]) -> Callable[[], bool]:
-    """The server needs its time for other things than to be asked."""
-
-    def looked() -> bool:
-        time.sleep(0.1)
-        return look()
-
-    return looked
+def is_lost(http: httpx.Client) -> bool:
+    time.sleep(0.1)  # the server needs its time for other things than to be asked
+    return http.get("/health").status_code == 503
 
 
 def goes_on_and_serves_again(place: Place, reported: list[Future[str]]) -> None:
-    with place.server.http() as http:
-        lost = lost_at(http)
-        eventually(seldom(lambda: serves(http)), "it serves again", seconds=60)
-        assert time.monotonic() - lost < (place.start_seconds + BACK_SECONDS) * slowness()
+    with patient(place.server) as http:
+        eventually(lambda: is_lost(http), "it is noticed", PATIENCE_SECONDS)
+        eventually(lambda: serves(http), "it serves again", PATIENCE_SECONDS)
         assert http.get("/health").status_code == 200
-    assert {each.result(120) for each in reported} == {SAID}
+    assert {each.result(PATIENCE_SECONDS) for each in reported} == {SAID}
 
 
 def test_an_engine_that_is_killed(place: Place) -> None:
@@ -192,7 +179,7 @@ def test_a_gpu_that_takes_no_more_work(place: Place) -> None:
 
 def test_memory_that_runs_out_again_and_again(place: Place) -> None:
     """Once the answers begin again; in a row, it costs the process and half of the room."""
-    with place.server.http() as http:
+    with patient(place.server) as http:
         assert serves(http)
         budget = memory(http)["budget"]
         first = engine_pid(place)
@@ -211,12 +198,12 @@ def test_memory_that_runs_out_again_and_again(place: Place) -> None:
 
 def test_a_request_that_ends_each_engine_fails_alone(place: Place) -> None:
     poisoned = {**LONG, "max_tokens": POISON}
-    with place.server.http() as http, waiting(place.server) as reported:
-        failed = http.post(CHAT, json=poisoned, timeout=120)
+    with patient(place.server) as http, waiting(place.server) as reported:
+        failed = http.post(CHAT, json=poisoned)
         assert failed.status_code == 500
         assert failed.json()["error"]["code"] == "request_ends_engine"
         assert failed.headers["x-should-retry"] == "false"
-        assert {each.result(120) for each in reported} == {SAID}
+        assert {each.result(PATIENCE_SECONDS) for each in reported} == {SAID}
         pid = engine_pid(place)
         assert http.post(CHAT, json=poisoned).json()["error"]["code"] == "request_ends_engine"
         assert engine_pid(place) == pid, "it is not tried again"
