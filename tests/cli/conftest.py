@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from tests.cli.recording_upstream import Upstream
-from tests.cli.running import ROOT
 
 
 @pytest.fixture
@@ -17,7 +16,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in [name for name in os.environ if name.startswith("MLX_SERVER_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("MLX_SERVER_CACHE", str(tmp_path))
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

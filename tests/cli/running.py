@@ -1,16 +1,4 @@
-"""Commands in processes of their own."""
-
-import subprocess
-import sys
-from pathlib import Path
-
-ROOT = Path(__file__).parents[2]
-
-
-def run(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "mlx_server", *arguments]
-    return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=120)
-
+"""What is given to many commands."""
 
 NO_URLS = [
     *("", "their-server", "127.0.0.1:1", "ftp://127.0.0.1", "://", "http://", "file:///etc/hosts"),

@@ -28,7 +28,8 @@ from mlx_server.errors import (
 )
 from mlx_server.events import ReasoningDelta, TextDelta
 from mlx_server.system.listening_sockets import DEFAULT_URL
-from tests.cli.running import NO_URLS, run
+from tests.cli.running import NO_URLS
+from tests.live.fork_server import ran
 
 pytestmark = pytest.mark.usefixtures("folder")
 
@@ -162,7 +163,7 @@ def test_text_and_reasoning_are_told_apart(serve: Serve) -> None:
     server = serve(Reply(stream), Reply(stream))
     with client_of(server.url, None) as client:
         assert list(Chat(client, "m").say("?")) == [ReasoningDelta(0, "hm"), TextDelta(0, "yes")]
-    assert run("chat", "--url", server.url, stdin="?").stdout == "yes\n"
+    assert ran("chat", "--url", server.url, stdin="?").stdout == "yes\n"
 
 
 def event(kind: str, **fields: object) -> str:
@@ -256,17 +257,17 @@ def test_an_error_does_not_end_the_chat(serve: Serve) -> None:
 @pytest.mark.slow
 def test_piped_chat_prints_the_answer_only(serve: Serve) -> None:
     server = serve(Reply(delta(content="Hel") + delta(content="lo \ud83d") + DONE))
-    result = run("chat", "--url", server.url + "/v1/", stdin="hi\n")
+    result = ran("chat", "--url", server.url + "/v1/", stdin="hi\n")
     assert (result.returncode, result.stdout, result.stderr) == (0, "Hello ?\n", "")
     assert server.requests[0]["model"] == "first"
 
 
 @pytest.mark.slow
 def test_piped_chat_fails_with_1(serve: Serve) -> None:
-    cut = run("chat", "m", "--url", serve(Reply(delta(content="Hel"))).url, stdin="hi")
+    cut = ran("chat", "m", "--url", serve(Reply(delta(content="Hel"))).url, stdin="hi")
     assert (cut.returncode, cut.stdout) == (1, "Hel")
     assert "ended before the answer did" in cut.stderr
-    empty = run("chat", stdin=" \n")
+    empty = ran("chat", stdin=" \n")
     assert (empty.returncode, empty.stdout) == (1, "")
     assert "no question" in empty.stderr
     assert "Traceback" not in cut.stderr + empty.stderr
@@ -352,7 +353,7 @@ def test_what_is_typed_during_an_answer_is_kept(serve: Serve) -> None:
 
 @pytest.mark.slow
 def test_a_model_that_is_not_there_is_told_at_once(serve: Serve) -> None:
-    result = run("chat", "nope", "--url", serve().url, stdin="hi")
+    result = ran("chat", "nope", "--url", serve().url, stdin="hi")
     assert (result.returncode, result.stdout) == (1, "")
     assert "nope is not served." in result.stderr
 

@@ -11,7 +11,7 @@ import pytest
 
 from mlx_server.cli import machine_checks
 from mlx_server.cli.doctor import run_engine_check
-from tests.cli.running import run
+from tests.live.fork_server import ran
 
 pytestmark = pytest.mark.usefixtures("folder")
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("folder")
 @pytest.mark.slow
 def test_doctor_is_content_with_a_good_file() -> None:
     Path("models.yaml").write_text("models: {a: {source: x/y}}\n")
-    result = run("doctor")
+    result = ran("doctor")
     lines = [line.split(maxsplit=2) for line in result.stdout.splitlines()]
     assert result.returncode == 0, result.stdout
     names = {name for _, name, _ in lines}
@@ -37,7 +37,7 @@ def test_doctor_tells_a_bug_report_what_it_needs_and_no_key() -> None:
             f"server: {{port: {port}, api_keys: [a-key], max_body_bytes: 3}}\n"
             "models: {a: {source: x/y}}\n"
         )
-        result = run("doctor", "--json")
+        result = ran("doctor", "--json")
     assert result.returncode == 0, result.stdout
     found = {check["name"]: check for check in json.loads(result.stdout)}
     for package in ("mlx", "mlx-lm", "llguidance"):
@@ -51,7 +51,7 @@ def test_doctor_tells_a_bug_report_what_it_needs_and_no_key() -> None:
 @pytest.mark.slow
 def test_doctor_tells_every_problem_on_a_line_of_its_own() -> None:
     Path("bad.yaml").write_text(f"models:\n  a: {{source: {'x' * 300}, aliases: [a]}}\n  b: 1\n")
-    result = run("doctor", "--config", "bad.yaml")
+    result = ran("doctor", "--config", "bad.yaml")
     assert result.returncode == 1
     assert [line for line in result.stdout.splitlines() if line.startswith("fail")] == [
         "fail settings  bad.yaml:2: models.a.aliases[0]: the name is taken by `models.a`",

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from mlx_server.cli import app, startup
 from mlx_server.config.settings import Settings
-from tests.cli.running import run
+from tests.live.fork_server import ran
 
 pytestmark = pytest.mark.usefixtures("folder")
 
@@ -34,7 +34,7 @@ def test_serve_runs_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 def test_wrong_settings_exit_with_2() -> None:
     Path("bad.yaml").write_text("server:\n  prot: 1\n  drain_seconds: -1\n")
-    result = run("serve", "--config", "bad.yaml", "--api-key", "sk-secret x")
+    result = ran("serve", "--config", "bad.yaml", "--api-key", "sk-secret x")
     assert result.returncode == 2
     assert result.stderr.splitlines() == [
         "bad.yaml:2: server.prot: unknown key: did you mean `port`?",
@@ -42,5 +42,5 @@ def test_wrong_settings_exit_with_2() -> None:
         "--api-key: a key should be one or more visible ASCII characters",
     ]
     assert result.stdout == ""
-    assert run("serve", "--host", "0.0.0.0").returncode == 2
-    assert run("serve", "--nonsense").returncode == 2
+    assert ran("serve", "--host", "0.0.0.0").returncode == 2
+    assert ran("serve", "--nonsense").returncode == 2

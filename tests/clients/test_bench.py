@@ -2,11 +2,8 @@
 
 import asyncio
 import json
-import os
 import re
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +13,7 @@ import pytest
 
 from mlx_server.clients import bench
 from mlx_server.clients.bench import COLUMNS, Api, Result, Target, Workload, measure, run, words_for
+from tests.live.fork_server import ran
 
 DONE = "data: [DONE]\n\n"
 PLAIN = "HTTP/1.0 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
@@ -199,19 +197,11 @@ def test_every_length_with_every_number_of_clients(serve: Serve) -> None:
     assert warm.workload.requests == len(measured) == 5
 
 
-def mlx_server(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "mlx_server", "bench", *arguments]
-    environment = {**os.environ, "PYTHONPATH": str(Path(bench.__file__).parents[2])}
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=60, cwd=folder, env=environment
-    )
-
-
 @pytest.mark.slow
 def test_the_command_prints_a_line_a_case(serve: Serve, tmp_path: Path) -> None:
     server = serve(script=lambda _: chunked(*STORY))
     flags = ["--concurrency", "1,2", "--prompt-tokens", "9", "--max-tokens", "4"]
-    result = mlx_server(server.url, *flags, "--api-key", "k", "--requests", "3", folder=tmp_path)
+    result = ran("bench", server.url, *flags, "--api-key", "k", "--requests", "3", folder=tmp_path)
     assert (result.returncode, result.stderr) == (0, "")
     header, *lines = result.stdout.splitlines()
     assert re.split("  +", header.strip()) == list(COLUMNS)
@@ -233,7 +223,7 @@ def test_the_command_prints_a_line_a_case(serve: Serve, tmp_path: Path) -> None:
 def test_what_can_not_be_measured(
     arguments: list[str], code: int, message: str, tmp_path: Path
 ) -> None:
-    result = mlx_server(*arguments, folder=tmp_path)
+    result = ran("bench", *arguments, folder=tmp_path)
     assert (result.returncode, result.stdout) == (code, "")
     assert result.stderr.startswith(message)
     assert len(result.stderr.splitlines()) == 1

@@ -16,6 +16,7 @@ from multiprocessing.context import ForkServerContext, ForkServerProcess
 from multiprocessing.forkserver import ensure_running
 from multiprocessing.reduction import DupFd
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import IO, Any, TypeVar
 from unittest.mock import patch
 
@@ -82,17 +83,47 @@ def can_fork(interpreter: str, environment: Mapping[str, str]) -> bool:
 
 
 def fork(
-    arguments: Sequence[str], environment: Mapping[str, str], folder: Path, log: int
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    folder: Path,
+    log: int,
+    stdin: int | None = None,
 ) -> ForkedProcess:
-    """Runs the command line `mlx-server ARGUMENTS`; log: the descriptor of its standard error."""
+    """Runs the command line `mlx-server ARGUMENTS`; log: the descriptor of its standard error.
+    stdin: that of its standard input, which is empty without."""
     read, write = os.pipe()
-    given = (list(arguments), dict(environment), folder, _Descriptor(write), _Descriptor(log))
+    streams = [_Descriptor(stream) for stream in (write, log, stdin) if stream is not None]
+    given = (list(arguments), dict(environment), folder, *streams)
     process = _template().Process(target=_run, args=given)
     try:
         process.start()
     finally:
         os.close(write)
     return ForkedProcess(process, os.fdopen(read, encoding="utf-8"))
+
+
+def ran(
+    *arguments: str, folder: Path | None = None, stdin: str = "", seconds: float = 120
+) -> subprocess.CompletedProcess[str]:
+    """Runs the command line `mlx-server ARGUMENTS` to its end, in this environment."""
+    folder = folder or Path.cwd()
+    if not can_fork(sys.executable, os.environ):
+        command = [sys.executable, "-m", "mlx_server", *arguments]
+        return subprocess.run(
+            command, cwd=folder, input=stdin, capture_output=True, text=True, timeout=seconds
+        )
+    with TemporaryFile("w+") as given, TemporaryFile("w+") as log:
+        given.write(stdin)
+        given.seek(0)
+        process = fork(arguments, os.environ, folder, log.fileno(), given.fileno())
+        with process.stdout:
+            try:
+                output = process.stdout.read()
+                code = process.wait(seconds)
+            finally:
+                process.kill()
+        log.seek(0)
+        return subprocess.CompletedProcess(arguments, code, output, log.read())
 
 
 def call_in_child(
@@ -157,11 +188,19 @@ def _received(sent: Any) -> int:
 
 
 def _run(
-    arguments: list[str], environment: dict[str, str], folder: Path, stdout: int, stderr: int
+    arguments: list[str],
+    environment: dict[str, str],
+    folder: Path,
+    stdout: int,
+    stderr: int,
+    stdin: int | None = None,
 ) -> None:
-    for theirs, own in (stdout, 1), (stderr, 2):
-        os.dup2(theirs, own)
-        os.close(theirs)
+    for theirs, own in (stdin, 0), (stdout, 1), (stderr, 2):
+        if theirs is not None:
+            os.dup2(theirs, own)
+            os.close(theirs)
+    if stdin is not None:  # else multiprocessing has emptied it
+        sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
     sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
     sys.stderr = os.fdopen(2, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False)
     os.environ.clear()

@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ import yaml
 from openai import OpenAI
 
 from tests.live.common import Models, common_models
+from tests.live.fork_server import ran
 from tests.live.server import LiveServer
 
 QWEN, HELD, OSS, ALIAS = "recorded", "recorded-held", "recorded-oss", "gpt-4o"
@@ -229,12 +228,7 @@ def test_a_broken_transcript_is_reported_at_the_start_and_by_doctor(
         (tmp_path / "said.yaml").write_text(transcript)
     replay = {"source": "replay:said.yaml", "family": "plain"}
     config = _config(tmp_path, {"fake": replay, "same": dict(replay)})
-    serve = _run("serve", "--config", str(config), "--port", "0")
+    serve = ran("serve", "--config", str(config), "--port", "0")
     assert serve.returncode == 2
     assert serve.stderr.count(reported) == 1
     assert f"fake: {reported}" in serve.stderr.replace("The transcript can't be played: ", "")
-
-
-def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "mlx_server", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
