@@ -1,7 +1,6 @@
 """`mlx-server train`, on a tiny model with random weights."""
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -13,6 +12,7 @@ import mlx.core as mx
 import pytest
 
 from mlx_server.models.adapter_catalog import AdapterCatalog, AdapterLocation, read_base_shapes
+from tests.live.fork_server import ran
 from tests.tiny import tiny_llama
 
 ANSWERS = ("abc", "bcd", "cde", "def", "efg")
@@ -36,23 +36,17 @@ class Trainings:
         self.lines = [json.dumps(conversation(number)) for number in range(40)]
         (folder / "models.yaml").write_text(f"models: {{tiny: {{source: {self.model}}}}}\n")
 
-    def start(self, *options: str) -> "subprocess.Popen[str]":
-        (self.folder / "abc.jsonl").write_text("\n".join(self.lines) + "\n")
-        command = [sys.executable, "-m", "mlx_server", "train", "tiny", "abc.jsonl", *options]
-        environment = {**os.environ, "MLX_SERVER_DATA": str(self.folder / "data")}
-        return subprocess.Popen(
-            command,
-            cwd=self.folder,
-            env=environment,
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
+    def start(self, *options: str) -> "subprocess.Popen[bytes]":
+        command = [sys.executable, "-m", "mlx_server", *self._arguments(*options)]
+        nothing = subprocess.DEVNULL
+        return subprocess.Popen(command, cwd=self.folder, stdout=nothing, stderr=nothing)
 
     def run(self, *options: str) -> "subprocess.CompletedProcess[str]":
-        process = self.start(*options)
-        out, err = process.communicate()
-        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+        return ran(*self._arguments(*options), folder=self.folder, seconds=600)
+
+    def _arguments(self, *options: str) -> list[str]:
+        (self.folder / "abc.jsonl").write_text("\n".join(self.lines) + "\n")
+        return ["train", "tiny", "abc.jsonl", *options]
 
     def states(self) -> Iterator[Path]:
         return (self.folder / "data" / "training").glob("*/state.safetensors")
@@ -64,8 +58,11 @@ class Trainings:
 
 
 @pytest.fixture(scope="module")
-def trainings(tmp_path_factory: pytest.TempPathFactory) -> Trainings:
-    return Trainings(tmp_path_factory.mktemp("trainings"))
+def trainings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trainings]:
+    folder = tmp_path_factory.mktemp("trainings")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("MLX_SERVER_DATA", str(folder / "data"))
+        yield Trainings(folder)
 
 
 QUICK = ("--learning-rate", "0.01", "--layers", "-1", "--epochs", "4")
@@ -95,7 +92,6 @@ def test_a_training_that_is_killed_goes_on_to_the_same_bits(trainings: Trainings
         time.sleep(0.01)
     killed.kill()
     assert killed.wait() == -9
-    killed.communicate()
     assert trainings.run(*QUICK, "--name", "killed").returncode == 0
     whole, continued = trainings.weights("abc"), trainings.weights("killed")
     assert whole.keys() == continued.keys()

@@ -22,6 +22,7 @@ NAMES = [module.__name__.rpartition(".")[2] for module in CATEGORIES]
 THREADS = 18
 """Ten of them wait, most of the time, for the server to lose its patience."""
 PATIENCE_SECONDS, RECEIVE_SECONDS = 120.0, 10.0
+REST_SECONDS = 0.2
 KEPT = httpx.Limits(keepalive_expiry=2.0)
 """Shorter than the server keeps a connection, so that none is used while it is closed."""
 
@@ -135,12 +136,12 @@ def streamed(client: httpx.Client) -> list[Json]:
 
 @contextmanager
 def streaming_on(server: LiveServer) -> Iterator[list[list[str]]]:
-    """Somebody streams all the time, again and again."""
+    """Somebody streams again and again, with rests that leave the processor to the attacks."""
     over, found = threading.Event(), list[list[str]]()
 
     def stream() -> None:
         with http(server) as client:
-            while not over.is_set():
+            while not over.wait(REST_SECONDS):
                 found.append(tokens(streamed(client)))
 
     with ThreadPoolExecutor(1) as thread:
