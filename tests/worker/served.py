@@ -1,7 +1,6 @@
 """A model of each architecture in an engine, and what mlx-lm answers."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -10,23 +9,13 @@ import numpy as np
 
 from mlx_server.engine.messages import CancelRows, LimitCache
 from tests.worker.architectures import WINDOW
-from tests.worker.bench import Answers, Bench
+from tests.worker.bench import Bench
 from tests.worker.kinds import Kind
 from tests.worker.one_pass import expected
 
 TOKENS = 8
 CACHE_BYTES = 1 << 30
 LENGTHS = (1, WINDOW + 1, 5, 2 * WINDOW + 6)
-
-
-@dataclass(frozen=True)
-class Ragged:
-    """Rows that were computed together, and one more among them that was cancelled."""
-
-    answers: list[list[int]]
-    cancelled: int
-    after: Answers
-    """What came once it was."""
 
 
 class Served:
@@ -45,7 +34,7 @@ class Served:
 
     @cached_property
     def expected(self) -> list[list[int]]:
-        return self.mlx_lm_answers(self.prompts, self.ragged.answers)
+        return self.mlx_lm_answers(self.prompts, self.ragged)
 
     def mlx_lm_answers(
         self, prompts: Sequence[list[int]], answers: Sequence[list[int]], model: Any = None
@@ -58,8 +47,9 @@ class Served:
         self.bench.handle(LimitCache(0 if nothing else CACHE_BYTES))
 
     @cached_property
-    def ragged(self) -> Ragged:
-        """Leaves the prompts in the cache."""
+    def ragged(self) -> list[list[int]]:
+        """The answers to rows that were computed together, with one more among them that was
+        cancelled. They are left in the cache."""
         self.remember(nothing=False)
         first, cancelled, *others = (
             self.bench.begin(prompt, TOKENS)
@@ -68,8 +58,7 @@ class Served:
         steps = [self.bench.step() for _ in range(4)]
         self.bench.handle(CancelRows([cancelled]))
         steps.append(self.bench.finish())
-        answers = [[t for step in steps for t in step.get(row, [])] for row in (first, *others)]
-        return Ragged(answers, cancelled, steps[-1])
+        return [[t for step in steps for t in step.get(row, [])] for row in (first, *others)]
 
     def together(self, count: int = 4) -> list[list[int]]:
         return self.bench.together(self.prompts[:count], TOKENS)
