@@ -40,6 +40,11 @@ FURTHER = (
     "<|image_start|>",
     "<|image_end|>",
     "<|img_thumbnail|>",
+    "<|begin_of_image|>",
+    "<|end_of_image|>",
+    "<img>",
+    "</img>",
+    "<IMG_CONTEXT>",
     *(f"<|img_row_{row}_col_{column}|>" for row in (1, 2) for column in range(1, 6)),
 )
 """The tokens of all families, so that one tokenizer does for them."""
@@ -144,6 +149,31 @@ VISION_FAMILIES: dict[str, TinyVision] = {
         "qwen3_vl_moe", {"rope_scaling": MROPE, **EXPERTS}, {"deepstack_visual_indexes": [0]}
     ),
     "qwen3_5": _qwen("qwen3_5", LINEAR, {}),
+    "glm4v": TinyVision(
+        {
+            "model_type": "glm4v_text",
+            "partial_rotary_factor": 0.5,
+            "attention_bias": True,
+            "rope_scaling": {"rope_type": "default", "mrope_section": [2, 1, 1]},
+        },
+        {
+            "depth": 3,
+            "num_heads": 2,
+            "out_hidden_size": 64,
+            "patch_size": 14,
+            "spatial_merge_size": 2,
+            "temporal_patch_size": 2,
+            "image_size": 84,
+            "in_channels": 3,
+            "rms_norm_eps": 1e-5,
+        },
+        {
+            "image_token_id": id_of("<|image|>"),
+            "video_token_id": VOCABULARY - 1,
+            "vision_start_token_id": id_of("<|vision_start|>"),
+        },
+        {"patch_size": 14, "size": {"shortest_edge": 3136, "longest_edge": 131072}},
+    ),
     "gemma3": TinyVision(
         {
             "model_type": "gemma3_text",

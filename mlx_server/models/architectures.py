@@ -28,8 +28,16 @@ CONTEXT = (
 )
 """Names of the context length in configs, the most common first."""
 
-SAME = {"qwen3_5_text": "qwen3_5", "qwen3_5_moe_text": "qwen3_5_moe", "lfm2_vl": "lfm2-vl"}
+SAME = {
+    "qwen3_5_text": "qwen3_5",
+    "qwen3_5_moe_text": "qwen3_5_moe",
+    "lfm2_vl": "lfm2-vl",
+    "glm4v_text": "glm4",
+}
 """Modules for model types that mlx-lm supports but does not list."""
+
+WRAPPING = ("glm4v",)
+"""Model types of which mlx-lm has the text model alone, whose config is under `text_config`."""
 
 TEXT = ("text_config", "llm_config", "language_config", "thinker_config")
 """Keys under which the config of a multimodal model nests that of its text model."""
@@ -40,6 +48,9 @@ def module_of(config: Mapping[str, Any]) -> str | None:
     name = config.get("model_type")
     if not isinstance(name, str) or not re.fullmatch(r"[\w.-]+", name):
         return None
+    if name in WRAPPING:
+        text = config.get("text_config")
+        return module_of({"model_type": text.get("model_type")}) if isinstance(text, dict) else None
     remapped = _remapped(config, name)
     return remapped if (_mlx_lm() / "models" / f"{remapped}.py").is_file() else None
 

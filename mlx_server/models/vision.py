@@ -19,6 +19,7 @@ from mlx_server.system.sandbox.picture_fits import (
     Filled,
     Fit,
     Grid,
+    LeastSide,
     LongestSide,
     Size,
     Square,
@@ -91,6 +92,14 @@ class PatchGrid:
     def layout(self, sizes: Sequence[Size]) -> Layout:
         rows, columns = self.grid(sizes[0])
         return [rows * columns]
+
+
+class FramesGrid(PatchGrid):
+    """The pixels of both frames of a picture count: it is a film of two."""
+
+    def fit(self, tokens: int) -> Fit:
+        most = min(self.most // 2, tokens * self.cell**2)
+        return LeastSide(Grid(self.cell, min(self.least // 2, most), most))
 
 
 @dataclass(frozen=True)
@@ -200,14 +209,17 @@ class VisionFamily:
 
 
 QWEN = "<|vision_start|><|image_pad|><|vision_end|>"
+GLM = "<|begin_of_image|><|image|><|end_of_image|>"
 
 
-def _patch_grid(patch: int) -> Callable[[VisionSettings], PatchGrid]:
+def _patch_grid(
+    patch: int, kind: type[PatchGrid] = PatchGrid
+) -> Callable[[VisionSettings], PatchGrid]:
     """patch: the pixels of its side, unless the files say it."""
 
     def recipe(given: VisionSettings) -> PatchGrid:
         image, size = given.image, given.size
-        return PatchGrid(
+        return kind(
             _natural(image.get("patch_size"), given.tower.get("patch_size"), patch),
             _natural(image.get("merge_size"), given.tower.get("spatial_merge_size"), 2),
             _natural(size.get("shortest_edge"), image.get("min_pixels"), 56 * 56),
@@ -258,6 +270,7 @@ FAMILIES: Mapping[str, VisionFamily] = {
     "qwen3_vl_moe": VisionFamily("qwen3_vl_moe", QWEN, _patch_grid(16), "interleaved"),
     "qwen3_5": VisionFamily("qwen3_5", QWEN, _patch_grid(16), "interleaved"),
     "qwen3_5_moe": VisionFamily("qwen3_5_moe", QWEN, _patch_grid(16), "interleaved"),
+    "glm4v": VisionFamily("glm4v", GLM, _patch_grid(14, FramesGrid), "consecutive"),
     "gemma3": VisionFamily(
         "gemma3", "<start_of_image>", _gemma3, text=GEMMA3, filter=BILINEAR, sees_whole="all"
     ),

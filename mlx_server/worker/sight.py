@@ -18,6 +18,7 @@ import numpy as np
 
 from mlx_server import limits
 from mlx_server.engine.messages import FIRST_MEDIA_ID, Generate, Picture, media_ids
+from mlx_server.models.architectures import WRAPPING
 from mlx_server.models.vision import Sections, Vision, vision_of
 from mlx_server.worker.vision_towers import Features, load_tower, tower_features
 
@@ -305,7 +306,10 @@ def give_sight(model: nn.Module, folder: Path, config: Mapping[str, Any]) -> Non
 
 
 def hook_model(model: nn.Module, inner: nn.Module, sight: Sight, config: Mapping[str, Any]) -> None:
-    _hook(model, _embedding_pictures(sight))
+    if config["model_type"] in WRAPPING:  # their text models take no embeddings
+        _hook(inner.embed_tokens, _embedding_pictures(sight))
+    else:
+        _hook(model, _passing_embeddings(sight))
     family, text = sight.vision.family, config["text_config"]
     deep = len(config["vision_config"].get("deepstack_visual_indexes") or ())
     axes: list[int] = []
@@ -335,22 +339,39 @@ def _hook(module: nn.Module, hooked: Callable[[Call], Call]) -> None:
     )
 
 
-def _embedding_pictures(sight: Sight) -> Callable[[Call], Call]:
+def _passing_embeddings(sight: Sight) -> Callable[[Call], Call]:
     def hooked(own: Call) -> Call:
         def call(ids: mx.array, *given: Any, **named: Any) -> mx.array:
             spans = list(sight.spans(ids.shape[1])) if sight.rows else []
             if not spans:
                 return own(ids, *given, **named)
             ids = mx.where(ids < FIRST_MEDIA_ID, ids, 0)
-            hidden = sight.embed(ids)
-            for span in spans:
-                features = sight.features(span)[0][span.tokens]
-                hidden[span.row, span.columns] = features.astype(hidden.dtype)
+            hidden = _with_pictures(sight, sight.embed(ids), spans)
             return own(ids, *given, input_embeddings=hidden, **named)
 
         return call
 
     return hooked
+
+
+def _embedding_pictures(sight: Sight) -> Callable[[Call], Call]:
+    def hooked(own: Call) -> Call:
+        def call(ids: mx.array) -> mx.array:
+            # the text within a picture is embedded alone, outside the rows of a pass
+            spans = list(sight.spans(ids.shape[1])) if sight.rows and ids.ndim == 2 else []
+            hidden = own(mx.where(ids < FIRST_MEDIA_ID, ids, 0) if spans else ids)
+            return _with_pictures(sight, hidden, spans)
+
+        return call
+
+    return hooked
+
+
+def _with_pictures(sight: Sight, hidden: mx.array, spans: Sequence[Span]) -> mx.array:
+    for span in spans:
+        features = sight.features(span)[0][span.tokens]
+        hidden[span.row, span.columns] = features.astype(hidden.dtype)
+    return hidden
 
 
 def _adding_features(sight: Sight, number: int) -> Callable[[Call], Call]:

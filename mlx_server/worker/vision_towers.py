@@ -234,6 +234,7 @@ FEATURES: Mapping[str, Callable[[Any, Sequence[mx.array], Vision], Features]] = 
     "qwen3_vl_moe": _grid_features,
     "qwen3_5": _grid_features,
     "qwen3_5_moe": _grid_features,
+    "glm4v": _grid_features,
     "gemma3": _gemma3_features,
     "gemma4": _gemma4_features,
     "lfm2_vl": _lfm2_features,

@@ -1,6 +1,7 @@
 """Reads weights from a checkpoint folder, a piece at a time."""
 
 import logging
+import re
 import time
 from collections import deque
 from collections.abc import Callable, Generator
@@ -13,11 +14,16 @@ from mlx.utils import tree_flatten
 
 from mlx_server import limits
 from mlx_server.errors import ModelUnusable, public_message
-from mlx_server.models.architectures import SAME, is_encoder, texts
+from mlx_server.models.architectures import SAME, WRAPPING, is_encoder, texts
 from mlx_server.models.files import is_positive_number, why_not_read
 from mlx_server.worker.device import has_gpu
 from mlx_server.worker.encoders import encoder_classes
-from mlx_server.worker.mlx_lm_internals import get_classes, load_model, read_config
+from mlx_server.worker.mlx_lm_internals import (
+    get_classes,
+    load_model,
+    make_prompt_cache,
+    read_config,
+)
 from mlx_server.worker.replay_model import ReplayModel
 from mlx_server.worker.sight import give_sight, sight_of
 
@@ -153,8 +159,57 @@ def model_classes(config: dict[str, Any]) -> tuple[type[nn.Module], type[Any]]:
         # mlx-lm makes as many layers as config.json says, before it looks at the weights.
         if isinstance(layers, int) and layers > limits.CHECKPOINT_LAYERS:
             raise ValueError(f"`num_hidden_layers` in config.json is {layers}: correct it.")
+    if config["model_type"] in WRAPPING:
+        return wrapping_classes(config)
     model, arguments = get_classes({**config, "model_type": SAME.get(t := config["model_type"], t)})
     return model, arguments
+
+
+IN_TEXT = re.compile(r"(?:model\.)?(?:language_model|text_model)\.(?:model\.)?(.+)|(lm_head\..+)")
+"""Matches the names of a text model's tensors."""
+
+
+def wrapping_classes(config: dict[str, Any]) -> tuple[type[nn.Module], type[Any]]:
+    """Returns the classes of a model around a text model of mlx-lm."""
+    text = config["text_config"]
+    inner, arguments = get_classes({**text, "model_type": SAME.get(t := text["model_type"], t)})
+    defaults = {
+        "head_dim": text["hidden_size"] // text["num_attention_heads"],
+        "partial_rotary_factor": 0.5,  # of GLM-4V, as in transformers
+        **(text.get("rope_parameters") or {}),
+    }
+
+    class WrappingModel(nn.Module):
+        def __init__(self, made: Any) -> None:
+            super().__init__()
+            self.model_type = config["model_type"]
+            self.language_model = inner(made)
+
+        def __call__(self, inputs: mx.array, cache: Any = None) -> mx.array:
+            logits: mx.array = self.language_model(inputs, cache=cache)
+            return logits
+
+        def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
+            own: dict[str, mx.array] = {}
+            for found in filter(None, map(IN_TEXT.fullmatch, weights)):
+                name = found[1] or found[2]
+                own[name if name.startswith("lm_head.") else f"model.{name}"] = weights[found[0]]
+            clean = getattr(self.language_model, "sanitize", dict)(own)
+            return {f"language_model.{name}": array for name, array in clean.items()}
+
+        @property
+        def layers(self) -> Any:
+            return self.language_model.layers
+
+        def make_cache(self) -> Any:
+            return make_prompt_cache(self.language_model)
+
+    class WrappedArguments:
+        @staticmethod
+        def from_dict(given: dict[str, Any]) -> Any:
+            return arguments.from_dict({**defaults, **given["text_config"]})
+
+    return WrappingModel, WrappedArguments
 
 
 def embedder_classes(config: dict[str, Any]) -> tuple[type[nn.Module], type[Any]]:

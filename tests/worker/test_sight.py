@@ -185,6 +185,11 @@ def qwen_processor(folder: Path, vision: Vision) -> Any:
     )
 
 
+def glm_processor(folder: Path, vision: Vision) -> Any:
+    module = import_module("transformers.models.glm4v.image_processing_pil_glm4v")
+    return module.Glm4vImageProcessorPil(**settings_of(folder))
+
+
 def pixtral_processor(folder: Path, vision: Vision) -> Any:
     module = import_module("mlx_vlm.models.pixtral.image_processing_pixtral")
     settings = settings_of(folder)
@@ -216,6 +221,7 @@ PROCESSORS: Mapping[str, Callable[[Path, Vision], Any]] = {
     "qwen3_vl": qwen_processor,
     "qwen3_vl_moe": qwen_processor,
     "qwen3_5": qwen_processor,
+    "glm4v": glm_processor,
     "gemma4": Gemma4Processor,
     "lfm2_vl": Lfm2Processor,
     "pixtral": pixtral_processor,
@@ -296,6 +302,10 @@ def qwen_tokens(processor: Any, vision: Vision, size: tuple[int, int]) -> int:
     return int(processor.num_image_tokens(*size[::-1]))
 
 
+def glm_tokens(processor: Any, vision: Vision, size: tuple[int, int]) -> int:
+    return int(processor.get_number_of_image_patches(*size[::-1], {})) // 4
+
+
 def pixtral_tokens(processor: Any, vision: Vision, size: tuple[int, int]) -> int:
     module = import_module("mlx_vlm.models.pixtral.image_processing_pixtral")
     longest, cell = processor.size["longest_edge"], processor.patch_size
@@ -324,6 +334,7 @@ def lfm2_tokens(processor: Any, vision: Vision, size: tuple[int, int]) -> int:
 SIZES: Mapping[str, Callable[[Any, Vision, tuple[int, int]], int]] = {
     "qwen2_5_vl": qwen_tokens,
     "qwen3_vl": qwen_tokens,
+    "glm4v": glm_tokens,
     "gemma4": gemma4_tokens,
     "lfm2_vl": lfm2_tokens,
     "pixtral": pixtral_tokens,
@@ -511,6 +522,23 @@ def test_an_adapter_and_a_cache_of_8_bits_go_with_pictures(tmp_path: Path) -> No
     found = answers(Batch(model, concurrency=4), [*asks, text(3, 30)])
     assert found == [alone(model, each) for each in (*asks, text(3, 30))]
     assert found[0] != found[1]
+
+
+def test_a_checkpoint_may_have_the_names_of_transformers(tmp_path: Path) -> None:
+    folder = tiny_vision(tmp_path, "glm4v")
+    renamed = {
+        "language_model.model.": "model.language_model.",
+        "language_model.lm_head.": "lm_head.",
+    }
+    renamed["vision_tower."] = "model.visual."
+    before = load(folder)
+    tensors: dict[str, mx.array] = mx.load(str(folder / "model.safetensors"))  # type: ignore[assignment]
+    for begin, other in renamed.items():
+        tensors = {name.replace(begin, other): array for name, array in tensors.items()}
+    assert not any(name.startswith("language_model") for name in tensors)
+    mx.save_safetensors(str(folder / "model.safetensors"), tensors, metadata={"format": "pt"})
+    asked = ask(1, [image(1)], sight(before).vision)
+    assert alone(load(folder), asked) == alone(before, asked)
 
 
 def test_a_model_whose_tower_is_damaged_reads_text(tmp_path: Path) -> None:

@@ -55,6 +55,17 @@ class Grid(msgspec.Struct, frozen=True, tag=True):
         return [[(wide, high)]]
 
 
+class LeastSide(msgspec.Struct, frozen=True, tag=True):
+    """As in the grid, of a picture whose smaller side has been made as large as a cell, if it is
+    smaller."""
+
+    grid: Grid
+
+    def resizes(self, width: int, height: int) -> Resizes:
+        times = max(1, self.grid.cell / min(width, height))
+        return self.grid.resizes(int(width * times), int(height * times))
+
+
 class Filled(msgspec.Struct, frozen=True, tag=True):
     """Each picture keeps its aspect and is made as large as a number of squares allows."""
 
@@ -105,5 +116,5 @@ class Tiles(msgspec.Struct, frozen=True, tag=True):
         return best
 
 
-Fit = Square | LongestSide | Filled | Tiles | Grid
+Fit = Square | LongestSide | LeastSide | Filled | Tiles | Grid
 """The sizes that a picture has for a model, by the size of its file."""
