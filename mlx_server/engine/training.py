@@ -91,7 +91,7 @@ def file_of(step: int) -> str:
 
 
 def write_job(folder: Path, job: TrainingJob, samples: TrainingSamples) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     (folder / SAMPLES).write_bytes(msgspec.msgpack.encode(samples))
     (folder / JOB).write_bytes(msgspec.json.encode(job))
 

@@ -35,7 +35,8 @@ def with_adapters(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def config(tiny_path: Path) -> dict[str, Any]:
-    return {"models": {TINY: {"source": str(tiny_path), "preload": True}}}
+    models = {TINY: {"source": str(tiny_path), "preload": True}}
+    return {"models": models, "server": {"api_keys": ["none", "other"]}}
 
 
 @pytest.fixture(scope="module")
@@ -100,10 +101,15 @@ def test_an_adapter_is_trained_and_served_at_once(client: OpenAI, data: str) -> 
         create(client, data, QUICK, suffix="abc")
 
 
-def test_a_job_is_cancelled_and_answers_come_meanwhile(client: OpenAI, data: str) -> None:
+def test_a_job_is_cancelled_and_answers_come_meanwhile(
+    client: OpenAI, data: str, folder: Path, server: LiveServer
+) -> None:
     job = create(client, data, LONG, suffix="long")
     jobs = client.fine_tuning.jobs
+    with server.openai(api_key="other") as other, pytest.raises(openai.NotFoundError):
+        other.fine_tuning.jobs.cancel(job.id)
     eventually(lambda: has_steps(client, job.id), "steps are made", 60)
+    assert not any(at.stat().st_mode & 0o077 for at in (folder / "data/training").iterdir())
     assert answer(client, TINY)
     assert jobs.cancel(job.id).status == "cancelled"
     assert ended(client, job.id).fine_tuned_model is None
@@ -154,6 +160,7 @@ def test_what_can_not_be_trained_is_refused(
 ) -> None:
     body = {"model": TINY, "training_file": data, **changes}
     with server.http() as http:
+        http.headers["authorization"] = "Bearer none"
         response = http.post("/v1/fine_tuning/jobs", json=body)
     assert response.status_code == status, response.text
     assert message in response.json()["error"]["message"]
