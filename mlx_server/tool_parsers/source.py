@@ -21,7 +21,7 @@ Into = Callable[[str], None]
 
 SPACE = re.compile(r"\s+")
 
-CACHED = 1024
+CACHED = 128
 """The sets of delimiters of which each cache has the patterns."""
 
 MOST_STOPS = 8
