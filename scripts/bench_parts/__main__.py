@@ -16,7 +16,16 @@ import msgspec
 import typer
 from rich.console import Console, RenderableType
 
-from bench_parts import adapters, against, distributed, gateway, grammars, parsing, tables
+from bench_parts import (
+    adapters,
+    against,
+    distributed,
+    first_token,
+    gateway,
+    grammars,
+    parsing,
+    tables,
+)
 from bench_parts import kv_bits as drift
 from bench_parts.adapters import Columns, Measured
 from bench_parts.contenders import CONTENDERS, Contender
@@ -106,6 +115,10 @@ def main(
         bool,
         typer.Option("--tiers", help="Simulate a stream next to sub-agents and a batch instead."),
     ] = False,
+    of_first_token: Annotated[
+        bool,
+        typer.Option("--first-token", help="Measure instead where the time to a first token goes."),
+    ] = False,
     restart: Annotated[
         bool, typer.Option("--restart", help="With --sessions: restart the servers in the middle.")
     ] = False,
@@ -146,6 +159,7 @@ def main(
     scripts/bench --kv-bits
     scripts/bench --speculation
     scripts/bench --tiers
+    scripts/bench --first-token
     scripts/bench --gateway
     scripts/bench --sessions --restart --swap --only mlx-server
     scripts/bench --distributed --model tiny
@@ -180,6 +194,11 @@ def main(
     if by_tiers:
         found = list(tiers.measurements())
         _show({"tiers": found}, [(tiers.COLUMNS, tiers.rows(found))], json, markdown)
+        return
+    if of_first_token:
+        parts = list(first_token.shares())
+        table = (first_token.COLUMNS, first_token.rows(parts))
+        _show({"first_token": parts}, [table], json, markdown)
         return
     if sessions:
         wanted: list[count.Interruption] = ["restart"] if restart else []
