@@ -283,7 +283,7 @@ class RepairPolicy:
     mistakes: bool = True
     """Whether mistakes are corrected where only one thing can be meant: in JSON and around it, in
     the names of tools and the types of their arguments, calls in the wrong place, and an answer
-    that is all in the reasoning."""
+    that is all in the reasoning, which is continued once."""
     retries: Annotated[int, Ge(0), Le(4)] = 1
     """The number of times that an answer which breaks the required format is generated again. An
     answer that has been streamed in part is never generated again."""

@@ -135,9 +135,12 @@ def _logprob(token: TokenLogprob) -> dict[str, Any]:
     return {"token": token.token, "logprob": token.logprob, "bytes": list(token.bytes)}
 
 
+BATCH = Tier.BATCH.label
+
+
 def openai_tier(tier: str | None) -> str | None:
     """OpenAI's name of a tier: it has none for that of a batch."""
-    return None if tier == Tier.BATCH.label else tier
+    return None if tier == BATCH else tier
 
 
 class Accumulator:

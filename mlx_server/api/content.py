@@ -1,13 +1,11 @@
 """The content of messages on the wire: its parts, media and files.
 
 Clients send the parts of any API again that they have once had. One that is not text is a medium, a
-file, a thought, or has no effect and is reported: a history is not refused for it. What is known of
-a medium is read from its first bytes.
+file, a thought, or has no effect and is reported: a history is not refused for it.
 """
 
 import base64
 import re
-from base64 import b64decode as decode
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -22,9 +20,6 @@ from mlx_server.messages import NOT_TEXT, ContentPart, Media, MediaKind
 from mlx_server.system.sandbox import files
 from mlx_server.system.sandbox.files import FileRefused
 
-HEAD_BYTES = 256 << 10
-"""How much of a picture is decoded to find its size, which JPEG has after its other segments."""
-
 PASSED_ON = re.compile(r"(?:data|https?):", re.IGNORECASE)
 """The URLs that another server may be given: no files of its own."""
 URL_CHARACTERS, TYPE_CHARACTERS = 200, 64
@@ -35,9 +30,6 @@ SIGNATURES = (
     (b"GIF8", "image/gif"),
     (b"RIFF", "image/webp"),
 )
-SEGMENTS = 1000
-FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
-"""JPEG's markers of segments that begin with the size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +45,7 @@ class GivenFile:
     def url(self) -> str:
         """As a data URL; of an unknown type it is base64 alone."""
         known = "" if self.media_type == UNKNOWN_TYPE else self.media_type
-        known = known or _signed(_head(self.data, 16))
+        known = known or _signed(self.data)
         return f"data:{known};base64,{self.data}" if known else self.data
 
 
@@ -104,7 +96,8 @@ def of_url(kind: MediaKind, url: object, place: str, detail: str | None = None) 
     part = {"type": name, name: given} if PASSED_ON.match(url) else None
     head, _, data = url.partition(",")
     if head[:5].lower() == "data:":
-        return Media(kind, place, about(head[5:].partition(";")[0], data), part)
+        media_type = " ".join(head[5:].partition(";")[0].split())[:TYPE_CHARACTERS]
+        return Media(kind, place, media_type or _signed(data), part)
     why = missing_pictures.get().get(url, NOT_TEXT)
     return Media(kind, place, url[:URL_CHARACTERS] if part else "", part, why)
 
@@ -117,73 +110,17 @@ def of_data(kind: MediaKind, data: str, media_type: str, place: str) -> Media:
         named = {"data": data, "format": media_type.rpartition("/")[2]}
         known = media_type[:TYPE_CHARACTERS]
         return Media(kind, place, known, {"type": "input_audio", "input_audio": named})
-    given = media_type or _signed(_head(data, 16)) or f"{kind}/*"
+    given = media_type or _signed(data) or f"{kind}/*"
     return of_url(kind, f"data:{given};base64,{data}", place)
 
 
-def about(media_type: str, data: str) -> str:
-    """The type and the size, as far as they are known."""
-    head = _head(data, HEAD_BYTES)
-    media_type = " ".join(media_type.split())[:TYPE_CHARACTERS] or _signed(head)
+def _signed(data: str) -> str:
+    """The media type that the first bytes of base64 tell; empty if it is unknown."""
     try:
-        size = picture_size(head)
-    except IndexError:
-        size = None
-    return ", ".join(filter(None, (media_type, size and f"{size[0]}x{size[1]}")))
-
-
-def picture_size(head: bytes) -> tuple[int, int] | None:
-    """The width and height of a PNG, JPEG, GIF or WebP picture that begins so. Raises IndexError if
-    the beginning is too short."""
-    number = int.from_bytes
-    match _signed(head), head[12:16]:
-        case "image/png", _:
-            return number(_cut(head, 16, 4), "big"), number(_cut(head, 20, 4), "big")
-        case "image/gif", _:
-            return number(_cut(head, 6, 2), "little"), number(_cut(head, 8, 2), "little")
-        case "image/jpeg", _:
-            at = next(at for at in _segments(head) if head[at + 1] in FRAMES)
-            return number(_cut(head, at + 7, 2), "big"), number(_cut(head, at + 5, 2), "big")
-        case "image/webp", b"VP8X":
-            wide, high = (number(_cut(head, at, 3), "little") + 1 for at in (24, 27))
-            return wide, high
-        case "image/webp", b"VP8L":
-            bits = number(_cut(head, 21, 4), "little")
-            return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
-        case "image/webp", b"VP8 ":
-            wide, high = (number(_cut(head, at, 2), "little") & 0x3FFF for at in (26, 28))
-            return wide, high
-    return None
-
-
-def _segments(head: bytes) -> Iterator[int]:
-    """The places of the segments of a JPEG file. Raises IndexError at the end."""
-    at = 2
-    for _ in range(SEGMENTS):
-        while head[at + 1] == 0xFF:  # fill bytes
-            at += 1
-        yield at
-        at += 2 + int.from_bytes(_cut(head, at + 2, 2), "big")
-    raise IndexError(at)
-
-
-def _cut(head: bytes, at: int, size: int) -> bytes:
-    found = head[at : at + size]
-    if len(found) < size:
-        raise IndexError(at)
-    return found
-
-
-def _signed(head: bytes) -> str:
-    """The media type that the first bytes tell; empty if it is unknown."""
-    return next((kind for signature, kind in SIGNATURES if head.startswith(signature)), "")
-
-
-def _head(data: str, size: int) -> bytes:
-    try:
-        return decode(data[: size // 3 * 4])
+        head = base64.b64decode(data[:16])
     except ValueError:
-        return b""
+        return ""
+    return next((kind for signature, kind in SIGNATURES if head.startswith(signature)), "")
 
 
 DATA_URL = re.compile(r"data:([^,]{0,200}?)(;base64)?,(.*)", re.DOTALL)

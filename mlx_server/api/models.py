@@ -111,7 +111,7 @@ async def model(name: str, http: Request) -> Response:
     pool: Pool = http.app.state.pool
     id, adapter = await served(pool, name)
     listed = await _model(http, pool, id)
-    listed = _adapter_model(pool, listed, adapter) if adapter else listed
+    listed = _adapter_model(listed, adapter) if adapter else listed
     if is_anthropic(http.scope):
         return json_response(model_info(listed, pool.models[id].context_length))
     return json_response(listed)
@@ -131,13 +131,11 @@ async def served(pool: Pool, name: str) -> tuple[str, str | None]:
 async def _with_adapters(http: Request, pool: Pool, id: str) -> list[dict[str, Any]]:
     adapters = await pool.adapter_names(id)
     base = await _model(http, pool, id)
-    return [base, *(_adapter_model(pool, base, adapter) for adapter in adapters)]
+    return [base, *(_adapter_model(base, adapter) for adapter in adapters)]
 
 
-def _adapter_model(pool: Pool, base: dict[str, Any], adapter: str) -> dict[str, Any]:
-    listed = pool.models.spec(base["id"]).adapters.get(adapter)
-    described = {"description": listed.description} if listed and listed.description else {}
-    return {**base, "id": f"{base['id']}:{adapter}", "parent": base["id"], **described}
+def _adapter_model(base: dict[str, Any], adapter: str) -> dict[str, Any]:
+    return {**base, "id": f"{base['id']}:{adapter}", "parent": base["id"]}
 
 
 async def _model(http: Request, pool: Pool, id: str) -> dict[str, Any]:

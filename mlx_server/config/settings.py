@@ -257,8 +257,6 @@ BytesOrNone = Annotated[int, Field(ge=0), BeforeValidator(size_in_bytes)]
 Name = Annotated[str, AfterValidator(_printable)]
 Source = Annotated[str, Field(min_length=1), AfterValidator(located)]
 Folder = Annotated[Path, BeforeValidator(_folder)]
-TagName = Annotated[str, Field(pattern=r"^[\w:-]{1,64}$")]
-"""A tag's name, without its brackets."""
 
 AdapterName = Annotated[str, AfterValidator(_adapter_name)]
 Key = Annotated[SecretStr, WrapValidator(_key)]
@@ -402,8 +400,6 @@ class SamplingDefaults(Strict):
 class AdapterSettings(AdapterSource, Strict):
     path: Source
     """An absolute path or a hub id."""
-    description: Annotated[str, Field(max_length=1000)] | None = None
-    """A sentence for clients, in `/v1/models`."""
 
 
 @dataclass(frozen=True)
@@ -474,7 +470,6 @@ class ModelSettings(ModelOptions, Strict):
     template_kwargs: dict[Name, Any] = field(default_factory=dict)
     compute_ahead: Annotated[int, BeforeValidator(_ahead)] = limits.AHEAD_TOKENS
     speculation: Annotated[Literal["auto", "off"], BeforeValidator(_off)] = "auto"
-    reasoning_tags: tuple[TagName, ...] | None = None
     repair: RepairSettings = RepairSettings()
     ttl: Annotated[float, Field(gt=0)] | None = None
     adapters: dict[AdapterName, Annotated[AdapterSettings, BeforeValidator(_adapter)]] = field(

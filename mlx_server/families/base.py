@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass
 
 import tokenizers
 
@@ -10,7 +10,7 @@ from mlx_server.engine.messages import Grammar
 from mlx_server.messages import Conversation, Message, Tool
 from mlx_server.models.checkpoint import Checkpoint
 from mlx_server.parsers.markup_layout import MarkupLayout
-from mlx_server.parsers.parse_context import OutputSpec, Pair, ParseContext, Parser
+from mlx_server.parsers.parse_context import OutputSpec, ParseContext, Parser
 from mlx_server.prompts.continuation import ReasoningText
 from mlx_server.prompts.history_rendering import WriteCalls, in_hermes_tags
 from mlx_server.prompts.message_normalization import CallId
@@ -56,9 +56,6 @@ class ModelFamily(ABC):
     call_id: CallId = as_given
     """Converts the ids of earlier calls, which another model or a client may have made, to ids that
     this family's templates accept."""
-    reasoning_tags: tuple[Pair, ...] | None = None
-    """Tags of reasoning that models.yaml adds to the family's own. None: tags that models of any
-    family may write are recognised at the beginning of an answer, and reported as a repair."""
     write_calls: WriteCalls = in_hermes_tags
     """Renders earlier calls as the model writes them, for templates that can't."""
     tools_in_prompt: bool = False
@@ -98,11 +95,6 @@ class ModelFamily(ABC):
     @abstractmethod
     def has_calls(self) -> bool:
         """Whether the family has a format for calls."""
-
-    def with_tags(self, context: ParseContext) -> ParseContext:
-        """Returns the context with the tags of reasoning that models.yaml names, if it does."""
-        tags = self.reasoning_tags
-        return context if tags is None else replace(context, reasoning_tags=tags)
 
     def grammar_after_reasoning(self, spec: OutputSpec, *, constrains: bool) -> Grammar | None:
         """Returns the grammar of the answer after reasoning that its budget has ended, if that

@@ -27,7 +27,7 @@ class HarmonyFamily(ModelFamily):
     has_calls = True
 
     def make_parser(self, context: ParseContext) -> Parser:
-        return HarmonyParser(encoding(), self.with_tags(context))
+        return HarmonyParser(encoding(), context)
 
     def grammar(self, spec: OutputSpec) -> Grammar | None:
         return harmony_grammar.grammar(spec)
@@ -73,7 +73,7 @@ class HarmonyTextFamily(ModelFamily):
     def make_parser(self, context: ParseContext) -> Parser:
         if context.formatted:
             return TextParser(context)
-        return HarmonyTextParser(encoding(), self.with_tags(context))
+        return HarmonyTextParser(encoding(), context)
 
     def grammar(self, spec: OutputSpec) -> Grammar | None:
         """Returns the grammar of a required format, which is then the whole answer; None without a

@@ -28,7 +28,6 @@ class MarkupFamily(ModelFamily):
 
     def layout_with(self, tools: Sequence[Tool] = ()) -> MarkupLayout:
         layout = self.layout if isinstance(self.layout, MarkupLayout) else self.layout(tools)
-        layout = layout.with_reasoning(self.reasoning_tags or ())
         after_reasoning = self._after_reasoning(layout)
         return replace(layout, after_reasoning=after_reasoning, stops=self.stop_tokens)
 
@@ -39,7 +38,7 @@ class MarkupFamily(ModelFamily):
         return self.answer_prefix[len(self.answer_prefix.rstrip()) :] if trims else ""
 
     def make_parser(self, context: ParseContext) -> Parser:
-        return MarkupParser(self.layout_with(context.tools), self.with_tags(context))
+        return MarkupParser(self.layout_with(context.tools), context)
 
     def grammar(self, spec: OutputSpec) -> Grammar | None:
         return markup_grammar(self.layout_with(spec.context.tools), spec, self.stop_tokens)

@@ -198,7 +198,7 @@ class RowOutput(OutputProcessor):
         return (
             self._parser.awaits_answer
             and bool(self._prepared.family.answer_prefix)
-            and self._prepared.spec.force_answer
+            and self._prepared.spec.repair.mistakes
             and not (self._has_output or self._is_forced)
             and self._tokens_left_after(self._answer_prefix()) > 0
         )

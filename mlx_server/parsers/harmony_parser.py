@@ -36,7 +36,7 @@ from mlx_server.events import (
 from mlx_server.grammars.arguments import lists_properties
 from mlx_server.messages import Phase, Tool
 from mlx_server.parsers.misplaced_calls import MisplacedCallReader
-from mlx_server.parsers.parse_context import ParseContext, Section
+from mlx_server.parsers.parse_context import USUAL_TAGS, ParseContext, Section
 from mlx_server.parsers.text_pieces import PieceSeparator
 from mlx_server.tool_parsers import values
 from mlx_server.tool_parsers.call_repair import FoundCall
@@ -257,7 +257,7 @@ class HarmonyParser:
         self._repairs: set[Repaired] = set()
         self._phase: Phase = "final_answer"
         self._texts, self._thoughts = PieceSeparator(by_line=True), PieceSeparator(by_line=True)
-        self._opens_thought = {} if context.formatted else dict(context.reasoning_tags)
+        self._opens_thought = {} if context.formatted else dict(USUAL_TAGS)
         tools = callable_tools(context.tools)
         self._python = any(is_built_in(tool) and tool.name == PYTHON for tool in tools)
         self._calls = ToolCallEmitter(

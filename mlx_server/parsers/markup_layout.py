@@ -1,10 +1,10 @@
 """The parts of a family's answers, and the delimiters between them."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from mlx_server.messages import Tool
-from mlx_server.parsers.parse_context import THINK, Pair, ParseContext, is_tag
+from mlx_server.parsers.parse_context import THINK, USUAL_TAGS, Pair, ParseContext, is_tag
 from mlx_server.tool_parsers.call_format import CallFormat, respelled_delimiter
 from mlx_server.tool_parsers.calls import new_id
 from mlx_server.tool_parsers.formats import FOREIGN_FORMATS
@@ -114,9 +114,6 @@ class MarkupLayout:
         calls = self.calls if closes and self.calls_end_reasoning else ()
         return (*closes, *self.ends_reasoning, *calls)
 
-    def with_reasoning(self, pairs: Iterable[Pair]) -> "MarkupLayout":
-        return replace(self, reasoning=tuple(dict.fromkeys((*self.reasoning, *pairs))))
-
     def inside(self, ends_with: str) -> str | None:
         """Returns the closing delimiter of the reasoning that the prompt's end opens; None if it
         opens none."""
@@ -152,7 +149,7 @@ class MarkupDelimiters:
         }
         """Opening delimiters by their words without the control token."""
         self.closing_tags = frozenset(c for o, c in self.own.items() if is_tag(o))
-        tags = () if context.formatted else context.reasoning_tags
+        tags = () if context.formatted else USUAL_TAGS
         self.foreign: Mapping[str, str] = {o: c for o, c in tags if o not in self.own}
         """Closing tags of reasoning by the opening ones, for tags that the family does not have."""
         self.reasoning = {**self.foreign, **self.own}

@@ -1,7 +1,7 @@
 """What a parser or a grammar has to know of an answer, and the interface of all parsers."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -14,22 +14,18 @@ Pair = tuple[str, str]
 
 THINK: Pair = ("<think>", "</think>")
 
-NAMES = ("think", "thinking", "reasoning", "thought")
-
 _TAG = re.compile(r"(?><[\w:-]+>)++")
 
 
-def pair_of(name: str) -> Pair:
-    """Returns the tags of this name, which may be given with its brackets."""
-    bare = name.strip("<>[]|/ ")
-    return f"<{bare}>", f"</{bare}>"
-
-
-def pairs_of(names: Iterable[str]) -> tuple[Pair, ...]:
-    return tuple(dict.fromkeys(map(pair_of, names)))
-
-
-USUAL_TAGS = (*pairs_of(NAMES), ("◁think▷", "◁/think▷"))
+USUAL_TAGS: tuple[Pair, ...] = (
+    THINK,
+    ("<thinking>", "</thinking>"),
+    ("<reasoning>", "</reasoning>"),
+    ("<thought>", "</thought>"),
+    ("◁think▷", "◁/think▷"),
+)
+"""Tags of reasoning that models of any family may write at the beginning of an answer. Those that a
+family does not have are reported as a repair."""
 
 
 def is_tag(opening: str) -> bool:
@@ -76,9 +72,6 @@ class ParseContext:
     def reads_misplaced_calls(self) -> bool:
         """Whether calls are read that are not written in the family's own format."""
         return self.repair.mistakes and bool(self.tools) and not self.formatted
-
-    reasoning_tags: tuple[Pair, ...] = USUAL_TAGS
-    """Tags that open reasoning at the beginning of an answer besides the family's own."""
 
 
 class Parser(Protocol):

@@ -30,7 +30,6 @@ from mlx_server.errors import (
 from mlx_server.families.base import ModelFamily
 from mlx_server.models.adapter_catalog import AdapterCatalog
 from mlx_server.models.files import Stamp
-from mlx_server.parsers.parse_context import pairs_of
 from mlx_server.pool.policy import Policy
 from mlx_server.pool.prepare import (
     REPLAY,
@@ -166,14 +165,11 @@ def upstream_model(spec: ModelSpec) -> UpstreamModel | None:
     SettingsError for an unknown family."""
     if spec.upstream is None:
         return None
-    family = text_family(spec.family)
-    if spec.reasoning_tags is not None:
-        family = replace(family, reasoning_tags=pairs_of(spec.reasoning_tags))
     return UpstreamModel(
         spec=spec,
         upstream=spec.upstream,
         connection=UpstreamConnection(spec.id, spec.upstream),
-        text_family=family,
+        text_family=text_family(spec.family),
         opening=opening_of_reasoning(spec.family),
         thoughts=thought_tags(spec.family),
     )

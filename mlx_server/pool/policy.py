@@ -5,6 +5,7 @@ the models' weights, the KV caches that granted tickets reserve, and what can be
 prompt cache and idle adapters.
 """
 
+import itertools
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from copy import copy
@@ -223,16 +224,11 @@ class Reservation:
     """The tick of the policy's clock at which it began to wait."""
     stopped_at: float
     """When it began to wait, or was preempted."""
-    granted: int | None = None
+    granted: int = 0
     """The tick of the policy's clock at which it was granted."""
     preempted: bool = False
     begun: bool = False
     """Whether a row of it has been sent to the engine."""
-
-    @property
-    def in_use(self) -> "Reservation":
-        """The reservation, without its rows' memory if the engine does not have them yet."""
-        return self if self.begun else replace(self, preempted=True)
 
     @property
     def at_its_end(self) -> "Reservation":
@@ -336,40 +332,13 @@ class ReservedMemory:
         return sum(batch.nbytes for batch in self._batches.values())
 
 
-def bytes_alone(reservation: Reservation) -> int:
-    """The bytes that the reservation needs if there is no other."""
-    reserved = ReservedMemory()
-    reserved.take(reservation)
-    return reserved.nbytes
-
-
-class Granted:
-    """The granted reservations, running and preempted."""
-
-    def __init__(self) -> None:
-        self._reservations: dict[Ticket, Reservation] = {}
-
-    def __contains__(self, ticket: Ticket) -> bool:
-        return ticket in self._reservations
-
-    def get(self, ticket: Ticket) -> Reservation | None:
-        """The ticket's reservation; None if the ticket is void because the engine was lost."""
-        return self._reservations.get(ticket)
-
-    def add(self, reservation: Reservation, at: int) -> None:
-        """at: the tick of the policy's clock, which counts requests and grants."""
-        reservation.granted = at
-        self._reservations[reservation.ticket] = reservation
-
-    def end(self, ticket: Ticket) -> Reservation | None:
-        return self._reservations.pop(ticket, None)
-
-    def clear(self) -> None:
-        self._reservations.clear()
+class Granted(dict[Ticket, Reservation]):
+    """The granted reservations, running and preempted. A ticket is void, and not here, after the
+    engine was lost."""
 
     @property
     def reserved(self) -> ReservedMemory:
-        return ReservedMemory(self._reservations.values())
+        return ReservedMemory(self.values())
 
     def reserved_with(self, waiting: Iterable[Reservation]) -> ReservedMemory:
         memory = self.reserved
@@ -380,26 +349,25 @@ class Granted:
     @property
     def in_use(self) -> int:
         """The bytes of the reservations whose rows the engine has."""
-        return ReservedMemory(each.in_use for each in self._reservations.values()).now
+        begun = (each if each.begun else replace(each, preempted=True) for each in self.values())
+        return ReservedMemory(begun).now
 
     @property
     def preempted(self) -> list[Reservation]:
         """The preempted reservations, in the order in which they are resumed."""
-        preempted = (each for each in self._reservations.values() if each.preempted)
+        preempted = (each for each in self.values() if each.preempted)
         return sorted(preempted, key=lambda each: each.turn)
 
     @property
     def running(self) -> list[Reservation]:
         """Those that are not preempted, the last in turn first."""
-        running = (each for each in self._reservations.values() if not each.preempted)
+        running = (each for each in self.values() if not each.preempted)
         return sorted(running, key=lambda each: each.turn, reverse=True)
 
     def passed(self, earlier: Reservation) -> list[Reservation]:
         """The reservations of later turns that were granted while `earlier` waited."""
-        granted = ((each, each.granted or 0) for each in self._reservations.values())
-        return [
-            each for each, at in granted if at > earlier.waiting_since and each.turn > earlier.turn
-        ]
+        since, turn = earlier.waiting_since, earlier.turn
+        return [each for each in self.values() if each.granted > since and each.turn > turn]
 
 
 class WaitQueue:
@@ -493,7 +461,7 @@ class Policy:
         self._waiting: list[Reservation] = []
         self._granted = Granted()
         self._turns = FairQueue()
-        self._clock = 0
+        self._clock = itertools.count(1)
         """Counts requests and grants, so that their order can be compared."""
         self._actions: list[Action] = []
 
@@ -519,13 +487,13 @@ class Policy:
         """
         assert ticket not in self._granted
         assert ticket not in self.waiting
-        most, came = max(kv_bytes, most_kv_bytes), self._tick_of_clock()
+        most, came = max(kv_bytes, most_kv_bytes), next(self._clock)
         client = of_tier(client, tier)
         turn = tier, self._turns.time(client), came
         self._turns.charge(client, TURN * rows)
         memory = kv_bytes, most, padding_bytes, extra_bytes
         self._waiting.append(Reservation(ticket, model, rows, *memory, now, turn, came, now))
-        return self._settle(now)
+        return self.tick(now)
 
     def resize(self, ticket: Ticket, kv_bytes: int, now: float) -> Actions:
         """Sets the bytes that the longest row of a granted ticket takes from now on.
@@ -535,7 +503,7 @@ class Policy:
         if (reservation := self._granted.get(ticket)) is None:
             return ()  # the engine was lost
         reservation.kv_bytes = min(kv_bytes, reservation.most_kv_bytes)
-        return self._settle(now)
+        return self.tick(now)
 
     def begin(self, ticket: Ticket) -> None:
         """Records that the engine has rows of a granted ticket, which use memory from now on."""
@@ -544,49 +512,47 @@ class Policy:
 
     def release(self, ticket: Ticket, now: float) -> Actions:
         """Ends a lease; a ticket that became void when the engine was lost is ignored."""
-        if (reservation := self._granted.end(ticket)) is not None:
+        if (reservation := self._granted.pop(ticket, None)) is not None:
             model = self._models[reservation.model]
             model.leases -= 1
             model.last_used = now
-        return self._settle(now)
+        return self.tick(now)
 
     def cancel(self, ticket: Ticket, now: float) -> Actions:
         """Removes a waiting ticket. A load that was begun for it continues."""
         self._waiting = [each for each in self._waiting if each.ticket != ticket]
-        return self._settle(now)
+        return self.tick(now)
 
     def loaded(self, model: str, nbytes: int, now: float) -> Actions:
         self._models[model].enter("ready", before="loading")
         self._models[model].weights = nbytes
         self._models[model].last_used = now
-        return self._settle(now)
+        return self.tick(now)
 
     def set_extra_bytes(self, model: str, nbytes: int, now: float) -> Actions:
         """Sets the bytes of the model's adapters that can't be dropped and no lease reserved."""
         self._models[model].extra_bytes = nbytes
-        return self._settle(now)
+        return self.tick(now)
 
     def load_failed(self, model: str, now: float) -> Actions:
         """Refuses all tickets that wait for the model; a later request loads it again."""
         self._models[model].enter("unloaded", before="loading")
-        for reservation in [
-            reservation for reservation in self._waiting if reservation.model == model
-        ]:
-            self._refuse(reservation, FailedToLoad(model))
-        return self._settle(now)
+        for each in [each for each in self._waiting if each.model == model]:
+            self._refuse(each, FailedToLoad(model))
+        return self.tick(now)
 
     def unloaded(self, model: str, now: float) -> Actions:
         """Records that the model's memory has been freed."""
         self._models[model].enter("unloaded", before="unloading")
         self._models[model].extra_bytes = 0
         self._models[model].requested_ttl = None
-        return self._settle(now)
+        return self.tick(now)
 
     def keep(self, model: str, seconds: float, now: float) -> Actions:
         """Sets the seconds that the model stays in memory without a request, in place of `ttl`."""
         if self._models[model].is_present:
             self._models[model].requested_ttl = seconds
-        return self._settle(now)
+        return self.tick(now)
 
     def cache_bytes(self, nbytes: int) -> Actions:
         """Sets the bytes of the prompt cache and idle adapters, for which no request ever waits."""
@@ -600,14 +566,14 @@ class Policy:
         self.cache = 0
         for model in self._models:
             model.forget()
-        return self._settle(now)
+        return self.tick(now)
 
     def preload(self, model: str, now: float) -> Actions:
         """Loads the model if it fits in memory that no request waits for. It evicts nothing."""
         room = self._serve(now)
         if self._models[model].state == "unloaded" and self._models[model].nbytes <= room:
             self._load(self._models[model])
-        return self._settle(now)
+        return self.tick(now)
 
     def estimate(self, model: str, nbytes: int) -> None:
         """Sets the estimated weight bytes of a model whose files have now been read."""
@@ -622,19 +588,16 @@ class Policy:
         less = max(0, self.budget - self._models.nbytes) // 2
         self.budget -= less
         self.lowered += less
-        return self._settle(now)
+        return self.tick(now)
 
     def limit(self, budget: int, now: float, returning: int = 0) -> Actions:
         """Sets another budget, of which the part that memory ran out within is left out again."""
         self.budget, self.returning = max(0, budget - self.lowered), returning
-        return self._settle(now)
-
-    def tick(self, now: float) -> Actions:
-        return self._settle(now)
+        return self.tick(now)
 
     def next_deadline(self) -> float | None:
         """The time at which `tick` is due if no other event comes before; None if it never is."""
-        due = [self._late_at(reservation) for reservation in self._waiting]
+        due = [self._late_at(each) for each in self._waiting]
         due += [each.stopped_at + limits.TIER_WAIT_SECONDS for each in self._below]
         due += [self._stale_at(model) for model in self._models]
         return min((at for at in due if at is not None), default=None)
@@ -654,7 +617,7 @@ class Policy:
 
     @property
     def waiting(self) -> tuple[Ticket, ...]:
-        return tuple(reservation.ticket for reservation in self._waiting)
+        return tuple(each.ticket for each in self._waiting)
 
     @property
     def preempted(self) -> tuple[Ticket, ...]:
@@ -690,7 +653,9 @@ class Policy:
         stopped = [*self._granted.preempted, *self._waiting]
         return [each for each in stopped if each.turn[0] > Tier.DEFAULT]
 
-    def _settle(self, now: float) -> Actions:
+    def tick(self, now: float) -> Actions:
+        """Does what is due by now. Each event ends with it; it is an event of its own at
+        `next_deadline`."""
         for each in self._below:
             if now >= each.stopped_at + limits.TIER_WAIT_SECONDS:
                 each.turn = Tier.DEFAULT, *each.turn[1:]
@@ -743,7 +708,8 @@ class Policy:
 
     def _refusal_reason(self, reservation: Reservation) -> NeverFits | None:
         model = self._models[reservation.model]
-        needed, available = model.nbytes + bytes_alone(reservation), self._available(model)
+        alone, available = ReservedMemory([reservation]).nbytes, self._available(model)
+        needed = model.nbytes + alone
         return NeverFits(needed, available) if needed > available else None
 
     def _available(self, model: ResidentModel) -> int:
@@ -807,7 +773,8 @@ class Policy:
     def _grant(self, reservation: Reservation, now: float) -> None:
         self._shrink_cache(self._granted.reserved.more_now(reservation))
         self._waiting.remove(reservation)
-        self._granted.add(reservation, self._tick_of_clock())
+        reservation.granted = next(self._clock)
+        self._granted[reservation.ticket] = reservation
         self._turns.advance(max(self._turns.now, reservation.turn[1]) + 1)
         model = self._models[reservation.model]
         model.leases += 1
@@ -818,10 +785,6 @@ class Policy:
         self._shrink_cache(self._granted.reserved.more_now(reservation))
         reservation.preempted = False
         self._actions.append(ResumeAction(reservation.ticket))
-
-    def _tick_of_clock(self) -> int:
-        self._clock += 1
-        return self._clock
 
     def _refuse(self, reservation: Reservation, reason: Reason) -> None:
         self._waiting.remove(reservation)
@@ -843,13 +806,10 @@ class Policy:
             self._actions.append(ShrinkCache(self.cache))
 
     def _refuse_late(self, now: float) -> bool:
-        late = [
-            reservation
-            for reservation in self._waiting
-            if (at := self._late_at(reservation)) is not None and at <= now
-        ]
-        for reservation in late:
-            self._refuse(reservation, WaitedTooLong(now - reservation.requested_at))
+        due = ((each, self._late_at(each)) for each in self._waiting)
+        late = [each for each, at in due if at is not None and at <= now]
+        for each in late:
+            self._refuse(each, WaitedTooLong(now - each.requested_at))
         return bool(late)
 
     def _late_at(self, reservation: Reservation) -> float | None:
@@ -864,7 +824,7 @@ class Policy:
                 self._unload(model)
 
     def _stale_at(self, model: ResidentModel) -> float | None:
-        wanted = any(reservation.model == model.id for reservation in self._waiting)
+        wanted = any(each.model == model.id for each in self._waiting)
         if not model.evictable or wanted or model.ttl is None or model.last_used is None:
             return None
         return None if math.isinf(model.ttl) else model.last_used + model.ttl

@@ -40,7 +40,6 @@ from mlx_server.models.files import (
     weights_on_disk,
 )
 from mlx_server.models.vision import IN_TOWER, Vision, can_see, vision_of
-from mlx_server.parsers.parse_context import pairs_of
 from mlx_server.prompts.infill import infill_tokens_of
 from mlx_server.requests import (
     ALL_REPAIRS,
@@ -68,7 +67,6 @@ class AdapterSource:
     path: str
     """A folder or a Hugging Face hub id."""
     allow_other_base: bool = False
-    description: str | None = None
 
 
 Task = Literal["generate", "embed", "rerank"]
@@ -87,8 +85,6 @@ class ModelOptions:
     context_length: int | None = None
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Values of chat template variables, unless a request sets them."""
-    force_answer: bool = True
-    """Whether an answer that stops right after its reasoning is continued to its text."""
     constrain_calls: bool | None = None
     """Whether a tool call that the model starts by itself is constrained to the tool's schema. None
     means yes, except for a replay model, which plays its recording as it is."""
@@ -104,9 +100,6 @@ class ModelOptions:
     """Whether passes may compute drafted tokens, where that gives more tokens a second."""
     deterministic: bool = False
     """Whether all answers are computed so that nothing else changes a bit of them."""
-    reasoning_tags: tuple[str, ...] | None = None
-    """Tags around the model's reasoning, in addition to those of its family. None: the tags that
-    models of any family may write, see `parsers.reasoning_tags`."""
     repair: RepairPolicy = ALL_REPAIRS
     preload: bool = False
     pinned: bool = False
@@ -347,7 +340,7 @@ def _read(
         spec=spec,
         path=path,
         checkpoint=checkpoint,
-        family=_configured(family_of(checkpoint, spec.family), checkpoint, spec),
+        family=fitted(family_of(checkpoint, spec.family), checkpoint),
         tokenizer_json=tokenizer,
         weights=weights_bytes(path, upcast) + features,
         adapters=_catalog(spec, path, progress),
@@ -370,15 +363,6 @@ def _vision(spec: ModelSpec, path: Path, checkpoint: Checkpoint) -> Vision | Non
     # converters for text models keep the tower's settings and drop its weights
     has_tower = any(map(IN_TOWER.match, tensor_names(path)))
     return vision if has_tower and can_see() else None
-
-
-def _configured(family: ModelFamily, checkpoint: Checkpoint, spec: ModelSpec) -> ModelFamily:
-    """The family with the settings of models.yaml. Tools are described in the system prompt if the
-    chat template has no place for them."""
-    family = fitted(family, checkpoint)
-    if spec.reasoning_tags is None:
-        return family
-    return replace(family, reasoning_tags=pairs_of(spec.reasoning_tags))
 
 
 def check_files(prepared: PreparedModel) -> None:
@@ -452,7 +436,7 @@ def _replay(spec: ModelSpec) -> PreparedModel:
         spec=spec,
         path=path,
         checkpoint=checkpoint,
-        family=_configured(family, checkpoint, spec),
+        family=fitted(family, checkpoint),
         tokenizer_json=path / "tokenizer.json",
         weights=0,
         transcript=spec.recordings or read_transcript(_transcript_file(spec), vocabulary),

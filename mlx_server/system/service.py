@@ -220,10 +220,10 @@ def uninstall(run: Run = run) -> Path | None:
 
 def main_pid(run: Run = run) -> int:
     """Raises ServerError if the service does not run."""
-    told = PID.search(run(system().pid).stdout)
-    if told is None:
+    match = PID.search(run(system().pid).stdout)
+    if match is None:
         raise ServerError("The service does not run. Start it with `mlx-server service install`.")
-    return int(told[1])
+    return int(match[1])
 
 
 def is_running(run: Run = run) -> bool:

@@ -115,7 +115,7 @@ def test_half_of_a_pair_over_a_web_socket(client: TestClient) -> None:
 PNG = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR\x00\x00\x02\x80\x00\x00\x01\xe0" + bytes(40)
 DATA = base64.b64encode(PNG).decode()
 URL = f"data:image/png;base64,{DATA}"
-LINE = "[image: image/png, 640x480, not shown: this model reads only text]"
+LINE = "[image: image/png, not shown: this model reads only text]"
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 FUNCTION: Json = {"name": "f", "arguments": "{}"}
 CALL: Json = {"id": "c", "type": "function", "function": FUNCTION}

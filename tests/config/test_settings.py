@@ -130,7 +130,7 @@ def test_adapters_are_a_path_a_hub_id_or_more(folder: Path) -> None:
     ("entry", "message"),
     [
         ("a: {pth: x, path: y}", "models.m.adapters.a.pth: unknown key: did you mean `path`?"),
-        ("a: {description: x}", "models.m.adapters.a.path: is missing"),
+        ("a: {allow_other_base: true}", "models.m.adapters.a.path: is missing"),
         ("a: 3", "models.m.adapters.a: should be a mapping"),
         (
             "a: {path: x, allow_other_base: 1}",

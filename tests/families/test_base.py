@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from mlx_server.errors import ContextTooLong
-from mlx_server.events import ReasoningDelta, TextDelta
 from mlx_server.families.harmony import GPT_OSS
 from mlx_server.families.json_families import QWEN3
 from mlx_server.families.markup import MarkupFamily
@@ -14,7 +13,6 @@ from mlx_server.families.named_families import MISTRAL
 from mlx_server.messages import Conversation, Message, Tool
 from mlx_server.models.checkpoint import Checkpoint, read_checkpoint
 from mlx_server.parsers.markup_parser import MarkupLayout
-from mlx_server.parsers.parse_context import ParseContext
 from mlx_server.prompts.template_prompt import RenderedPrompt
 from mlx_server.system.sandbox.chat_template import ChatTemplate
 from mlx_server.tool_parsers.formats import HERMES
@@ -64,18 +62,6 @@ def test_tools_in_the_prompt_are_called_as_hermes_does_and_as_the_family_does() 
     hermes = QWEN3.with_tools_in_prompt().layout_with(TOOLS).call_formats
     assert hermes.count(HERMES) == 1
     assert hermes[0] == HERMES
-
-
-def test_tags_of_the_owner_come_after_the_familys_own() -> None:
-    family = replace(QWEN3, reasoning_tags=(("<plan>", "</plan>"), ("<think>", "</think>")))
-    assert family.thinking_delimiters() == (("<think>", "<plan>"), ("</think>", "</plan>"))
-    parser = family.make_parser(ParseContext())
-    events = parser.feed(-1, "<plan>Hm.</plan>Yes.") + parser.finish(cut=False)
-    assert events == [ReasoningDelta(0, "Hm."), TextDelta(0, "Yes.")], "and are no repair"
-    parser = replace(QWEN3, reasoning_tags=()).make_parser(ParseContext())
-    usual = "<thinking>Hm.</thinking>Yes."
-    events = parser.feed(-1, usual) + parser.finish(cut=False)
-    assert "".join(event.text for event in events if isinstance(event, TextDelta)) == usual
 
 
 @pytest.mark.parametrize(

@@ -202,7 +202,7 @@ def test_a_batch_of_replayed_cases_reads_as_each_alone(
     cases = [case for case in goldens_of(family) if case.output]
     transcript = tmp_path / "said.jsonl"
     transcript.write_text("\n".join(_entry(case) for case in cases), "utf-8")
-    spec = ModelSpec("m", f"replay:{transcript}", family=family.name, force_answer=False)
+    spec = ModelSpec("m", f"replay:{transcript}", family=family.name)
 
     logprobs = None if family.name == "gpt_oss" else 0  # its vocabulary makes them slow
 

@@ -25,7 +25,7 @@ CAPITALS = ("France", "Japan")
 WHICH = (None, ONE, OTHER)
 TOKENS = 10
 ENDLESS = {"extra_body": {"logit_bias": {str(end): -100 for end in (ENDOFTEXT, IM_END)}}}
-DESCRIBED = {"parrot": {"path": "./adapters/one", "description": "Repeats what one says."}}
+NAMED = {"parrot": {"path": "./adapters/one"}}
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def server(folder: Path, tiny_path: Path) -> Iterator[LiveServer]:
     (broken / "adapter_config.json").write_text("{")
     config = {
         "server": {"adapter_dirs": ["./elsewhere"]},
-        "models": {TINY: {"source": str(tiny_path), "adapters": DESCRIBED}},
+        "models": {TINY: {"source": str(tiny_path), "adapters": NAMED}},
     }
     with serving(folder, config) as server:
         yield server
@@ -130,11 +130,9 @@ def test_by_its_folder_under_any_name(
     assert caught.value.code == "adapter_invalid"
 
 
-def test_they_are_described(server: LiveServer) -> None:
+def test_they_are_listed_with_what_the_model_can_do(server: LiveServer) -> None:
     with server.http() as http:
         found = {model["id"]: model for model in http.get("/v1/models").json()["data"]}
-    assert found[f"{TINY}:parrot"]["description"] == "Repeats what one says."
-    assert "description" not in found[f"{TINY}:{ONE}"]
     assert found[f"{TINY}:{ONE}"]["capabilities"] == found[TINY]["capabilities"]
 
 

@@ -49,10 +49,7 @@ def entry(case: Case) -> dict[str, Any]:
 def models(folder: Path, _: object) -> Models:
     for name in PAIRED:
         transcript(folder / f"{name}.jsonl", map(entry, cases(name)))
-    return {
-        f"golden-{name}": {"source": f"replay:{name}.jsonl", "family": name, "force_answer": False}
-        for name in PAIRED
-    }
+    return {f"golden-{name}": {"source": f"replay:{name}.jsonl", "family": name} for name in PAIRED}
 
 
 @dataclass

@@ -74,7 +74,7 @@ def models(folder: Path, _: object) -> Models:
     harmony = {"source": "replay:harmony.jsonl", "family": "gpt_oss"}
     return {
         LED: said,
-        NOT_LED: {**said, "force_answer": False, "repair": {"mistakes": False}},
+        NOT_LED: {**said, "repair": {"mistakes": False}},
         SHORT: {**said, "context_length": CONTEXT},
         HELD: {**said, "constrain_calls": True},
         HELD_HARMONY: {**harmony, "constrain_calls": True},

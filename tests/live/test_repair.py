@@ -85,7 +85,7 @@ SAID = [
 def models(folder: Path, _: object) -> Models:
     transcript(folder / "said.jsonl", SAID)
     transcript(folder / "insists.jsonl", [{"output": SAID[0]["output"]}])
-    model = {"source": "replay:said.jsonl", "family": "qwen3", "force_answer": False}
+    model = {"source": "replay:said.jsonl", "family": "qwen3"}
     short = {**model, "defaults": {"max_tokens": LIMIT}}
     held = {"repair": {"streaming": "accumulate"}}
     return {

@@ -1,13 +1,8 @@
-"""Which delimiters are tags like any other, and the pairs of their names."""
+"""Which delimiters are tags like any other."""
 
 import pytest
 
-from mlx_server.parsers.parse_context import is_tag, pair_of
-
-
-@pytest.mark.parametrize("name", ["think", "<think>", "</think>", " <think/> ", "[think]"])
-def test_a_name_may_have_its_brackets(name: str) -> None:
-    assert pair_of(name) == ("<think>", "</think>")
+from mlx_server.parsers.parse_context import is_tag
 
 
 @pytest.mark.parametrize(

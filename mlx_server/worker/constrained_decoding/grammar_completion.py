@@ -26,9 +26,9 @@ from itertools import chain, takewhile
 import numpy as np
 
 from mlx_server.engine.messages import Grammar
-from mlx_server.worker.constrained_decoding.json_texts import JsonText, SchemaTexts, missing_bytes
+from mlx_server.worker.constrained_decoding.json_texts import JsonText, SchemaTexts
 from mlx_server.worker.constrained_decoding.mask_threads import YieldingMatcher
-from mlx_server.worker.constrained_decoding.vocabulary import Ids, Mask, TokenClasses
+from mlx_server.worker.constrained_decoding.vocabulary import Ids, Mask, TokenClasses, missing_bytes
 
 MARGIN = 8
 """A row is restricted up to this many tokens before what its ending and a token may need."""

@@ -441,13 +441,3 @@ def _single(piece: re.Match[str]) -> str:
     if piece["escape"]:
         return _ESCAPES.get(piece["escape"], piece["escape"][1:])
     return {"^": "", "$": "", ".": "a"}.get(piece["other"], piece["other"])
-
-
-def missing_bytes(text: bytes) -> int:
-    """Returns how many bytes of the last character of a UTF-8 text are yet to come."""
-    for have, byte in enumerate(reversed(text[-3:]), 1):
-        if byte >= 0xC0:
-            return max(0, 2 + (byte >= 0xE0) + (byte >= 0xF0) - have)
-        if byte < 0x80:
-            return 0
-    return 0

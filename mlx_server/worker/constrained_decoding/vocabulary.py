@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from mlx_server import limits
 from mlx_server.models.tokenizer_file import bytes_to_unicode, is_control, is_letter
 from mlx_server.system.files import read_regular
-from mlx_server.worker.constrained_decoding.json_texts import missing_bytes
 
 Mask = NDArray[np.int32]
 Ids = NDArray[np.intp]
@@ -202,6 +201,16 @@ def _kinds(texts: Sequence[bytes]) -> NDArray[np.int64]:
         if whole.encode() != texts[id]:
             kinds[id] += missing_bytes(texts[id])
     return kinds
+
+
+def missing_bytes(text: bytes) -> int:
+    """Returns how many bytes of the last character of a UTF-8 text are yet to come."""
+    for have, byte in enumerate(reversed(text[-3:]), 1):
+        if byte >= 0xC0:
+            return max(0, 2 + (byte >= 0xE0) + (byte >= 0xF0) - have)
+        if byte < 0x80:
+            return 0
+    return 0
 
 
 def _led(texts: Sequence[bytes], kind: NDArray[np.int64]) -> dict[bytes, list[int]]:
