@@ -46,7 +46,7 @@ that was saved for the unchanged weights has another value."""
 Kind = Literal["lora", "dora"]
 Format = Literal["mlx", "peft"]
 
-TENSORS: Mapping[Format, re.Pattern[str]] = {
+TENSORS = {
     "mlx": re.compile(r"(.+)\.(lora_a|lora_b|m)"),
     "peft": re.compile(
         r"(?:base_model\.model\.)?(.+)\.lora_(?:embedding_)?(A|B|magnitude_vector)"
