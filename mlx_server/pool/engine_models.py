@@ -153,9 +153,9 @@ class EngineModels:
         return self.scheduler.policy
 
     async def _running(self) -> EngineClient:
-        """The engine, or the next one if that was lost. The other machines of a group may be gone
-        for good."""
-        if self.group is None:
+        """The engine, or the next one if that was lost. A group whose machines have not all been
+        there yet is not waited for."""
+        if self.group is None or self.supervisor.ready:
             await self.supervisor.running()
         self.scheduler.check_open()
         return self.engine

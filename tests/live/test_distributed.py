@@ -1,8 +1,8 @@
 """A server with a model over two ranks and one on this machine."""
 
 import json
-import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from tests.live.ranks import free_ports
 from tests.live.server import LiveServer, children, eventually, serving
 from tests.tiny import tiny_llama
 
+RESUMED = "mlx_server_resumed_requests"
 HOSTS = [{"ssh": name, "ips": ["127.0.0.1"]} for name in ("127.0.0.1", "localhost")]
 
 
@@ -40,7 +41,7 @@ def asked(server: LiveServer, model: str, **more: Any) -> httpx.Response:
     messages = [{"role": "user", "content": "Hi"}]
     body = {"model": model, "messages": messages, "max_tokens": 12, "temperature": 0, **more}
     with server.http() as http:
-        return http.post("/v1/chat/completions", json=body)
+        return http.post("/v1/chat/completions", json=body, timeout=120)
 
 
 def text_of(answer: httpx.Response) -> str:
@@ -92,25 +93,25 @@ def test_an_adapter_is_refused_with_the_reason(server: LiveServer) -> None:
     assert "split over 2 ranks" in answer.json()["error"]["message"]
 
 
-def test_a_lost_rank_is_a_503_and_the_group_comes_back(server: LiveServer) -> None:
-    expected = text_of(asked(server, "big"))
-    body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1800, "stream": True}
-    bias = {"0": -100, "2": -100}
-    with server.http() as http:
-        with http.stream(
-            "POST", "/v1/chat/completions", json={**body, "model": "big", "logit_bias": bias}
-        ) as stream:
-            lines = stream.iter_lines()
-            next(line for line in lines if '"content"' in line)
-            the_other_rank(server).send_signal(signal.SIGKILL)
-            (error,) = (line for line in lines if '"error"' in line)
-        assert "of its group" in error, "its end and the error of the link come in any order"
-        assert '"engine_died"' in error
-        assert http.get("/health").status_code == 503
-        assert asked(server, "big").status_code == 503
-        assert text_of(asked(server, "small")) == expected, "the other engine goes on"
-    eventually(lambda: healthy(server), "the group is back", 60)
-    assert text_of(asked(server, "big")) == expected
+@pytest.mark.parametrize("lost", ["rank", "engine"])
+def test_answers_go_on_in_the_group_that_replaces_a_lost_one(server: LiveServer, lost: str) -> None:
+    body: dict[str, Any] = {"max_tokens": 400, "logit_bias": {"0": -100, "2": -100}}
+    body |= {"temperature": 1, "seed": 5}
+    expected, small = text_of(asked(server, "big", **body)), text_of(asked(server, "small"))
+    resumed = server.gauge(RESUMED)
+    with ThreadPoolExecutor(2) as threads:
+        under_way = threads.submit(asked, server, "big", **body)
+        eventually(lambda: server.gauge("mlx_server_batch_size") == 1, "it has a token")
+        other = the_other_rank(server)
+        killed = other if lost == "rank" else other.parent()
+        assert killed
+        killed.kill()
+        eventually(lambda: not healthy(server), "health says so")
+        begun = threads.submit(asked, server, "big", **body)
+        assert text_of(asked(server, "small")) == small, "the other engine goes on"
+        assert [text_of(each.result(120)) for each in (under_way, begun)] == 2 * [expected]
+    assert server.gauge(RESUMED) > resumed
+    assert healthy(server)
 
 
 def healthy(server: LiveServer) -> bool:
