@@ -11,7 +11,7 @@ import httpx
 import pytest
 from websockets.sync.client import connect
 
-from tests.hostile.wounds import POISON, Knife, knife
+from tests.hostile.wounds import IGNORED, NO_MEMORY, POISON, Knife, knife
 from tests.live.server import PLAIN, LiveServer, eventually, serving
 
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
@@ -156,16 +156,6 @@ def test_a_deadlock_while_something_is_prepared(
     place.knife.strike(where, "hold")
     with one(place.server, body) as reported:
         goes_on_and_serves_again(place, reported)
-
-
-IGNORED = (
-    "[METAL] Command buffer execution failed: Ignored (for causing prior/excessive GPU errors) "
-    "(00000004:kIOGPUCommandBufferCallbackErrorSubmissionsIgnored)"
-)
-NO_MEMORY = (
-    "[METAL] Command buffer execution failed: Insufficient Memory "
-    "(00000008:kIOGPUCommandBufferCallbackErrorOutOfMemory)"
-)
 
 
 def test_a_gpu_that_takes_no_more_work(place: Place) -> None:

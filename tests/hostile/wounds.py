@@ -11,6 +11,15 @@ from pathlib import Path
 POISON = 777
 """The `max_tokens` of a request that ends each engine that begins it."""
 
+IGNORED = (
+    "[METAL] Command buffer execution failed: Ignored (for causing prior/excessive GPU errors) "
+    "(00000004:kIOGPUCommandBufferCallbackErrorSubmissionsIgnored)"
+)
+NO_MEMORY = (
+    "[METAL] Command buffer execution failed: Insufficient Memory "
+    "(00000008:kIOGPUCommandBufferCallbackErrorOutOfMemory)"
+)
+
 KNIFE = """
 import ctypes, os, sys, time
 from pathlib import Path
@@ -22,6 +31,8 @@ if "mlx_server.worker.process" in sys.orig_argv:
         if not wound.exists() or not wound.read_text().startswith(where):
             return
         _, how = wound.read_text().split(maxsplit=1)
+        if how == "slow":
+            return time.sleep(0.05)
         wound.unlink()
         if how.startswith("["):
             raise RuntimeError(how)
@@ -63,10 +74,13 @@ class Knife:
 
     def strike(self, where: str, how: str) -> None:
         """Once, at a step, what it computes, load or compile: raise, block, or hold, which stops
-        all threads; or what MLX says of a GPU command that failed."""
+        all threads; or what MLX says of a GPU command that failed. Or slow, until it is healed."""
         ready = self.folder / "ready"
         ready.write_text(f"{where} {how}")
         ready.rename(self.folder / "wound")
+
+    def heal(self) -> None:
+        (self.folder / "wound").unlink()
 
 
 def knife(folder: Path) -> tuple[Knife, dict[str, str]]:

@@ -1,5 +1,7 @@
 """Streams of every kind while their engine is killed again and again: `scripts/chaos`."""
 
+import json
+import os
 import random
 import re
 import signal
@@ -14,6 +16,7 @@ from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
+from unittest.mock import patch
 
 import httpx
 import psutil
@@ -21,6 +24,7 @@ import typer
 
 from mlx_server.system import handover
 from mlx_server.system.servers import FOLDER
+from tests.hostile.wounds import IGNORED, NO_MEMORY, Knife, knife
 from tests.live.server import (
     DEMO,
     DEMO_MODEL,
@@ -74,7 +78,7 @@ def streams(tokens: int) -> dict[str, tuple[str, dict[str, Any]]]:
         "penalties": {**DRAWN, "frequency_penalty": 0.7, "repetition_penalty": 1.2},
         "schema": {**DRAWN, "response_format": FORMAT},
         "tools": {**DRAWN, "tools": [TOOL], "tool_choice": "required"},
-        "thinking budget": {**DRAWN, "reasoning_effort": "low"},
+        "thinking budget": {**DRAWN, "thinking_budget": tokens // 3},
         "log probabilities": {"temperature": 0, "logprobs": True, "top_logprobs": 3},
         "stop strings": {**DRAWN, "stop": ["zq", "Zq"]},
         "n of 2": {**DRAWN, "n": 2},
@@ -111,7 +115,7 @@ OWN = re.compile(
     r"cache_read_input_tokens|input_tokens|input_tokens_details|total_duration|load_duration|"
     r'prompt_eval_duration|eval_duration|obfuscation|sequence_number)":(?:"[^"]*"|[\d.]+)'
 )
-WAITING = ("response.in_progress", "ping", '"content":""},"done":false')
+WAITING = ("response.in_progress", "event: ping", '"ping"}', '"content":""},"done":false')
 """Of the events that fill a long wait; Ollama's are messages without text."""
 
 NUMBER = re.compile(r"-?\d+\.\d{3,}")
@@ -126,6 +130,15 @@ def normalised(stream: str) -> str:
     return NUMBER.sub(lambda number: f"{float(number[0]):.3f}", text)
 
 
+STARVED = "starved"
+"""The engine gets a tenth of a processor for some seconds."""
+
+WOUNDS = {"memory that ran out": NO_MEMORY, "a GPU that was lost": IGNORED}
+"""Of the first the engine goes on; the second time in a row it ends."""
+
+WAYS = ("SIGKILL", "SIGKILL", "SIGSTOP", "SIGSEGV", STARVED, *WOUNDS)
+
+
 def is_healthy(server: LiveServer) -> bool:
     with server.http() as http:
         return http.get("/health").status_code == 200
@@ -134,6 +147,7 @@ def is_healthy(server: LiveServer) -> bool:
 @dataclass
 class Chaos:
     server: LiveServer
+    knife: Knife
     models: Sequence[str]
     tokens: int
     expected: dict[tuple[str, str], str] = field(default_factory=dict)
@@ -147,8 +161,12 @@ class Chaos:
     killed_at: list[float] = field(default_factory=list)
     restarts: int = 0
     """How many of the kills are restarts of the server."""
+    ways: Counter[str] = field(default_factory=Counter)
+    """How often the engine ended in each way."""
+    grown: Sequence[str] = ()
+    """What the server's process had before and after, where it was the same one."""
     came: dict[int, float] = field(default_factory=dict)
-    """When each answer under way had its last event, by a number of its own."""
+    """When each answer under way was sent or had its last event, by a number of its own."""
 
     @property
     def kinds(self) -> list[tuple[str, str]]:
@@ -157,15 +175,16 @@ class Chaos:
         ]
 
     def _can(self, kind: str, model: str) -> bool:
-        if "embeddings" in (kind, model):
-            return kind == model
+        of_one = {"embeddings": "embeddings", "thinking budget": "thinker"}
+        if kind in of_one or model in of_one.values():
+            return of_one.get(kind) == model
         return kind != "adapter" or model in ("llama", DEMO)
 
     def answer(self, kind: str, model: str) -> str:
         route, body = asked(kind, model, self.tokens)
         pieces, sent = [], time.monotonic()
         last, longest, own = sent, 0.0, threading.get_ident()
-        self.came[own] = 0.0  # until its first event
+        self.came[own] = sent
         with (
             httpx.Client(**PLAIN, base_url=self.server.url, timeout=120) as http,
             http.stream("POST", route, json=body) as answer,
@@ -222,6 +241,8 @@ class Chaos:
                     self.restart()
                 else:
                     self.kill_engine(chance)
+                if self.kills % 10 == 0:
+                    print(f"{self.kills} times, {self.answers} answers, {len(self.wrong)} wrong")
         finally:
             over.set()
 
@@ -238,11 +259,22 @@ class Chaos:
 
     def kill_engine(self, chance: random.Random) -> None:
         found = [each for each in children(self.server.process.pid) if is_engine(each)]
+        how = chance.choice(WAYS)
         with suppress(psutil.NoSuchProcess, IndexError):
-            number = chance.choice([signal.SIGKILL] * 3 + [signal.SIGSTOP, signal.SIGSEGV])
-            found[-1].send_signal(number)  # after a restart there may be that of the old one too
+            engine = found[-1]  # after a restart there may be that of the old one too
+            if how == STARVED:
+                for _ in range(20):
+                    engine.suspend()
+                    time.sleep(0.18)
+                    engine.resume()
+                    time.sleep(0.02)
+            elif how in WOUNDS:
+                self.knife.strike("compute", WOUNDS[how])
+            else:
+                engine.send_signal(signal.Signals[how])
             self.killed_at.append(time.monotonic())
             self.kills += 1
+            self.ways[how] += 1
 
     def rage(self, times: int, clients: int, seed: int, restarting: float) -> None:
         over = threading.Event()
@@ -273,6 +305,11 @@ def configuration(folder: Path, *, demo: bool) -> dict[str, Any]:
         for name in ("tokenizer.json", "tokenizer_config.json"):
             (path / name).write_bytes((llama / name).read_bytes())
         models[kind.name] = {"source": str(path), "family": "smollm2"}
+    thinker = tiny_llama(folder / "thinker")
+    settings = json.loads((thinker / "tokenizer_config.json").read_text())
+    settings["chat_template"] += "{% if add_generation_prompt %}<think>{% endif %}"
+    (thinker / "tokenizer_config.json").write_text(json.dumps(settings))
+    models["thinker"] = {"source": str(thinker)}
     models["embeddings"] = {"source": str(tiny_embedder(folder / "embedder"))}
     if demo:
         models[DEMO] = {**DEMO_MODEL, "adapters": {"x": {"path": str(next(SAMPLES.iterdir()))}}}
@@ -293,11 +330,20 @@ def raged(
     """models: those that are asked; by default all. restarting: the share of the kills that are
     restarts of the server."""
     config = configuration(folder, demo=demo)
-    with serving(folder, config) as server:
-        chaos = Chaos(server, models or [*config["models"]], tokens)
+    wounding, environment = knife(folder / "knife")
+    with patch.dict(os.environ, environment), serving(folder, config) as server:
+        chaos = Chaos(server, wounding, models or [*config["models"]], tokens)
         chaos.learn(clients)
+        before = used(server)
         chaos.rage(kills, clients, seed, restarting)
+        chaos.grown = () if chaos.restarts else (before, used(server))
     return chaos
+
+
+def used(server: LiveServer) -> str:
+    process = psutil.Process(server.process.pid)
+    megabytes = process.memory_info().rss / 1e6
+    return f"{megabytes:.0f} MB, {process.num_fds()} descriptors, {process.num_threads()} threads"
 
 
 def main(
@@ -327,6 +373,8 @@ def main(
     print(*(f"{count} {code}" for code, count in codes.items()), sep=", ")
     what = f"{chaos.kills - chaos.restarts} kills, {chaos.restarts} restarts"
     print(f"{what}, {chaos.answers} answers, {len(chaos.wrong)} lost or different")
+    print(*(f"{how}: {times}" for how, times in chaos.ways.items()), sep=", ")
+    print("the server had", *chaos.grown, sep=" | ")
     if chaos.pauses:
         longest = f"median {median(chaos.pauses):.2f} s, most {max(chaos.pauses):.2f} s"
         print(f"{len(chaos.pauses)} pauses: {longest}")
