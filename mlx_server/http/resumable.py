@@ -7,6 +7,7 @@ read; without one for a minute it is cancelled, and a minute after its end it is
 import asyncio
 import re
 import secrets
+import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -127,9 +128,16 @@ class ResumableStream:
             if not self.readers:
                 self._wait_for_reader()
 
-    def _wait_for_reader(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(limits.RESUMABLE_SECONDS, self._streams.forget, self)
+    def _wait_for_reader(self, since: float | None = None) -> None:
+        """since: by a clock that stands still while the machine sleeps, as uvloop's does not."""
+        now = time.monotonic()
+        since = now if since is None else since
+        left = since + limits.RESUMABLE_SECONDS - now
+        if left > 0:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(left, self._wait_for_reader, since)
+        else:
+            self._streams.forget(self)
 
     async def write(self, chunks: Chunks, source: AsyncClosable, frames: Frames) -> None:
         try:

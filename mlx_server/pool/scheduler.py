@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mappin
 from contextlib import asynccontextmanager, nullcontext, suppress
 from copy import copy
 from itertools import count
+from time import monotonic
 from typing import Any
 
 from mlx_server.engine.client import EngineClient
@@ -366,11 +367,12 @@ class MemoryScheduler:
             self.timer.cancel()
         at = self.policy.next_deadline()
         loop = asyncio.get_running_loop()
-        self.timer = None if at is None else loop.call_at(at, self._tick)
+        self.timer = None if at is None else loop.call_later(at - now(), self._tick)
 
     def _tick(self) -> None:
         self.do(self.policy.tick(now()))
 
 
 def now() -> float:
-    return asyncio.get_running_loop().time()
+    """Not uvloop's clock, which goes on while a Mac sleeps: those who wait would be refused."""
+    return monotonic()

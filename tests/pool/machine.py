@@ -31,6 +31,7 @@ from mlx_server.engine.messages import (
     encode_commands,
 )
 from mlx_server.errors import EngineDied, ServerError
+from mlx_server.pool import scheduler
 from mlx_server.pool.engine_models import PoolLimits
 from mlx_server.pool.lease import MemoryDemand
 from mlx_server.pool.models import LoadedModel, ModelView, OnProgress
@@ -295,7 +296,14 @@ def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 
 def advance(seconds: float) -> None:
-    """The loop's clock goes on by so much at once."""
+    """So much time passes at once."""
+    real = vars(scheduler)["monotonic"]
+    vars(scheduler)["monotonic"] = lambda: real() + seconds
+    sleep_through(seconds)
+
+
+def sleep_through(seconds: float) -> None:
+    """Only the loop's clock goes on, as uvloop's does while a Mac sleeps."""
     loop = asyncio.get_running_loop()
     time = loop.time
     loop.time = lambda: time() + seconds  # type: ignore[method-assign]

@@ -30,6 +30,7 @@ from tests.pool.machine import (
     results,
     run,
     running,
+    sleep_through,
     state,
     turns,
     view,
@@ -331,6 +332,9 @@ def test_waiting_for_memory_is_bounded(a: ModelSpec, b: ModelSpec) -> None:
                 task = asking(pool, "b")
                 await waiting(pool, 1)
                 advance(5)
+                await turns()
+                assert not task.done()
+                sleep_through(8)
                 await turns()
                 assert not task.done()
                 advance(6)
