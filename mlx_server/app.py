@@ -56,6 +56,7 @@ from mlx_server.config.settings import (
     pool_limits,
 )
 from mlx_server.errors import StoreUnavailable
+from mlx_server.generation.relay import RowRelay
 from mlx_server.generation.training import TRAINING
 from mlx_server.grammars import compiled
 from mlx_server.http import errors, metrics
@@ -76,7 +77,7 @@ from mlx_server.http.web_sockets import web_sockets
 from mlx_server.mcp import Connectors
 from mlx_server.pool.models import OnProgress, progress_display
 from mlx_server.pool.pool import AnswerRecorder, Pool
-from mlx_server.pool.scheduler import cancelled
+from mlx_server.pool.scheduler import BackgroundWork, cancelled
 from mlx_server.sources.transcript import Recordings
 from mlx_server.store import Store
 from mlx_server.system import descriptors, logs
@@ -133,7 +134,9 @@ def create_app(
             on.push_async_callback(runner.stop)
             app.state.fine_tuning = tuning = _fine_tuning(settings, pool, store, clients)
             on.push_async_callback(tuning.stop)
-            watching = asyncio.create_task(_watch(store, pool, (runner, tuning)))
+            app.state.relay = relay = BackgroundWork()
+            on.push_async_callback(relay.stop)
+            watching = asyncio.create_task(_watch(store, pool, (runner, tuning), relay))
             on.push_async_callback(cancelled, [watching])
             compiled.warm()
             await anyio.lowlevel.checkpoint()  # anyio's backend is imported before it is needed
@@ -254,9 +257,15 @@ async def _prune(store: Store) -> None:
         await asyncio.sleep(PRUNE_SECONDS)
 
 
-async def _watch(store: Store, pool: Pool, jobs: Sequence[BatchRunner | FineTuning]) -> None:
+async def _watch(
+    store: Store,
+    pool: Pool,
+    jobs: Sequence[BatchRunner | FineTuning],
+    relay: BackgroundWork,
+) -> None:
     """Shares the memory with the other servers of the data directory, ends the responses of those
-    that have ended, and goes on with their jobs."""
+    that have ended, and goes on with their jobs, and with the rows of the one before this one if
+    memory does not hold the models of both."""
     for each in jobs:
         await each.adopt()
     known: frozenset[str] = frozenset()
@@ -269,6 +278,8 @@ async def _watch(store: Store, pool: Pool, jobs: Sequence[BatchRunner | FineTuni
                     await each.adopt()
                 known = others
         known |= others
+        if (first := launcher()) and first.predecessors and pool.engines[0].lacks_memory:
+            relay.begin(RowRelay(pool, first.predecessors.pop()).serve())
         await asyncio.sleep(WATCH_SECONDS)
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import secrets
+import socket
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 from contextlib import asynccontextmanager
@@ -15,7 +16,12 @@ import msgspec
 
 from mlx_server import limits
 from mlx_server.engine import messages
-from mlx_server.engine.engine_process import SOCKET_BUFFER_BYTES, EarlyProcess, EngineProcess
+from mlx_server.engine.engine_process import (
+    SOCKET_BUFFER_BYTES,
+    EarlyProcess,
+    EngineProcess,
+    OtherServersEngine,
+)
 from mlx_server.engine.liveness import (
     LOOK_SECONDS,
     EngineActivity,
@@ -187,10 +193,11 @@ class EngineClient:
         curves: Path | None = None,
         group: RankGroup | None = None,
         early: EarlyProcess | None = None,
+        successor: socket.socket | None = None,
     ) -> None:
         """curves: the folder of measured cost curves; None measures none. group: the ranks that the
         process starts, being rank 0 of them; None if it holds the model alone. early: a process
-        that runs already."""
+        that runs already. successor: a connection to a server whose engine is used instead."""
         arguments = WorkerArguments(
             concurrency,
             cache_bytes,
@@ -200,7 +207,9 @@ class EngineClient:
             str(curves or ""),
             group,
         )
-        self._process = EngineProcess(arguments, early)
+        self._process = (
+            OtherServersEngine(successor) if successor else EngineProcess(arguments, early)
+        )
         self._writer: asyncio.StreamWriter | None = None
         self._outbox = Outbox(self._write)
         self._reading: asyncio.Task[None] | None = None
@@ -257,9 +266,13 @@ class EngineClient:
             self._abandon(f"was not ready after {START_SECONDS:.0f} seconds")
             return await ready  # raises the reason
 
+    def end(self, error: ServerError | None = None) -> None:
+        """Lets the process end; pending requests fail with `error`."""
+        self._die(error or EngineDied("The engine was stopped."))
+
     async def stop(self, error: ServerError | None = None) -> None:
         """Ends the process; pending requests fail with `error`."""
-        self._die(error or EngineDied("The engine was stopped."))
+        self.end(error)
         if self._watching:
             self._watching.cancel()
         await self._process.stop()
@@ -426,7 +439,7 @@ class EngineClient:
                         self._dispatch(report)
         except (asyncio.IncompleteReadError, ConnectionError):
             if not self._death:
-                log.error("the engine process %s died", self.pid)
+                log.error("the engine process %s died", self.pid or "of the new server")
         except Exception:
             log.exception("the reports of the engine process %s can't be processed", self.pid)
         self._die(EngineDied(DIED))

@@ -169,6 +169,25 @@ class EngineProcess:
                 os.killpg(self._process.pid, signal.SIGKILL)
 
 
+class OtherServersEngine:
+    """Takes the place of an `EngineProcess`: the engine of the server that takes this one's place,
+    behind a connection to that server, which decides about its life."""
+
+    pid = None
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+
+    async def start(self) -> socket.socket:
+        return self._connection
+
+    async def stop(self) -> None:
+        pass
+
+    def kill(self) -> None:
+        pass
+
+
 def _socket_pair() -> tuple[socket.socket, socket.socket]:
     """Returns the server's end of the socket and the engine process's end."""
     ours, theirs = socket.socketpair()

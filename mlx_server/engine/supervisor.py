@@ -98,6 +98,11 @@ class Supervisor:
         if self._client:
             await self._client.stop(error)
 
+    def replace(self) -> None:
+        """Has another engine started in place of the present one."""
+        if self._client:
+            self._client.end()
+
     def kill(self) -> None:
         if self._client:
             self._client.kill()
@@ -126,6 +131,6 @@ class Supervisor:
             log.error("the engine could not be restarted: %s", public_message(error))
             self._client.lost.set()
             return
-        log.info("the engine was restarted as process %s", self._client.pid)
+        log.info("the engine was restarted as process %s", self._client.pid or "of the new server")
         self._on_started()
         self._tell_waiting()

@@ -11,7 +11,6 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from types import FrameType
 from typing import Any
 
@@ -24,6 +23,7 @@ from mlx_server.errors import ShuttingDown
 from mlx_server.http.connections import StrictHttp
 from mlx_server.pool.pool import Pool
 from mlx_server.pool.prepare import PreparedModel, Task
+from mlx_server.pool.scheduler import cancelled
 from mlx_server.system.listening_sockets import DEFAULT_URL, url_of
 
 log = logging.getLogger("mlx_server")
@@ -59,10 +59,15 @@ class HttpServer(uvicorn.Server):
         """Called when the server listens."""
         self._app = app
         self._drain_seconds = drain_seconds
+        self._successor: socket.socket | None = None
         self._is_leaving = self._is_stopping = self._had_signal = False
 
-    def leave(self) -> None:
-        """Takes no more connections, and ends when all answers have. Any thread may call it."""
+    def leave(self, successor: socket.socket) -> None:
+        """Takes no more connections, and ends when all answers have. Any thread may call it.
+
+        successor: a connection to the server that takes this one's place.
+        """
+        self._successor = successor
         self.config.timeout_graceful_shutdown = (
             limits.LEAVING_SECONDS + int(self._drain_seconds) + 5
         )
@@ -92,16 +97,19 @@ class HttpServer(uvicorn.Server):
         self.on_ready()
 
     async def shutdown(self, sockets: list[Any] | None = None) -> None:
-        runs = self._app.state.runs
+        runs, pool = self._app.state.runs, self._app.state.pool
         self._app.state.page_streams.end()
         ending = asyncio.create_task(self._end_streams())
         for server in self.servers:  # no new connections; uvicorn would also cut off WebSockets
             server.close()
-        if self._is_leaving:
+        if self._successor:
             runs.stopping.set()
+            handing_over = asyncio.create_task(pool.hand_over(self._successor))
             # connections that were kept open may bring one more request each
-            asyncio.get_running_loop().call_later(limits.IDLE_SECONDS, self._app.state.pool.retire)
-        while self._is_leaving and (self.server_state.connections or runs.is_busy):
+            asyncio.get_running_loop().call_later(limits.IDLE_SECONDS, pool.retire)
+        while self._is_leaving and (
+            self.server_state.connections or runs.is_busy or self._app.state.relay
+        ):
             for connection in list(self.server_state.connections):
                 if isinstance(connection, StrictHttp):
                     connection.leave()
@@ -113,9 +121,7 @@ class HttpServer(uvicorn.Server):
             await asyncio.wait({draining}, timeout=POLL_SECONDS)
         draining.cancel()
         await super().shutdown(sockets)
-        ending.cancel()
-        with suppress(asyncio.CancelledError):
-            await ending
+        await cancelled([ending, *([handing_over] if self._successor else ())])
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A second signal exits at once; MCP servers are ended by their guard processes."""

@@ -5,6 +5,7 @@ whose process is rank 0 of the group, so that it does not slow down other models
 """
 
 import logging
+import socket
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import suppress
@@ -119,6 +120,9 @@ class EngineModels:
         self._make_engine = make_engine
         self._events = events
         self._share_memory = share_memory
+        self._successor: socket.socket | None = None
+        self._is_relayed = False
+        """Whether the engine is that of the server that takes this one's place."""
         self._others = self._returning = 0
         """The bytes that other servers of the data directory take, and of these the bytes of
         servers that end when their answers have."""
@@ -201,8 +205,27 @@ class EngineModels:
         self._limit()
         self._started()
 
+    @property
+    def taken(self) -> int:
+        """The bytes that models and rows take here."""
+        return 0 if self._is_relayed else self.policy.used - self.policy.cache
+
+    @property
+    def lacks_memory(self) -> bool:
+        """Whether requests wait for memory while a server that is leaving has some."""
+        waiting = (each.entry.spec.id for each in self.scheduler.waiting.values())
+        return self._returning > 0 and any(self.policy.state(id) != "loading" for id in waiting)
+
+    def relay(self, successor: socket.socket) -> None:
+        """Ends the engine; its rows go on in that of the server that takes this one's place."""
+        log.info("the new server needs the memory of this one, and goes on with its answers")
+        self._successor = successor
+        self.supervisor.replace()
+
     def leave(self, nbytes: int, returning: int) -> None:
         """Leaves these bytes of the machine's memory to other servers, and expects some back."""
+        if self._is_relayed:
+            nbytes = returning = 0
         if (nbytes, returning) == (self._others, self._returning):
             return
         self._others, self._returning = nbytes, returning
@@ -278,6 +301,9 @@ class EngineModels:
         arguments: dict[str, Any] = {} if self.group is None else {"group": self.group}
         if self._limits.curves:
             arguments["curves"] = self._limits.curves
+        self._is_relayed = self._successor is not None
+        if self._successor:
+            arguments["successor"], self._successor = self._successor, None
         client = self._make_engine(
             concurrency=self._limits.concurrency,
             cache_bytes=self.budget.nbytes if most is None else most,
@@ -310,7 +336,7 @@ class EngineModels:
             self.engine.limit_memory(self.budget.mlx_limit)
         self.scheduler.limit_cache()
         for entry in self.entries.values():
-            if entry.spec.preload:
+            if entry.spec.preload and not self._is_relayed:
                 self.scheduler.background.begin(self._preload(entry))
 
     async def _preload(self, entry: PoolEntry) -> None:

@@ -4,7 +4,9 @@
 """
 
 import asyncio
+import json
 import logging
+import socket
 from collections import Counter
 from collections.abc import (
     AsyncGenerator,
@@ -90,6 +92,12 @@ class RowSlots:
             raise BadRequest(self._too_many(rows))
         if not self._has_room(rows, client):
             raise Overloaded(self._full(self._taken_by[client]))
+        with self.hold(rows, client):
+            yield
+
+    @contextmanager
+    def hold(self, rows: int, client: str) -> Iterator[None]:
+        """The same for answers that another server has let in."""
         self._count(rows, client)
         try:
             yield
@@ -253,7 +261,7 @@ class Pool:
         """Tells the other servers what models and rows take here, and leaves them what theirs take.
         Returns their ids."""
         before = self._taken_by_others
-        own = sum(each.policy.used - each.policy.cache for each in self.engines)
+        own = sum(each.taken for each in self.engines)
         with suppress(OSError):  # it is tried again
             if self.servers:
                 self._others = await asyncio.to_thread(self.servers.exchange, own)
@@ -276,6 +284,31 @@ class Pool:
     async def preloaded(self) -> None:
         """Returns when no model is being preloaded any more."""
         await asyncio.gather(*(each.scheduler.background.ended() for each in self.engines))
+
+    def described(self) -> dict[str, str]:
+        """What has to be the same in another server's engine for rows of a model to go on there."""
+        specs = {spec.id: spec for spec in self.models.specs if spec.group is None}
+        return {
+            id: repr((spec.source, spec.kv_bits, spec.compute_dtype)) for id, spec in specs.items()
+        }
+
+    async def hand_over(self, successor: socket.socket) -> None:
+        """Waits until the server that takes this one's place lacks memory, if it ever does, and has
+        it compute the rows of this one unless it has other models."""
+        loop, line = asyncio.get_running_loop(), b""
+        successor.setblocking(False)
+        while (received := await loop.sock_recv(successor, 1)) != b"\n":
+            if not received:
+                return
+            line += received
+        theirs, ours = json.loads(line), self.described()
+        used = [view.spec.id for view in self.engines[0].views() if view.leases]
+        if others := [id for id in used if theirs.get(id) != ours.get(id)]:
+            names = ", ".join(others)
+            log.warning("the new server waits for answers of models that it has not: %s", names)
+            successor.close()
+        elif used:
+            self.engines[0].relay(successor)
 
     def retire(self) -> None:
         """Frees memory for the server that takes this one's place, as soon as answers end."""

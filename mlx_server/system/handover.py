@@ -39,6 +39,11 @@ VARIABLE = "MLX_SERVER_HANDOVER"
 
 SIGNALS = (signal.SIGHUP, signal.SIGTERM, signal.SIGINT)
 MESSAGE_CHARACTERS = 4000
+LEAVE, FOLLOW = b"l", b"f"
+"""Each comes with a connection of the server that leaves to the one that takes its place."""
+
+Leave = Callable[[socket.socket], None]
+
 ASK_SECONDS = 1.0
 """After which a signal that was not acknowledged is sent again."""
 
@@ -52,6 +57,8 @@ class Launcher:
     address: str
     sockets: Sequence[int]
     channel: socket.socket
+    predecessors: list[socket.socket] = field(default_factory=list)
+    """A connection to the server before this one, once that leaves."""
 
     def inherited(self, address: str) -> list[socket.socket]:
         """Raises SettingsError if the server is to listen on another address now."""
@@ -67,14 +74,20 @@ class Launcher:
             line = json.dumps([word, message[:MESSAGE_CHARACTERS]])
             self.channel.sendall(line.encode() + b"\n")
 
-    def watch(self, leave: Callable[[], None], stop: Callable[[], None]) -> None:
+    def watch(self, leave: Leave, stop: Callable[[], None]) -> None:
         """Calls one of these from a thread when it is time to."""
         threading.Thread(target=self._watch, args=(leave, stop), daemon=True).start()
 
-    def _watch(self, leave: Callable[[], None], stop: Callable[[], None]) -> None:
+    def _watch(self, leave: Leave, stop: Callable[[], None]) -> None:
         with suppress(OSError):
-            while self.channel.recv(1):
-                leave()
+            while (received := socket.recv_fds(self.channel, 1, 1))[0]:
+                word, (descriptor,), *_ = received
+                os.set_inheritable(descriptor, False)
+                other = socket.socket(fileno=descriptor)
+                if word == LEAVE:
+                    leave(other)
+                else:
+                    self.predecessors.append(other)
         stop()
 
 
@@ -121,9 +134,9 @@ class Successor:
         *lines, self.unread = (self.unread + received).split(b"\n")
         return [json.loads(line) for line in lines] if received else None
 
-    def say_leave(self) -> None:
+    def say(self, word: bytes, other: socket.socket) -> None:
         with suppress(OSError):
-            self.channel.sendall(b"l")
+            socket.send_fds(self.channel, [word], [other.fileno()])
 
     def say_stop(self) -> None:
         with suppress(OSError):
@@ -165,7 +178,7 @@ class Succession:
     generation: int = 0
     code: int = 0
     """The exit code: that of the last server that served."""
-    on_replaced: Callable[[], None] = lambda: None
+    on_replaced: Leave = lambda successor: successor.close()
     """Called in another thread when a new server has taken the place of this process's own."""
     on_lost: Callable[[], None] = lambda: None
     """Called in another thread when there is no server left."""
@@ -297,12 +310,17 @@ class Succession:
         before, self._serving, self._starting = self._serving, child, None
         log.info("the new server (process %d) takes the requests from now on", child.pid)
         self._answer("done", f"The new server (process {child.pid}) takes the requests.")
-        if before:
-            before.say_leave()
-            self._leaving.append(before)
-        elif self.serves_here:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            child.say(FOLLOW, theirs)
+        if self.serves_here:
             self.serves_here = False
-            self.on_replaced()
+            self.on_replaced(ours)
+        else:
+            with ours:
+                if before:
+                    before.say(LEAVE, ours)
+                    self._leaving.append(before)
         if self._is_stopping:
             child.say_stop()
 

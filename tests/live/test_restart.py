@@ -19,6 +19,7 @@ from mlx_server.cli import app
 from mlx_server.errors import ServerError
 from mlx_server.system import handover
 from mlx_server.system.servers import FOLDER
+from tests.hostile.wounds import knife
 from tests.live.server import (
     PLAIN,
     STOP_SECONDS,
@@ -27,8 +28,11 @@ from tests.live.server import (
     assert_gone,
     children,
     eventually,
+    is_engine,
     serving,
 )
+from tests.tiny import tiny_llama
+from tests.worker.lora_files import mlx_adapter
 
 CHAT = "/v1/chat/completions"
 LONG: dict[str, Any] = {
@@ -71,14 +75,17 @@ def servers(server: LiveServer) -> list[psutil.Process]:
     return found
 
 
-def answer(server: LiveServer) -> str:
-    with server.http() as http, http.stream("POST", CHAT, json=LONG, timeout=120) as response:
+def answer(server: LiveServer, body: dict[str, Any] = LONG) -> str:
+    with server.http() as http, http.stream("POST", CHAT, json=body, timeout=120) as response:
         assert response.status_code == 200
         stream = "".join(response.iter_text())
     assert stream.endswith("data: [DONE]\n\n")
-    data = (line.removeprefix("data: ") for line in stream.splitlines() if line)
+    lines = (line for line in stream.splitlines() if line.startswith("data: "))
+    data = (line.removeprefix("data: ") for line in lines)
     chunks = [json.loads(line) for line in data if line != "[DONE]"]
-    return "".join(c["delta"].get("content") or "" for chunk in chunks for c in chunk["choices"])
+    choices = [choice for chunk in chunks for choice in chunk["choices"]]
+    choices.sort(key=lambda choice: choice["index"])
+    return "".join(choice["delta"].get("content") or "" for choice in choices)
 
 
 def test_no_stream_ends_and_no_connection_is_refused(server: LiveServer) -> None:
@@ -169,3 +176,53 @@ def test_one_that_can_not_start_changes_nothing(server: LiveServer) -> None:
     server.process.kill()
     server.process.wait()
     assert_gone(left)
+
+
+SMALL_MACHINE = """
+import psutil
+memory = psutil.virtual_memory()._replace(total=90_000_000)
+psutil.virtual_memory = lambda: memory
+"""
+
+
+@pytest.mark.slow
+def test_where_memory_holds_no_second_model_the_new_engine_goes_on_with_the_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tiny_llama(tmp_path / "m", vocabulary=5000, hidden=256)
+    adapter = mlx_adapter(tmp_path / "x", path)
+    model = {"source": str(path), "preload": True, "adapters": {"x": {"path": str(adapter)}}}
+    config = {"models": {TINY: model}}
+    drawn = {**LONG, "max_tokens": 700, "temperature": 1, "seed": 4}
+    letters = {"structured_outputs": {"regex": "[a-z ]{900}"}, "logit_bias": {}}
+    asked: list[dict[str, Any]] = [
+        {**drawn, "adapter": "x"},
+        {**drawn, **letters},
+        {**drawn, "n": 2, "frequency_penalty": 0.5},
+    ]
+    wounding, environment = knife(tmp_path / "knife")
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with (wounding.folder / "sitecustomize.py").open("a") as file:
+        file.write(SMALL_MACHINE)
+    with serving(tmp_path, config) as server, ThreadPoolExecutor(3) as threads:
+        expected = [answer(server, body) for body in asked]
+        wounding.strike("step", "slow")
+        streams = [threads.submit(answer, server, body) for body in asked]
+        eventually(lambda: server.gauge("mlx_server_batch_size") == 4, "all have a token")
+        ask(server)
+        while "goes on with its answers" not in server.log:  # the old one may take one more
+            new = httpx.post(
+                f"{server.url}/v1/completions",
+                **PLAIN,
+                json={"model": TINY, "prompt": "a", "max_tokens": 4},
+                timeout=120,
+            )
+            assert new.is_success, new.text
+        eventually(lambda: server.gauge("mlx_server_batch_size") > 0, "some go on")
+        (engine,) = filter(is_engine, children(server.process.pid))
+        engine.kill()
+        assert not any(stream.done() for stream in streams)
+        wounding.heal()
+        assert [stream.result(120) for stream in streams] == expected
+        assert server.log.count("goes on with its answers") == 1

@@ -25,7 +25,7 @@ if os.path.exists(sys.argv[1]):
     first.say("failed", "It is wrong.")
     sys.exit(2)
 first.say("ready")
-first.watch(over.set, over.set)
+first.watch(lambda successor: over.set(), over.set)
 over.wait()
 """
 
@@ -37,7 +37,7 @@ def listening() -> Iterator[socket.socket]:
 
 
 def succession_on(
-    listening: socket.socket, folder: Path, on_replaced: Callable[[], None]
+    listening: socket.socket, folder: Path, on_replaced: Callable[[socket.socket], None]
 ) -> Succession:
     command = [sys.executable, "-c", SUCCESSOR, str(folder / "wrong")]
     sockets = [os.dup(listening.fileno())]
@@ -48,7 +48,12 @@ def test_one_process_after_another_has_the_sockets(
     listening: socket.socket, tmp_path: Path
 ) -> None:
     replaced = Event()
-    succession = succession_on(listening, tmp_path, replaced.set)
+
+    def leave(successor: socket.socket) -> None:
+        successor.close()
+        replaced.set()
+
+    succession = succession_on(listening, tmp_path, leave)
     before = signal.signal(signal.SIGHUP, lambda *_: succession.hung_up(pytest.fail))
     try:
         (tmp_path / "wrong").touch()
@@ -90,7 +95,9 @@ def test_a_terminal_that_is_closed_asks_for_no_restart(
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN if ignores else signal.SIG_DFL)
     try:
         monkeypatch.setattr(handover, "has_terminal", lambda: had)
-        succession = succession_on(listening, tmp_path, pytest.fail)
+        succession = succession_on(
+            listening, tmp_path, lambda _: pytest.fail("it is not asked for one")
+        )
         signal.signal(signal.SIGHUP, signal.SIG_DFL)  # as in a program that was executed
         later = Succession.continued(json.loads(json.dumps(succession.state())))
         monkeypatch.setattr(handover, "has_terminal", lambda: has)
