@@ -207,9 +207,9 @@ class EngineClient:
             str(curves or ""),
             group,
         )
-        self._process = (
-            OtherServersEngine(successor) if successor else EngineProcess(arguments, early)
-        )
+        self._process = EngineProcess(arguments, early)
+        if successor:
+            self._process = OtherServersEngine(arguments, successor)
         self._writer: asyncio.StreamWriter | None = None
         self._outbox = Outbox(self._write)
         self._reading: asyncio.Task[None] | None = None
@@ -239,6 +239,12 @@ class EngineClient:
     def alive(self) -> bool:
         """Whether the process has reported that it is ready and has not died since."""
         return self._serves and self._death is None and not self._is_cut_off
+
+    @property
+    def why_lost(self) -> str:
+        """A sentence."""
+        message = self._death.message if self._death else "The engine did not start."
+        return message.removesuffix(" Send the request again.")
 
     @property
     def _is_cut_off(self) -> bool:

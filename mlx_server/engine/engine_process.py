@@ -169,23 +169,16 @@ class EngineProcess:
                 os.killpg(self._process.pid, signal.SIGKILL)
 
 
-class OtherServersEngine:
-    """Takes the place of an `EngineProcess`: the engine of the server that takes this one's place,
-    behind a connection to that server, which decides about its life."""
+class OtherServersEngine(EngineProcess):
+    """The engine of the server that takes this one's place, behind a connection to that server,
+    which starts and ends the process."""
 
-    pid = None
-
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, arguments: WorkerArguments, connection: socket.socket) -> None:
+        super().__init__(arguments)
         self._connection = connection
 
     async def start(self) -> socket.socket:
         return self._connection
-
-    async def stop(self) -> None:
-        pass
-
-    def kill(self) -> None:
-        pass
 
 
 def _socket_pair() -> tuple[socket.socket, socket.socket]:

@@ -27,15 +27,17 @@ class Supervisor:
         self,
         spawn: Callable[[], EngineClient],
         on_lost: Callable[[], None] = lambda: None,
-        on_started: Callable[[], None] = lambda: None,
+        on_started: Callable[[str, float], None] = lambda why, seconds: None,
     ) -> None:
         """spawn: makes a client that is not started. on_lost, on_started: called when an engine is
-        lost and when another one has started."""
+        lost, and when another one has started, with the reason and the seconds between."""
         self._spawn = spawn
         self._on_lost = on_lost
         self._on_started = on_started
         self._client: EngineClient | None = None
         self._keeping: asyncio.Task[None] | None = None
+        self._loss: tuple[str, float] | None = None
+        """Why and when the engine was lost for which there is no other one yet."""
         self._started = asyncio.Event()
         """Set, and made anew, when an engine has started or none will."""
         self.restarts = 0
@@ -114,6 +116,7 @@ class Supervisor:
             assert self._client is not None
             began = clock()
             await self._client.lost.wait()
+            self._loss = self._loss or (self._client.why_lost, clock())
             self._on_lost()
             await self._client.stop()
             has_lived = self._client.has_answered or clock() - began > LIVED_SECONDS
@@ -131,6 +134,7 @@ class Supervisor:
             log.error("the engine could not be restarted: %s", public_message(error))
             self._client.lost.set()
             return
-        log.info("the engine was restarted as process %s", self._client.pid or "of the new server")
-        self._on_started()
+        assert self._loss
+        (why, lost_at), self._loss = self._loss, None
+        self._on_started(why, asyncio.get_running_loop().time() - lost_at)
         self._tell_waiting()

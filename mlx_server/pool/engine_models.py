@@ -325,7 +325,9 @@ class EngineModels:
         self.scheduler.stepped(step)
         self._events.step(step)
 
-    def _restarted(self) -> None:
+    def _restarted(self, why: str, seconds: float) -> None:
+        what = "%s Another one (process %s) goes on after %.1f s with %d requests."
+        log.warning(what, why, self.engine.pid, seconds, self.readmission.present)
         if self.group:  # its machines may have been started after the server
             self._set_budget()
             self._limit()

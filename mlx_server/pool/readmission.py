@@ -6,7 +6,6 @@ is lost in a turn, that request has ended it as far as can be told; the second t
 """
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -22,8 +21,6 @@ from mlx_server.engine.messages import Embed, Generate
 from mlx_server.errors import EngineDied, ModelSuspended, RequestEndsEngine
 from mlx_server.pool.lease import Lease
 from mlx_server.pool.scheduler import now
-
-log = logging.getLogger("mlx_server.pool")
 
 LONGEST_TURN = 5.0
 """Seconds after which the next request is let in, though a long prompt has no token yet."""
@@ -80,6 +77,11 @@ class Readmission:
         """The fingerprints of the requests that have ended engines, the latest last."""
         self.resumed = 0
         """The number of requests that have gone on in another engine."""
+
+    @property
+    def present(self) -> int:
+        """The number of requests that the engine has, or had if it was lost just now."""
+        return len(self._inside)
 
     @asynccontextmanager
     async def visit(
@@ -150,7 +152,6 @@ class Readmission:
         for model in {each.model for each in self._inside} - self._answered:
             self._deaths.setdefault(model, deque(maxlen=limits.MODEL_DEATHS)).append(now())
         self.resumed += len(self._inside)
-        log.info("%d requests that the engine has lost are sent again", len(self._inside))
         for each in self._inside:
             each.was_sent = each.has_answered = False
         self._inside.clear()

@@ -61,7 +61,9 @@ class House:
         self.events.append(("lost", self.supervisor.alive))
         self.lost.set()
 
-    def _on_started(self) -> None:
+    def _on_started(self, why: str, seconds: float) -> None:
+        assert why
+        assert seconds >= 0
         self.events.append(("started", self.supervisor.alive))
         self.started.set()
 
@@ -279,7 +281,7 @@ async def pauses_of(
     fake.sleep, fake.get_running_loop = sleep, lambda: SimpleNamespace(time=lambda: now)
     monkeypatch.setattr(supervisor, "asyncio", fake)
 
-    def soon() -> None:
+    def soon(*_: object) -> None:
         asyncio.get_running_loop().call_soon(dies)
 
     watched = Supervisor(lambda: next(ahead), on_started=soon)

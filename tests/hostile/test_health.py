@@ -1,6 +1,7 @@
 """Whatever becomes of the engine: health says so, it serves again, and every answer goes on."""
 
 import json
+import re
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -137,9 +138,14 @@ def goes_on_and_serves_again(place: Place, reported: list[Future[str]]) -> None:
 
 
 def test_an_engine_that_is_killed(place: Place) -> None:
+    counted = place.server.gauge("mlx_server_resumed_requests")
     with waiting(place.server) as reported:
         place.server.engine.kill()
         goes_on_and_serves_again(place, reported)
+    line = r"process died\. Another one \(process \d+\) goes on after \d+\.\d s with [1-5] requests"
+    assert re.search(line, place.server.log)
+    assert place.server.gauge("mlx_server_resumed_requests") > counted
+    assert place.server.gauge("mlx_server_engine_restarts") > 0
 
 
 @pytest.mark.parametrize("how", ["raise", "block"])
