@@ -291,7 +291,7 @@ def generate_request(body: GenerateBody, model: str) -> GenerateRequest:
             )
         return _request(body, model, body.prompt or "")
     system = [Message("system", body.system)] if body.system else []
-    parts = [*filter(None, (body.prompt,)), *_images(body.images, "images")]
+    parts = [*_images(body.images, "images"), *filter(None, (body.prompt,))]
     user = Message("user", content_of(parts), parts=media_parts(parts))
     conversation = Conversation(messages=(*system, user), **_rendering(body))
     return _request(body, model, conversation)
@@ -336,7 +336,7 @@ def _messages(given: Sequence[OllamaMessageParam]) -> Iterator[Message]:
         calls = tuple(_calls(message.tool_calls or (), i))
         answered, role = message.tool_call_id or None, role_of(message.role)
         images = _images(message.images, "messages.images")
-        parts = [*parts_of(message.content, f"messages[{i}].content"), *images]
+        parts = [*images, *parts_of(message.content, f"messages[{i}].content")]
         if role == "assistant":
             unanswered = UnansweredCalls(calls)
         elif role == "tool":

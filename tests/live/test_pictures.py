@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ollama import Client as Ollama
 from openai import OpenAI
 
 from mlx_server.models.vision import can_see
 from tests.live.common import Models, common_models
+from tests.live.server import LiveServer
 from tests.tiny_vision import tiny_vision
 
 Image = pytest.importorskip("PIL.Image", reason="the extra `vision` is not installed")
@@ -62,6 +64,53 @@ def test_a_picture_is_cached_and_no_other_one_is_taken_for_it(client: OpenAI, mo
     assert cached > 0.9 * tokens
     _, _, cached = asked(client, model, [question(picture(1))])
     assert cached < 30, "only what is before the picture"
+
+
+def test_each_client_shows_the_same_picture(server: LiveServer, client: OpenAI) -> None:
+    shown = picture(5)
+    data = shown["image_url"]["url"].partition(",")[2]
+    answer, tokens, _ = asked(client, SEES, [question(shown)])
+    text = question()["content"][0]["text"]
+    source = {"type": "base64", "media_type": "image/png", "data": data}
+    content: Any = [{"type": "image", "source": source}, {"type": "text", "text": text}]
+    with server.anthropic() as anthropic:
+        message = anthropic.messages.create(
+            model=SEES,
+            max_tokens=8,
+            extra_body={"temperature": 0},
+            messages=[{"role": "user", "content": content}],
+        )
+    usage = message.usage
+    read = (usage.cache_read_input_tokens or 0) + (usage.cache_creation_input_tokens or 0)
+    assert usage.input_tokens + read == tokens
+    assert "".join(each.text for each in message.content if each.type == "text") == answer
+    with Ollama(server.url) as ollama:
+        said = ollama.chat(
+            SEES,
+            [{"role": "user", "content": text, "images": [data]}],
+            options={"temperature": 0, "num_predict": 8},
+        )
+    assert (said.message.content, said.prompt_eval_count) == (answer, tokens)
+    responses = client.responses.create(
+        model=SEES,
+        temperature=0,
+        max_output_tokens=8,
+        input=[
+            {
+                "role": "user",
+                "content": [
+                    {
+                        "type": "input_image",
+                        "image_url": shown["image_url"]["url"],
+                        "detail": "auto",
+                    },
+                    {"type": "input_text", "text": text},
+                ],
+            }
+        ],
+    )
+    assert responses.usage
+    assert (responses.output_text, responses.usage.input_tokens) == (answer, tokens)
 
 
 def test_an_answer_about_a_picture_has_all_options(client: OpenAI) -> None:
