@@ -3,7 +3,7 @@ tower, with settings of real checkpoints but for their sizes."""
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,12 @@ FURTHER = (
     "<img>",
     "</img>",
     "<IMG_CONTEXT>",
+    "<fake_token_around_image>",
+    "<global-img>",
+    "<row_1_col_1>",
+    "<row_1_col_2>",
+    "<row_2_col_1>",
+    "<row_2_col_2>",
     *(f"<|img_row_{row}_col_{column}|>" for row in (1, 2) for column in range(1, 6)),
 )
 """The tokens of all families, so that one tokenizer does for them."""
@@ -252,6 +258,16 @@ VISION_FAMILIES: dict[str, TinyVision] = {
             "tile_size": 64,
         },
     ),
+    "smolvlm": TinyVision(
+        {"model_type": "llama"},
+        {"model_type": "smolvlm_vision", "image_size": 64},
+        {"image_token_id": id_of("<image>"), "scale_factor": 2},
+        {
+            "max_image_size": {"longest_edge": 64},
+            "size": {"longest_edge": 128},
+            "resample": 1,
+        },
+    ),
     "pixtral": TinyVision(
         {"model_type": "mistral"},
         PIXTRAL,
@@ -276,6 +292,10 @@ VISION_FAMILIES: dict[str, TinyVision] = {
         {**PIXTRAL_PROCESSOR, "spatial_merge_size": 2},
     ),
 }
+
+
+IDEFICS3 = {**VISION_FAMILIES["smolvlm"].tower, "model_type": "idefics3_vision"}
+VISION_FAMILIES["idefics3"] = replace(VISION_FAMILIES["smolvlm"], tower=IDEFICS3)
 
 
 def tiny_vision(folder: Path, family: str = "qwen3_vl", *, seed: int = 0) -> Path:

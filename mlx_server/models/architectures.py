@@ -36,7 +36,7 @@ SAME = {
 }
 """Modules for model types that mlx-lm supports but does not list."""
 
-WRAPPING = ("glm4v",)
+WRAPPING = ("glm4v", "smolvlm", "idefics3")
 """Model types of which mlx-lm has the text model alone, whose config is under `text_config`."""
 
 TEXT = ("text_config", "llm_config", "language_config", "thinker_config")

@@ -5,6 +5,7 @@ A model sees if its family is in the table here, its checkpoint has a vision tow
 """
 
 import logging
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from mlx_server.system.sandbox.picture_fits import (
     Grid,
     LeastSide,
     LongestSide,
+    LongestTiles,
     Size,
     Square,
     Tiles,
@@ -31,7 +33,7 @@ log = logging.getLogger("mlx_server.models")
 INSTALL = "pip install --no-deps 'mlx-vlm>=0.7.10,<0.8' 'pillow>=13,<14'"
 """Installs all that is needed: what else mlx-vlm names as its dependencies is not used."""
 
-BILINEAR, BICUBIC = 2, 3
+LANCZOS, BILINEAR, BICUBIC = 1, 2, 3
 
 MOST_TILES = 10
 """Of a picture of LFM2-VL."""
@@ -189,6 +191,32 @@ class NamedTiles:
 
 
 @dataclass(frozen=True)
+class TileRows:
+    """A picture is shown in rows of tiles, each after tokens with its row and column, and as a
+    whole in one more."""
+
+    tile: int
+    longest: int
+    """The pixels of the longer side."""
+    tokens: int
+    """Of a tile."""
+
+    def fit(self, tokens: int) -> Fit:
+        side = max(1, math.isqrt(max(1, tokens // self.tokens - 1)))
+        return LongestTiles(self.tile, min(self.longest, side * self.tile))
+
+    def layout(self, sizes: Sequence[Size]) -> Layout:
+        fake, layout, begin = "<fake_token_around_image>", list[int | str](), ""
+        width, height = sizes[0] if len(sizes) > 1 else (0, 0)
+        for row in range(1, height // self.tile + 1):
+            for column in range(1, width // self.tile + 1):
+                layout += [f"{begin}{fake}<row_{row}_col_{column}>", self.tokens]
+                begin = ""
+            begin = "\n"
+        return [*layout, f"{2 * begin}{fake}<global-img>", self.tokens, fake]
+
+
+@dataclass(frozen=True)
 class VisionFamily:
     package: str
     """mlx-vlm's package of the family."""
@@ -262,6 +290,16 @@ def _lfm2(given: VisionSettings) -> NamedTiles:
     )
 
 
+def _idefics3(given: VisionSettings) -> TileRows:
+    tiles = given.image.get("max_image_size")
+    tile = tiles.get("longest_edge") if isinstance(tiles, dict) else None
+    tile = _natural(tile, given.tower.get("image_size"), 364)
+    patches = tile // _natural(given.tower.get("patch_size"), 14)
+    tokens = (patches // _natural(given.config.get("scale_factor"), 2)) ** 2
+    longest = _natural(given.size.get("longest_edge"), 4 * tile)
+    return TileRows(tile, longest, max(1, tokens))
+
+
 GEMMA3 = "\n\n<start_of_image><image_soft_token><end_of_image>\n\n"
 
 FAMILIES: Mapping[str, VisionFamily] = {
@@ -285,6 +323,8 @@ FAMILIES: Mapping[str, VisionFamily] = {
     "lfm2_vl": VisionFamily(
         "lfm2_vl", "<image>", _lfm2, text="<|image_start|><image><|image_end|>"
     ),
+    "smolvlm": VisionFamily("smolvlm", "<image>", _idefics3, filter=LANCZOS),
+    "idefics3": VisionFamily("idefics3", "<image>", _idefics3, filter=LANCZOS),
     "pixtral": VisionFamily("pixtral", "[IMG]", _pixtral),
     "mistral3": VisionFamily("mistral3", "[IMG]", _pixtral),
 }
@@ -294,7 +334,7 @@ FAMILIES: Mapping[str, VisionFamily] = {
 IN_TOWER = re.compile(
     r"(?:model\.)?(?:language_model\.)?"
     r"(?P<part>visual|vision_tower|vision_encoder|multi_modal_projector|vision_projection|"
-    r"embed_vision)"
+    r"embed_vision|vision_model|connector)"
     r"\.(?P<name>.+)"
 )
 """Matches the names of the tensors of a tower, and of what projects its output to the text model's

@@ -19,7 +19,7 @@ import numpy as np
 
 from mlx_server.engine.messages import Picture
 from mlx_server.models.files import MLX
-from mlx_server.models.vision import IN_TOWER, NamedTiles, PatchGrid, Vision
+from mlx_server.models.vision import IN_TOWER, NamedTiles, PatchGrid, TileRows, Vision
 
 Features = list[mx.array]
 """What a tower makes of a picture, [image tokens, width] each: what stands for its tokens'
@@ -43,7 +43,7 @@ def load_tower(folder: Path, config: Mapping[str, Any], package: str) -> nn.Modu
             if found := IN_TOWER.fullmatch(name):
                 part = PARTS.get(found["part"], found["part"])
                 tensors[f"{part}.{found['name']}"] = loaded[name]
-    for module in (tower, tower.vision_tower):
+    for module in (tower, getattr(tower, "vision_tower", None) or tower.vision_model):
         if sanitize := getattr(module, "sanitize", None):
             tensors = sanitize(tensors)
     if quantization := config.get(MLX):
@@ -212,6 +212,19 @@ def _lfm2_features(tower: Any, views: Sequence[mx.array], vision: Vision) -> Fea
     return [mx.concatenate(features)]
 
 
+def _idefics3_features(tower: Any, views: Sequence[mx.array], vision: Vision) -> Features:
+    recipe, whole = vision.recipe, views[-1][None]
+    assert isinstance(recipe, TileRows)
+    parts = [whole] if len(views) == 1 else [_tiles(views[0], recipe.tile), whole]
+    features: list[mx.array] = []
+    for part in parts:
+        states, *_ = tower.vision_model(
+            part.astype(tower.vision_model.embeddings.patch_embedding.weight.dtype)
+        )
+        features += list(tower.connector(states))
+    return [mx.concatenate(features)]
+
+
 def _tiles(view: mx.array, side: int) -> mx.array:
     """[tiles, side, side, 3], row by row."""
     rows, columns = view.shape[0] // side, view.shape[1] // side
@@ -238,6 +251,8 @@ FEATURES: Mapping[str, Callable[[Any, Sequence[mx.array], Vision], Features]] = 
     "gemma3": _gemma3_features,
     "gemma4": _gemma4_features,
     "lfm2_vl": _lfm2_features,
+    "smolvlm": _idefics3_features,
+    "idefics3": _idefics3_features,
     "pixtral": _pixtral_features,
     "mistral3": _pixtral_features,
 }

@@ -173,9 +173,13 @@ def wrapping_classes(config: dict[str, Any]) -> tuple[type[nn.Module], type[Any]
     """Returns the classes of a model around a text model of mlx-lm."""
     text = config["text_config"]
     inner, arguments = get_classes({**text, "model_type": SAME.get(t := text["model_type"], t)})
+    heads = text.get("num_attention_heads", 32)  # as transformers has it, and the following
+    ties = {name: config[name] for name in ("tie_word_embeddings",) if name in config}
     defaults = {
-        "head_dim": text["hidden_size"] // text["num_attention_heads"],
-        "partial_rotary_factor": 0.5,  # of GLM-4V, as in transformers
+        "num_attention_heads": heads,
+        "head_dim": text["hidden_size"] // heads,
+        "partial_rotary_factor": 0.5,
+        **ties,
         **(text.get("rope_parameters") or {}),
     }
 

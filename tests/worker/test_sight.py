@@ -165,7 +165,11 @@ def whole_model(folder: Path) -> Any:
     made.text_config = package.TextConfig.from_dict(config["text_config"])
     made.vision_config = package.VisionConfig.from_dict(config["vision_config"])
     model = package.Model(made)
-    model.load_weights(str(folder / "model.safetensors"))
+    weights: dict[str, mx.array] = mx.load(str(folder / "model.safetensors"))  # type: ignore[assignment]
+    if config["model_type"] in ("smolvlm", "idefics3"):
+        inner = "language_model.model."
+        weights = {name.replace(inner, "language_model."): it for name, it in weights.items()}
+    model.load_weights(list(weights.items()))
     model.eval()
     return model
 
@@ -188,6 +192,11 @@ def qwen_processor(folder: Path, vision: Vision) -> Any:
 def glm_processor(folder: Path, vision: Vision) -> Any:
     module = import_module("transformers.models.glm4v.image_processing_pil_glm4v")
     return module.Glm4vImageProcessorPil(**settings_of(folder))
+
+
+def smolvlm_processor(folder: Path, vision: Vision) -> Any:
+    module = import_module("transformers.models.smolvlm.image_processing_pil_smolvlm")
+    return module.SmolVLMImageProcessorPil(**settings_of(folder))
 
 
 def pixtral_processor(folder: Path, vision: Vision) -> Any:
@@ -222,6 +231,8 @@ PROCESSORS: Mapping[str, Callable[[Path, Vision], Any]] = {
     "qwen3_vl_moe": qwen_processor,
     "qwen3_5": qwen_processor,
     "glm4v": glm_processor,
+    "smolvlm": smolvlm_processor,
+    "idefics3": smolvlm_processor,
     "gemma4": Gemma4Processor,
     "lfm2_vl": Lfm2Processor,
     "pixtral": pixtral_processor,
@@ -306,6 +317,16 @@ def glm_tokens(processor: Any, vision: Vision, size: tuple[int, int]) -> int:
     return int(processor.get_number_of_image_patches(*size[::-1], {})) // 4
 
 
+def smolvlm_tokens(processor: Any, vision: Vision, size: tuple[int, int]) -> int:
+    module = import_module("mlx_vlm.models.smolvlm.processing_smolvlm")
+    made = processor([Image.new("RGB", size)], return_row_col_info=True)
+    tiles, between = (made["rows"][0][0], made["cols"][0][0]), "<fake_token_around_image>"
+    whole = module.get_image_prompt_string(*tiles, 4, between, "<image>", "<global-img>")
+    layout = vision.layout([chain[-1] for chain in vision.fit().resizes(*size)])
+    assert "".join("<image>" * part if isinstance(part, int) else part for part in layout) == whole
+    return int(whole.count("<image>"))
+
+
 def pixtral_tokens(processor: Any, vision: Vision, size: tuple[int, int]) -> int:
     module = import_module("mlx_vlm.models.pixtral.image_processing_pixtral")
     longest, cell = processor.size["longest_edge"], processor.patch_size
@@ -335,6 +356,7 @@ SIZES: Mapping[str, Callable[[Any, Vision, tuple[int, int]], int]] = {
     "qwen2_5_vl": qwen_tokens,
     "qwen3_vl": qwen_tokens,
     "glm4v": glm_tokens,
+    "smolvlm": smolvlm_tokens,
     "gemma4": gemma4_tokens,
     "lfm2_vl": lfm2_tokens,
     "pixtral": pixtral_tokens,

@@ -116,5 +116,25 @@ class Tiles(msgspec.Struct, frozen=True, tag=True):
         return best
 
 
-Fit = Square | LongestSide | LeastSide | Filled | Tiles | Grid
+class LongestTiles(msgspec.Struct, frozen=True, tag=True):
+    """Each picture's longer side is made `longest`, and both are then made multiples of a square
+    tile. Several tiles are shown together with the whole in one tile."""
+
+    tile: int
+    longest: int
+
+    def resizes(self, width: int, height: int) -> Resizes:
+        is_wide = width >= height
+        shorter = int(self.longest / (max(width, height) / min(width, height)))
+        first = (self.longest, max(1, shorter + shorter % 2))
+        ratio = first[0] / first[1]
+        longer = -(-self.longest // self.tile) * self.tile
+        second = (longer, max(1, math.ceil(int(longer / ratio) / self.tile)) * self.tile)
+        chain = [first, second] if is_wide else [first[::-1], second[::-1]]
+        if second == (self.tile, self.tile):
+            return [chain]
+        return [chain, [*chain, (self.tile, self.tile)]]
+
+
+Fit = Square | LongestSide | LeastSide | LongestTiles | Filled | Tiles | Grid
 """The sizes that a picture has for a model, by the size of its file."""
