@@ -391,7 +391,7 @@ def vision_of(folder: Path, config: Mapping[str, Any]) -> Vision | None:
         seen = text.get("use_bidirectional_attention") if isinstance(text, dict) else None
         sees_whole = "sliding" if seen == "vision" else ""
     is_normalized = image.get("do_normalize", family.is_normalized) is not False
-    return Vision(
+    vision = Vision(
         family,
         token,
         family.recipe(VisionSettings(config, tower, processor, image)),
@@ -400,6 +400,28 @@ def vision_of(folder: Path, config: Mapping[str, Any]) -> Vision | None:
         _natural(resample if (resample := image.get("resample")) in range(6) else 0, family.filter),
         sees_whole,
     )
+    if not _is_bounded(vision):
+        log.warning("the model in %s is shown no pictures: their settings are damaged", folder.name)
+        return None
+    return vision
+
+
+def _is_bounded(vision: Vision) -> bool:
+    """Whether pictures of all shapes stay within the limits on pixels and tokens: a number in a
+    checkpoint's files may be any."""
+    for size in ((1, 1), (4000, 4000), (4000, 20), (20, 4000)):
+        try:
+            resizes = vision.fit().resizes(*size)
+            pixels = sum(width * height for chain in resizes for width, height in chain)
+            if pixels > limits.PICTURE_PIXELS:
+                return False
+            layout = vision.layout([chain[-1] for chain in resizes])
+        except ArithmeticError:
+            return False
+        tokens = sum(part for part in layout if isinstance(part, int))
+        if not 0 < tokens <= limits.PICTURE_TOKENS:
+            return False
+    return True
 
 
 def _natural(*given: object) -> int:

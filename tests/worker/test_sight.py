@@ -2,7 +2,8 @@
 batch."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from importlib import import_module
@@ -14,6 +15,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from mlx_server import limits
 from mlx_server.engine.messages import Generate
 from mlx_server.generation.pictures import ShownPicture, expanded, with_vocabulary
 from mlx_server.models.tokenizer import Tokenizer, read_tokenizer
@@ -531,6 +533,40 @@ def test_settings_of_a_tower_may_be_damaged(tmp_path: Path) -> None:
     assert (vision.recipe.patch, vision.recipe.merge) == (16, 2)
     assert vision_of(folder, {**config, "vision_config": None}) is None
     assert vision_of(folder, {**config, "image_token_id": "5"}) is None
+
+
+def places(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    for name, inner in value.items() if isinstance(value, dict) else ():
+        yield (*path, name)
+        yield from places(inner, (*path, name))
+
+
+WRONG_SETTINGS: tuple[Any, ...] = (0, 1, -(10**9), 10**18, "x", math.inf, {})
+
+
+def test_no_setting_takes_a_picture_beyond_the_limits(folder: Path, tmp_path: Path) -> None:
+    names = ("config.json", "preprocessor_config.json", "processor_config.json")
+    files = {
+        name: json.loads((folder / name).read_text()) for name in names if (folder / name).is_file()
+    }
+    for path in places(files):
+        for name, value in files.items():
+            (tmp_path / name).write_text(json.dumps(value))
+        for wrong in WRONG_SETTINGS if len(path) > 1 and "text_config" not in path else ():
+            changed = json.loads(json.dumps(files))
+            at = changed
+            for name in path[:-1]:
+                at = at[name]
+            at[path[-1]] = wrong
+            (tmp_path / path[0]).write_text(json.dumps(changed[path[0]]))
+            if (vision := vision_of(tmp_path, changed["config.json"])) is None:
+                continue
+            for size in ((90, 60), (60_000, 300), (1, 1), (4472, 4472)):
+                sizes = [chain[-1] for chain in vision.fit().resizes(*size)]
+                layout = vision.layout(sizes)
+                count = sum(part if isinstance(part, int) else 1 for part in layout)
+                assert 0 < count < 9 * limits.PICTURE_TOKENS, (path, wrong)
+                assert sum(w * h for w, h in sizes) < 3 * limits.PICTURE_PIXELS, (path, wrong)
 
 
 def test_an_adapter_and_a_cache_of_8_bits_go_with_pictures(tmp_path: Path) -> None:
