@@ -79,10 +79,25 @@ def refusal(data: bytes) -> str:
             RED,
         ),
         (lambda: saved(image(size=(1, 1)), "PNG"), RED),
+        (lambda: saved(image(), "PNG", save_all=True, append_images=[halves()] * 200), RED),
+        (lambda: saved(image(WHITE), "JPEG", progressive=True), WHITE),
+        (lambda: saved(image(255, mode="L"), "JPEG"), WHITE),
+        (
+            lambda: saved(image(WHITE), "JPEG", exif=b"Exif\0\0" + b"MM\0*\xff\xff\xff\xff" * 99),
+            WHITE,
+        ),
+        (lambda: saved(image(WHITE), "JPEG", icc_profile=bytes(60000)), WHITE),
+        (lambda: saved(image(WHITE), "JPEG") + ZEROS, WHITE),
+        (lambda: png(8, 8, SMALL, chunk(b"acTL", struct.pack(">II", 1 << 30, 0))), (0, 0, 0)),
+        (lambda: png(8, 8, SMALL, chunk(b"fOOo", bytes(9))), (0, 0, 0)),
+        (lambda: png(8, 8, SMALL, chunk(b"PLTE", bytes(3 * 300))), (0, 0, 0)),
+        (lambda: png(8, 8, SMALL)[:-12], (0, 0, 0)),
     ],
     ids=[
         *("PNG", "JPEG", "CMYK", "WebP", "transparent", "gray and alpha", "palette", "16 bits"),
-        *("1 bit", "GIF", "animated WebP", "one pixel"),
+        *("1 bit", "GIF", "animated WebP", "one pixel", "animated PNG", "progressive", "gray JPEG"),
+        *("damaged EXIF", "no profile", "more after its end", "frames that are not there"),
+        *("a chunk of another program", "more colours than a palette has", "no end"),
     ],
 )
 def test_a_picture_is_on_white_in_rgb(data: Callable[[], bytes], first: tuple[int, ...]) -> None:
@@ -130,6 +145,19 @@ SMALL = zlib.compress(bytes(8 * 25))
         (png(8, 8, SMALL, chunk(b"iCCP", b"a\0\0" + ZEROS)), "damaged"),
         (png(8, 8, b"\xff" * 100), "damaged"),
         (png(0, 0, SMALL), ""),
+        (png(8, 8, b""), "damaged"),
+        (png(8, 8, SMALL).replace(b"IDAT", b"IDAX"), "no PNG"),
+        (png((1 << 31) - 1, 1, SMALL), "the limit is 20,000,000 pixels"),
+        (png(4472, 4472, SMALL), "damaged"),
+        (lambda: saved(image(), "GIF")[:30], "no PNG"),
+        (lambda: saved(image(), "WEBP")[:40], "damaged"),
+        (b"RIFF\xff\xff\xff\xffWEBPVP8X" + b"\xff" * 40, ""),
+        (b"GIF89a\xff\xff\xff\xff" + bytes(9), "no PNG"),
+        (b"\xff\xd8" + b"\xff\xe1\0\x02" * 50_000, ""),
+        (
+            lambda: saved(image(), "JPEG").replace(b"\0\x28\0\x50", b"\xff\xff\xff\xff"),
+            "65535 x 65535",
+        ),
     ],
 )
 def test_a_file_that_is_no_picture_is_refused_and_the_next_one_is_read(
