@@ -42,6 +42,7 @@ FLAGS = (
     "--no-default-browser-check",
     "--no-first-run",
     "--hide-scrollbars",
+    "--force-prefers-reduced-motion",
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 )
 SECONDS = 20.0
