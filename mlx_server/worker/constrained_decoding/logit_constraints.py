@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, wait
 from copy import copy
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -503,9 +504,10 @@ class LogitConstraints:
         self._wake, self._is_done = wake, is_done
         self._compiler = GrammarCompiler(wake, clock, is_done)
         self.threads = MaskThreads(wake, clock, is_done)
-        self._unread_vocabularies: dict[str, Callable[[], Vocabulary]] = {}
-        """Readers of the vocabularies that are not being read yet, by model."""
+        self._sources: dict[str, _Source] = {}
+        """What the vocabularies are read from, by model."""
         self._vocabularies: dict[str, Future[Vocabulary]] = {}
+        """Those that are read or being read; models of one checkpoint share theirs."""
 
     @property
     def pause(self) -> float:
@@ -519,7 +521,8 @@ class LogitConstraints:
 
     def expect(self, model: str, folder: Path, stop_tokens: Sequence[int]) -> None:
         """Registers a model; its vocabulary is read by `read_ahead` or for its first constraint."""
-        self._unread_vocabularies[model] = lambda: Vocabulary(folder, stop_tokens).build()
+        self._vocabularies.pop(model, None)
+        self._sources[model] = _source(folder, stop_tokens)
 
     def read_ahead(self) -> None:
         """Begins to read a vocabulary, unless another one is being read.
@@ -527,8 +530,9 @@ class LogitConstraints:
         Call it while no row is running: llguidance builds its trie in tenths of a second, during
         which it holds the GIL.
         """
-        if self._unread_vocabularies and all(known.done() for known in self._vocabularies.values()):
-            self._vocabulary(next(iter(self._unread_vocabularies)))
+        unread = next((model for model in self._sources if model not in self._vocabularies), None)
+        if unread and all(known.done() for known in self._vocabularies.values()):
+            self._vocabulary(unread)
 
     def read(self, model: str) -> None:
         """Waits until the vocabulary is read. If it is unusable, rows with constraints are told."""
@@ -541,9 +545,10 @@ class LogitConstraints:
         return known.result() if known and is_known else None
 
     def forget(self, model: str) -> None:
-        self._unread_vocabularies.pop(model, None)
+        self._sources.pop(model, None)
         known = self._vocabularies.pop(model, None)
-        if known and self._is_done(known) and not known.exception():
+        is_shared = known in self._vocabularies.values()
+        if known and not is_shared and self._is_done(known) and not known.exception():
             self._compiler.forget(known.result())
 
     def constraint(self, request: Generate) -> LogitConstraint | None:
@@ -588,9 +593,29 @@ class LogitConstraints:
         return self._compiler.compiled(grammar, vocabulary, prefix, client)
 
     def _vocabulary(self, model: str) -> Future[Vocabulary]:
-        if read := self._unread_vocabularies.pop(model, None):
-            self._vocabularies[model] = in_thread(read, self._wake)
+        if model not in self._vocabularies:
+            source = self._sources[model]
+            shared = (v for name, v in self._vocabularies.items() if self._sources[name] == source)
+            self._vocabularies[model] = next(shared, None) or in_thread(
+                lambda: Vocabulary(source.folder, source.stop_tokens).build(), self._wake
+            )
         return self._vocabularies[model]
+
+
+class _Source(NamedTuple):
+    """What a vocabulary is made of; a tokenizer.json that was replaced is another one."""
+
+    folder: Path
+    stop_tokens: tuple[int, ...]
+    written: tuple[int, int, int] | None
+
+
+def _source(folder: Path, stop_tokens: Sequence[int]) -> _Source:
+    try:
+        file = (folder / "tokenizer.json").stat()
+    except OSError:  # the error is reported to the first row that needs the vocabulary
+        return _Source(folder, tuple(stop_tokens), None)
+    return _Source(folder, tuple(stop_tokens), (file.st_ino, file.st_size, file.st_mtime_ns))
 
 
 class AdditiveMask:

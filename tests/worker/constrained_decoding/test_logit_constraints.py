@@ -3,6 +3,7 @@
 import json
 import random
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,17 @@ import tokenizers
 from mlx_server.engine.messages import (
     CancelRows,
     Generate,
+    LoadModel,
     Report,
     RowFailed,
     StepOutput,
     Thinking,
     Token,
+    UnloadModel,
 )
 from mlx_server.requests import SamplingParams
 from mlx_server.worker.constrained_decoding.logit_constraints import LogitConstraint
+from mlx_server.worker.constrained_decoding.vocabulary import Vocabulary
 from mlx_server.worker.engine import Engine
 from tests.worker.batch_runs import MIXED, ids
 from tests.worker.constrained_decoding.grammars import (
@@ -35,7 +39,7 @@ from tests.worker.constrained_decoding.grammars import (
     WORDS,
     loaded,
 )
-from tests.worker.engine_runs import ask, failures, grammar_of, of, run, tokens_of
+from tests.worker.engine_runs import ask, drain, failures, grammar_of, of, run, tokens_of
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +94,38 @@ def test_reported_log_probabilities_are_the_model_s_own(engine: Engine) -> None:
     assert dict(constrained.logprobs.top) == pytest.approx(dict(free.logprobs.top), abs=1e-3)
     assert constrained.logprobs.chosen
     assert constrained.logprobs.chosen < constrained.logprobs.top[0][1]
+
+
+def test_models_of_one_checkpoint_share_its_vocabulary_until_it_is_replaced(
+    tiny_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build, built = Vocabulary.build, list[Vocabulary]()
+
+    def counted(vocabulary: Vocabulary) -> Vocabulary:
+        built.append(vocabulary)
+        return build(vocabulary)
+
+    def load(model: str) -> None:
+        engine.handle(LoadModel(model, str(folder), ENDS))
+        drain(engine)
+
+    def answers(row: int, model: str) -> bool:
+        asked = ask(row, model=model, grammar=DIGITS, tokens=20, stop_tokens=ENDS)
+        return not failures(run(engine, asked))
+
+    monkeypatch.setattr(Vocabulary, "build", counted)
+    folder, engine = shutil.copytree(tiny_path, tmp_path / "model"), Engine()
+    load("a")
+    load("b")
+    assert answers(0, "a")
+    assert answers(1, "b")
+    engine.handle(UnloadModel("a"))
+    assert answers(2, "b")
+    assert len(built) == 1
+    (folder / "tokenizer.json").touch()
+    load("c")
+    assert answers(3, "c")
+    assert len(built) == 2
 
 
 @pytest.mark.slow
