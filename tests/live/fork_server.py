@@ -103,19 +103,30 @@ def fork(
 
 
 def ran(
-    *arguments: str, folder: Path | None = None, stdin: str = "", seconds: float = 120
+    *arguments: str,
+    folder: Path | None = None,
+    stdin: str = "",
+    seconds: float = 120,
+    **variables: str,
 ) -> subprocess.CompletedProcess[str]:
-    """Runs the command line `mlx-server ARGUMENTS` to its end, in this environment."""
-    folder = folder or Path.cwd()
+    """Runs the command line `mlx-server ARGUMENTS` to its end, in this environment. variables:
+    others than those of this process, which none of its imports needs to see."""
+    folder, environment = folder or Path.cwd(), {**os.environ, **variables}
     if not can_fork(sys.executable, os.environ):
         command = [sys.executable, "-m", "mlx_server", *arguments]
         return subprocess.run(
-            command, cwd=folder, input=stdin, capture_output=True, text=True, timeout=seconds
+            command,
+            cwd=folder,
+            env=environment,
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
         )
     with TemporaryFile("w+") as given, TemporaryFile("w+") as log:
         given.write(stdin)
         given.seek(0)
-        process = fork(arguments, os.environ, folder, log.fileno(), given.fileno())
+        process = fork(arguments, environment, folder, log.fileno(), given.fileno())
         with process.stdout:
             try:
                 output = process.stdout.read()

@@ -3,12 +3,12 @@
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.live.fork_server import ran
 from tests.live.server import DEMO, TINY, LiveServer, serving
 
 
@@ -23,9 +23,7 @@ def server(
 
 
 def connect(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "HOME": str(home), "PATH": f"{home}:{os.environ['PATH']}"}
-    command = [sys.executable, "-m", "mlx_server", "connect", *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    return ran("connect", *arguments, HOME=str(home), PATH=f"{home}:{os.environ['PATH']}")
 
 
 def test_the_server_says_its_model_and_context(tmp_path: Path, server: LiveServer) -> None:
