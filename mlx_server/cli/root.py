@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 import typer.main
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from mlx_server import __version__
 
@@ -47,7 +47,7 @@ class CommandGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args[0] not in COMMANDS:
             for name in COMMANDS:  # the message suggests one of them
-                self.get_command(ctx, name)
+                self.commands.setdefault(name, TyperCommand(name))
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:

@@ -18,14 +18,15 @@ def test_families_are_shown_without_a_server() -> None:
     assert "[TOOL_CALLS]…" in ran("models", "--families").stdout
 
 
-def test_help_loads_nothing_heavy() -> None:
+def test_help_and_a_wrong_command_load_nothing_heavy() -> None:
     program = (
         "import sys; from typer.testing import CliRunner; from mlx_server.cli import app;"
         "assert CliRunner().invoke(app, ['serve', '--help']).exit_code == 0;"
+        "assert \"Did you mean 'chat'\" in CliRunner().invoke(app, ['chta']).output;"
         "print({'fastapi', 'httpx', 'mlx', 'yaml'} & set(sys.modules))"
     )
     out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert out.stdout == "set()\n"
+    assert (out.stdout, out.stderr) == ("set()\n", "")
 
 
 @pytest.mark.slow
