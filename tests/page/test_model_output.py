@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -221,7 +222,8 @@ def test_hostile_answers_do_nothing(talk: Tab) -> None:
     ask(talk, "hostile call")
     talk.until("document.querySelector('.go-on')")
     assert talk.evaluate(DANGERS) == NONE
-    assert json.loads(talk.evaluate("document.querySelector('.arguments').textContent"))
+    shown = talk.evaluate("document.querySelector('.arguments').textContent")
+    assert json.loads(re.sub(r"\\u\{(\w{4})\}", r"\\u\1", shown))
     thought = talk.evaluate("document.querySelector('.thought-text').textContent")
     assert thought.strip() == HOSTILE.strip()
     line = talk.evaluate("document.querySelectorAll('.said')[1].textContent")

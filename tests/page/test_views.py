@@ -28,7 +28,7 @@ def press(tab: Tab, what: str) -> None:
 
 def completion(server: LiveServer, model: str = "tiny") -> None:
     with server.http() as http:
-        body = {"model": model, "prompt": "a", "max_tokens": 5}
+        body = {"model": model, "prompt": "a", "max_tokens": 5, "temperature": 0}
         http.post("/v1/completions", json=body).raise_for_status()
 
 
