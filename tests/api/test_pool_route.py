@@ -252,6 +252,7 @@ def test_clients_load_no_model_if_its_owner_says_so(tiny_path: Path) -> None:
             found.post("/v1/models/load", json={"model": "a"}),
             found.post("/v1/models/unload", json={"model": "a"}),
             found.delete("/v1/models/a"),
+            found.post("/v1/fine_tuning/jobs", json={"model": "a", "training_file": "file-x"}),
         ):
             assert "`runtime_models: true`" in wire.error(response, 403)["message"]
         assert model(found)["state"] == "ready"
