@@ -468,7 +468,8 @@ class MarkupCallReader:
                     what: tuple[RepairKind, ...] = ("reasoning",) if thought else ("json",)
                     found, prose = _calls_in(inside, call_format.repair)
                     self.calls.add_repaired(found, what)
-                    into(prose)
+                    for piece in prose:  # apart, as each has its own log probabilities
+                        into(piece)
                     if thought:
                         self._output.thoughts.interrupt()
                         self._output.add_reasoning(thought)
@@ -521,15 +522,16 @@ class MarkupCallReader:
         self._output.emit(event)
 
 
-def _calls_in(text: str, repair: BlockRepair) -> tuple[Sequence[tuple[str, Any]], str]:
-    """Returns the calls of a broken block, and the prose around their JSON."""
+def _calls_in(text: str, repair: BlockRepair) -> tuple[Sequence[tuple[str, Any]], tuple[str, ...]]:
+    """Returns the calls of a broken block, and the pieces of prose around their JSON."""
     try:
-        return repair(text), ""
+        return repair(text), ()
     except Malformed:
         begin, end = json_range(text)
-        if not text[:begin].strip():
+        before, after = text[:begin].strip(), text[end:].strip()
+        if not before:
             raise
-        return repair(text[begin:end]), f"{text[:begin].strip()} {text[end:].strip()}".strip()
+        return repair(text[begin:end]), (before, f" {after}") if after else (before,)
 
 
 def _without_opening(text: str, already: str, opens: Sequence[str]) -> str:

@@ -509,7 +509,13 @@ def _respelled_dsml(*known: TagSyntax) -> tuple[CallFormat, ...]:
     )
 
 
-DSML_RESPELLED = _respelled_dsml(*_DSML)
+_SLIP = _invoked("tool_calls", f"{DSML}r:", says_types=True)
+_R_V4 = replace(_V4, block=_SLIP.block, function=_SLIP.function, parameter=_SLIP.parameter)
+DSML_RESPELLED = (
+    *_respelled_dsml(*_DSML),
+    # V4 sometimes opens tags so, and closes them as it was taught
+    replace(tagged(_R_V4), repairs=("format",), blocks=()),
+)
 _GIGACHAT35 = _invoked("tool_calls", GCML, says_types=True)
 GIGACHAT35 = replace(tagged(_GIGACHAT35), inner=(GCML,))
 GIGACHAT35_WITHOUT_BLOCK = replace(without_block(_GIGACHAT35), inner=(GCML,), blocks=())
