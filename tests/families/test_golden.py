@@ -217,7 +217,7 @@ def test_a_batch_of_replayed_cases_reads_as_each_alone(
 
     for case, events in zip(cases, asyncio.run(asyncio.wait_for(answered(), 60)), strict=True):
         *deltas, end = events
-        promoted = Repaired(0, "reasoning", "content")
+        promoted = Repaired(end.index, "reasoning", "content")
         if promoted in deltas:  # reasoning that became the text too
             deltas = [e for e in deltas if not isinstance(e, TextDelta) and e != promoted]
         # no grammar holds them, so what is not complete is not reported
