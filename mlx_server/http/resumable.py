@@ -128,14 +128,17 @@ class ResumableStream:
             if not self.readers:
                 self._wait_for_reader()
 
-    def _wait_for_reader(self, since: float | None = None) -> None:
-        """since: by a clock that stands still while the machine sleeps, as uvloop's does not."""
-        now = time.monotonic()
-        since = now if since is None else since
-        left = since + limits.RESUMABLE_SECONDS - now
-        if left > 0:
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(left, self._wait_for_reader, since)
+    def _wait_for_reader(self) -> None:
+        seconds = limits.RESUMABLE_SECONDS
+        self._expire_in(seconds, time.monotonic() + seconds)
+
+    def _expire_in(self, seconds: float, end: float) -> None:
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._expire, end)
+
+    def _expire(self, end: float) -> None:
+        """end: by a clock that stands still while the machine sleeps, as uvloop's does not."""
+        if (left := end - time.monotonic()) > 0:
+            self._expire_in(left, end)
         else:
             self._streams.forget(self)
 
