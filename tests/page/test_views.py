@@ -100,7 +100,10 @@ def test_requests_and_charts_of_what_happened(now: Tab, server: LiveServer) -> N
     now.until("document.querySelector('.chart:last-child .series').getAttribute('d')")
     assert "tiny:pirate" in now.text(".speeds")
     now.click(".log summary")
-    now.until("document.querySelector('.log li')?.innerText.includes('POST /v1/completions')")
+    now.until(
+        "[...document.querySelectorAll('.log li')]"
+        ".some((line) => line.innerText.includes('POST /v1/completions'))"
+    )
     now.fill(".log input", "nothing like this")
     now.until("!document.querySelector('.log li')")
 
