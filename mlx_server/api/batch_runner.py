@@ -72,7 +72,7 @@ Status = Literal[
 ENDED = frozenset({"completed", "failed", "expired", "cancelled"})
 
 
-class Batch(msgspec.Struct, kw_only=True):
+class BatchJob(msgspec.Struct, kw_only=True):
     """A batch of either API, as it is stored."""
 
     id: str
@@ -94,7 +94,7 @@ class Batch(msgspec.Struct, kw_only=True):
     ended_at: int | None = None
     total: int = 0
     counts: dict[str, int] = {}
-    """Answers by their outcome."""
+    """Answers by their outcome, and their tokens."""
     errors: list[dict[str, Any]] = []
     """Why it has failed."""
     files: list[str] = []
@@ -123,8 +123,8 @@ class Batch(msgspec.Struct, kw_only=True):
         return Record(self.kind, self.id, self.created_at, body, status, labels=labels)
 
 
-def batch_of(body: bytes) -> Batch:
-    return msgspec.json.decode(body, type=Batch)
+def batch_of(body: bytes) -> BatchJob:
+    return msgspec.json.decode(body, type=BatchJob)
 
 
 class Line(msgspec.Struct):
@@ -153,9 +153,51 @@ class LineResult(msgspec.Struct):
     type: str = ""
 
 
+class TokenDetails(msgspec.Struct):
+    cached_tokens: int = 0
+    reasoning_tokens: int = 0
+
+
+class AnswerUsage(msgspec.Struct):
+    """In the words of chat completions or of responses."""
+
+    prompt_tokens: int = 0
+    input_tokens: int = 0
+    completion_tokens: int = 0
+    output_tokens: int = 0
+    prompt_tokens_details: TokenDetails | None = None
+    input_tokens_details: TokenDetails | None = None
+    completion_tokens_details: TokenDetails | None = None
+    output_tokens_details: TokenDetails | None = None
+
+    def counts(self) -> dict[str, int]:
+        input = self.prompt_tokens_details or self.input_tokens_details or TokenDetails()
+        output = self.completion_tokens_details or self.output_tokens_details or TokenDetails()
+        return {
+            "input_tokens": self.prompt_tokens or self.input_tokens,
+            "cached_tokens": input.cached_tokens,
+            "output_tokens": self.completion_tokens or self.output_tokens,
+            "reasoning_tokens": output.reasoning_tokens,
+        }
+
+
+class AnswerBody(msgspec.Struct):
+    usage: AnswerUsage | None = None
+
+
+class AnswerResponse(msgspec.Struct):
+    body: AnswerBody = msgspec.field(default_factory=AnswerBody)
+
+
 class Answered(msgspec.Struct):
     custom_id: str
     result: LineResult = msgspec.field(default_factory=LineResult)
+    response: AnswerResponse | None = None
+
+    @property
+    def usage(self) -> dict[str, int]:
+        usage = self.response.body.usage if self.response else None
+        return usage.counts() if usage else {}
 
 
 def line_of(raw: bytes) -> Line:
@@ -246,7 +288,7 @@ class Journal:
                     break
                 end += len(raw)
                 self.answered.add(line.custom_id)
-                self.counts[line.result.type or outcome] += 1
+                self.counts.update({line.result.type or outcome: 1, **line.usage})
             reader.detach()
             file.truncate(end)
             file.seek(end)
@@ -265,7 +307,7 @@ class Journal:
             raise
         self.nbytes += len(line) + 1
         self.answered.add(custom_id)
-        self.counts[outcome] += 1
+        self.counts.update({outcome: 1, **msgspec.json.decode(line, type=Answered).usage})
 
     def sync(self) -> None:
         for file in {self.results, self.errors}:
@@ -286,7 +328,7 @@ REASONS: Mapping[str, tuple[Status, str, str, str]] = {
 """Why the rest is not answered: the status of the batch, the outcome, the code and the message."""
 
 
-def unanswered(batch: Batch, custom_id: str, reason: str) -> tuple[str, bytes]:
+def unanswered(batch: BatchJob, custom_id: str, reason: str) -> tuple[str, bytes]:
     """The outcome and the line of a request that is not answered."""
     _, outcome, code, message = REASONS[reason]
     if batch.kind == "batch":
@@ -305,7 +347,7 @@ def _line(custom_id: str, response: Mapping[str, Any] | None, error: Any = None)
     return msgspec.json.encode(line)
 
 
-def answer_line(batch: Batch, custom_id: str, reply: "Reply") -> tuple[str, bytes]:
+def answer_line(batch: BatchJob, custom_id: str, reply: "Reply") -> tuple[str, bytes]:
     is_ok = reply.status < 400
     body = msgspec.Raw(reply.body)
     if batch.kind == "batch":
@@ -388,8 +430,13 @@ class BatchRunner:
             await asyncio.sleep(RETRY_SECONDS)
 
     async def _edit(
-        self, kind: BatchKind, id: str, owner: str, change: Callable[[Batch], None], *files: Record
-    ) -> Batch:
+        self,
+        kind: BatchKind,
+        id: str,
+        owner: str,
+        change: Callable[[BatchJob], None],
+        *files: Record,
+    ) -> BatchJob:
         def changed(record: Record) -> Record:
             batch = batch_of(record.body)
             change(batch)
@@ -400,7 +447,7 @@ class BatchRunner:
     async def _fail(
         self, kind: BatchKind, id: str, owner: str, errors: list[dict[str, Any]]
     ) -> None:
-        def fail(batch: Batch) -> None:
+        def fail(batch: BatchJob) -> None:
             batch.status, batch.ended_at, batch.errors = "failed", int(time.time()), errors
 
         batch = await self._edit(kind, id, owner, fail)
@@ -425,7 +472,7 @@ class BatchRunner:
                 else:
                     total = batch.total
 
-                def begin(batch: Batch) -> None:
+                def begin(batch: BatchJob) -> None:
                     batch.total, batch.in_progress_at = total, int(time.time())
                     if batch.status == "validating":
                         batch.status = "in_progress"
@@ -438,11 +485,11 @@ class BatchRunner:
             await asyncio.to_thread(journal.sync)
             await self._finish(batch, owner, journal, reason)
 
-    async def _answer(self, batch: Batch, owner: str, journal: Journal) -> str | None:
+    async def _answer(self, batch: BatchJob, owner: str, journal: Journal) -> str | None:
         """Answers the lines. Returns why the rest is not answered, if there is a rest."""
         work = asyncio.create_task(self._answer_all(batch, owner, journal))
 
-        def count(batch: Batch) -> None:
+        def count(batch: BatchJob) -> None:
             batch.counts = dict(journal.counts)
 
         reason = None
@@ -464,7 +511,7 @@ class BatchRunner:
         finally:
             await cancelled([work])
 
-    async def _answer_all(self, batch: Batch, owner: str, journal: Journal) -> None:
+    async def _answer_all(self, batch: BatchJob, owner: str, journal: Journal) -> None:
         tasks: set[asyncio.Task[None]] = set()
         try:
             async for raw in _read(self._store.contents.open(batch.input_name)):
@@ -480,7 +527,7 @@ class BatchRunner:
         finally:
             await cancelled(tasks)
 
-    async def _answer_line(self, batch: Batch, owner: str, line: Line, journal: Journal) -> None:
+    async def _answer_line(self, batch: BatchJob, owner: str, line: Line, journal: Journal) -> None:
         for attempt in range(ATTEMPTS):
             reply = await self._reply(batch.endpoint, owner, line.request)
             while isinstance(reply.error, Overloaded):
@@ -535,7 +582,9 @@ class BatchRunner:
             await error_response(reply.error, scope)(scope, receive, send)
         return reply
 
-    async def _finish(self, batch: Batch, owner: str, journal: Journal, reason: str | None) -> None:
+    async def _finish(
+        self, batch: BatchJob, owner: str, journal: Journal, reason: str | None
+    ) -> None:
         """Ends the batch, and makes its answers files of the client, all at once."""
         status: Status = REASONS[reason][0] if reason else "completed"
         files = []
@@ -550,7 +599,7 @@ class BatchRunner:
                         new_file(self._store, name, "batch_output", shown, size, seconds=seconds)
                     )
 
-        def end(batch: Batch) -> None:
+        def end(batch: BatchJob) -> None:
             batch.status, batch.ended_at = status, int(time.time())
             batch.counts, batch.files = dict(journal.counts), [file.id for file in files]
 
@@ -601,7 +650,7 @@ async def _unfinished(tasks: set[asyncio.Task[None]], *, wait: bool) -> set[asyn
     return {task for task in tasks if not task.done()}
 
 
-def _close(batch: Batch, reason: str, input: BinaryIO, journal: Journal) -> None:
+def _close(batch: BatchJob, reason: str, input: BinaryIO, journal: Journal) -> None:
     """Writes a line for each request that is not answered."""
     for raw in lines_of(input):
         custom_id = line_of(raw).custom_id

@@ -11,7 +11,7 @@ from fastapi import Request, Response
 from pydantic import Field
 
 from mlx_server import limits
-from mlx_server.api.batch_runner import ENDED, WINDOW_SECONDS, Batch, BatchRunner, batch_of
+from mlx_server.api.batch_runner import ENDED, WINDOW_SECONDS, BatchJob, BatchRunner, batch_of
 from mlx_server.api.fields import Items, WireModel, ignored_header
 from mlx_server.api.file_inputs import disk_errors, find_file
 from mlx_server.api.files import (
@@ -57,7 +57,7 @@ class MessageBatchBody(WireModel):
     requests: Annotated[Items[MessageRequest], Field(min_length=1, max_length=limits.BATCH_LINES)]
 
 
-def openai_batch(batch: Batch) -> Wire:
+def openai_batch(batch: BatchJob) -> Wire:
     ended: dict[str, int | None] = {f"{each}_at": None for each in sorted(ENDED)}
     if batch.status in ENDED:
         ended[f"{batch.status}_at"] = batch.ended_at
@@ -85,6 +85,13 @@ def openai_batch(batch: Batch) -> Wire:
             "completed": batch.counts.get("completed", 0),
             "failed": batch.counts.get("failed", 0),
         },
+        "usage": {
+            "input_tokens": (given := batch.counts.get("input_tokens", 0)),
+            "input_tokens_details": {"cached_tokens": batch.counts.get("cached_tokens", 0)},
+            "output_tokens": (made := batch.counts.get("output_tokens", 0)),
+            "output_tokens_details": {"reasoning_tokens": batch.counts.get("reasoning_tokens", 0)},
+            "total_tokens": given + made,
+        },
         "metadata": batch.metadata,
     }
 
@@ -92,7 +99,7 @@ def openai_batch(batch: Batch) -> Wire:
 OUTCOMES = ("succeeded", "errored", "canceled", "expired")
 
 
-def anthropic_batch(http: Request, batch: Batch) -> Wire:
+def anthropic_batch(http: Request, batch: BatchJob) -> Wire:
     """Its counts are those of the end, before which all requests are being processed."""
     is_ended = batch.status in ENDED
     counts = {name: batch.counts.get(name, 0) if is_ended else 0 for name in OUTCOMES}
@@ -134,7 +141,7 @@ async def create_batch(http: Request) -> Response:
             param="input_file_id",
         )
     expiry = body.output_expires_after
-    batch = Batch(
+    batch = BatchJob(
         id=f"batch_{secrets.token_hex(12)}",
         kind="batch",
         endpoint=body.endpoint,
@@ -187,7 +194,7 @@ async def create_message_batch(http: Request) -> Response:
     if len(ids) < len(body.requests):
         raise BadRequest("Two requests have the same `custom_id`.", param="requests")
     id = f"msgbatch_{secrets.token_hex(12)}"
-    batch = Batch(
+    batch = BatchJob(
         id=id,
         kind="message batch",
         endpoint=MESSAGES_PATH,
@@ -249,11 +256,11 @@ async def message_batch_results(http: Request, id: str) -> Response:
     return await content_response(_store(http), batch.results_id, "application/x-jsonl")
 
 
-async def _found(http: Request, kind: BatchKind, id: str) -> Batch:
+async def _found(http: Request, kind: BatchKind, id: str) -> BatchJob:
     return batch_of((await _store(http).get(kind, id, http.state.owner)).body)
 
 
-async def _cancelled(http: Request, kind: BatchKind, id: str) -> Batch:
+async def _cancelled(http: Request, kind: BatchKind, id: str) -> BatchJob:
     """The batch once it is marked: the server that runs it ends it within seconds."""
 
     def mark(record: Record) -> Record:

@@ -12,7 +12,7 @@ import secrets
 import time
 from collections.abc import Mapping
 from contextlib import aclosing, suppress
-from itertools import count
+from math import inf
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -22,25 +22,21 @@ from pydantic import Field
 
 from mlx_server import limits
 from mlx_server.api.fields import WireModel, ignored_header
-from mlx_server.api.file_inputs import find_file
+from mlx_server.api.file_inputs import disk_errors, find_file
+from mlx_server.api.files import new_file, new_file_id, shown_name
 from mlx_server.api.handlers import documented, json_response, read
 from mlx_server.api.pool import check_runtime_models
 from mlx_server.api.responses.create import page_body
 from mlx_server.api.responses.protocol import Metadata
 from mlx_server.api.responses.routes import After
-from mlx_server.api.training_data import samples_of
-from mlx_server.engine.training import (
-    Evaluated,
-    TrainingMethod,
-    TrainingProcess,
-    TrainingSamples,
-)
+from mlx_server.api.training_data import STORED, samples_of, stored_lines
+from mlx_server.engine.training import Evaluated, TrainingMethod, TrainingProcess
 from mlx_server.errors import BadRequest, NotFound, Overloaded, ServerError, StoreUnavailable
 from mlx_server.generation.training import Training, split
 from mlx_server.http.security import keyed_router
 from mlx_server.models.adapter_catalog import check_name
 from mlx_server.pool.memory import footprint
-from mlx_server.pool.pool import Pool
+from mlx_server.pool.pool import Pool, TrainingProgress
 from mlx_server.pool.scheduler import cancelled
 from mlx_server.request_threads import in_thread
 from mlx_server.store import Record, Store
@@ -180,7 +176,7 @@ class FineTuningJob(msgspec.Struct, kw_only=True):
                 "fine_tuned_model_checkpoint": self.adapter,
                 "fine_tuning_job_id": self.id,
                 "step_number": each.step,
-                "metrics": {"step": each.step, "full_valid_loss": each.losses.held_out},
+                "metrics": {"step": each.step, "full_valid_loss": each.held_out},
             }
             for each in self.evaluated
             if each.step
@@ -193,6 +189,23 @@ class FineTuningJob(msgspec.Struct, kw_only=True):
 
 def job_of(body: bytes) -> FineTuningJob:
     return msgspec.json.decode(body, type=FineTuningJob)
+
+
+class GivingWay:
+    """Pauses a training while answers are generated."""
+
+    def __init__(self, pool: Pool, process: TrainingProcess) -> None:
+        self._pool, self._process = pool, process
+        self._busy_at = -inf
+
+    def look(self) -> None:
+        if self._pool.row_slots.taken:
+            self._busy_at = time.monotonic()
+        is_busy = time.monotonic() - self._busy_at < IDLE_SECONDS
+        if is_busy and not self._process.is_paused:
+            self._process.pause()
+        elif self._process.is_paused and not is_busy:
+            self._process.go_on()
 
 
 class FineTuning:
@@ -286,21 +299,27 @@ class FineTuning:
         training = await in_thread(self._training, job, prepared)
         log.info("job %s trains %s in %d steps", id, job.adapter, training.job.steps)
         process = TrainingProcess(training.folder)
-        watching = asyncio.create_task(self._give_way(process))
-        stored = 0.0
+        progress = self._pool.training = TrainingProgress(job.adapter, training.job.steps)
+        giving_way = GivingWay(self._pool, process)
+        learning, stored = asyncio.create_task(_take(process, training)), 0.0
         try:
-            async with aclosing(process.reports()) as reports:
-                async for report in reports:
-                    training.take(report)
-                    if isinstance(report, Evaluated) or time.monotonic() - stored > STORED_SECONDS:
-                        stored = time.monotonic()
-                        job = await self.edit(id, owner, lambda job: _tell(job, training))
+            while not learning.done():
+                giving_way.look()
+                progress.step, progress.loss = training.step, training.loss
+                progress.is_paused = process.is_paused
+                if time.monotonic() - stored > STORED_SECONDS:
+                    progress.nbytes = footprint(process.pid) if process.pid else 0
+                    job = await self.edit(id, owner, lambda job: _tell(job, training))
                     if job.status in ENDED:
-                        training.drop()
                         return
+                    stored = time.monotonic()
+                await asyncio.wait({learning}, timeout=LOOK_SECONDS)
+            learning.result()
         finally:
-            await cancelled([watching])
-            self._pool.taken_by_training = 0
+            await cancelled([learning])
+            self._pool.training = None
+            if job.status in ENDED:
+                await asyncio.to_thread(training.drop)
         await self._finish(id, owner, training)
 
     def _training(self, job: FineTuningJob, prepared: Any) -> Training:
@@ -313,26 +332,8 @@ class FineTuning:
             held_out = samples(job.validation_file) if job.validation_file else []
         except FileNotFoundError:
             raise NotFound("A file of the job was deleted.") from None
-        given = TrainingSamples(learnt, held_out) if held_out else split(learnt, job.method.seed)
+        given = split(prepared, learnt, held_out, job.method.seed)
         return Training.of(self._folder, prepared, given, job.method, job.epochs)
-
-    async def _give_way(self, process: TrainingProcess) -> None:
-        """Pauses the training while answers are generated, and counts its memory."""
-        idle_since: float | None = 0.0
-        for number in count():
-            now = time.monotonic()
-            if self._pool.row_slots.taken:
-                if idle_since is not None:
-                    process.pause()
-                idle_since = None
-            elif idle_since is None:
-                idle_since = now
-            elif idle_since and now - idle_since > IDLE_SECONDS:
-                process.go_on()
-                idle_since = 0.0
-            if number % 20 == 0 and process.pid:
-                self._pool.taken_by_training = footprint(process.pid)
-            await asyncio.sleep(LOOK_SECONDS)
 
     async def _finish(self, id: str, owner: str, training: Training) -> None:
         adapters = self._adapters
@@ -346,7 +347,7 @@ class FineTuning:
                 job.error = {"code": "not_better", "message": why, "param": None}
                 job.tell(f"No adapter was published. {why}", "warn")
             else:
-                training.publish(adapters, job.name, self._pool.models.spec(job.model).source)
+                training.publish(adapters, job.name)
                 job.end("succeeded")
                 job.tell(f"{job.adapter} is published.")
 
@@ -355,13 +356,23 @@ class FineTuning:
         log.info("job %s has %s", id, job.status)
 
 
+async def _take(process: TrainingProcess, training: Training) -> None:
+    async with aclosing(process.reports()) as reports:
+        async for report in reports:
+            training.take(report)
+
+
 def _tell(job: FineTuningJob, training: Training) -> None:
-    job.evaluated = list(training.evaluated)
+    """Adds an event if there is news of the training."""
+    known, job.evaluated = job.evaluated, list(training.evaluated)
+    last = job.events[-1]["data"].get("step") if job.events else None
+    if last == training.step and len(known) == len(job.evaluated):
+        return
     data: Wire = {"step": training.step, "total_steps": training.job.steps}
     if training.loss is not None:
         data["train_loss"] = training.loss
     if training.evaluated and training.evaluated[-1].step == training.step:
-        data["full_valid_loss"] = training.evaluated[-1].losses.held_out
+        data["full_valid_loss"] = training.evaluated[-1].held_out
     job.tell(f"Step {training.step} of {training.job.steps}", data=data)
 
 
@@ -382,6 +393,9 @@ async def create_job(http: Request) -> Response:
         raise BadRequest(
             f"{spec.id} can't be trained: send a model of this machine.", param="model"
         )
+    if stored := STORED.fullmatch(body.training_file):
+        file = await _file_of_stored(http, *stored.groups())
+        body = body.model_copy(update={"training_file": file})
     for id in filter(None, (body.training_file, body.validation_file)):
         await find_file(http, id)
     number = secrets.token_hex(8)
@@ -395,6 +409,29 @@ async def create_job(http: Request) -> Response:
     await store.add(job.record(), http.state.owner)
     jobs.start(job.id, http.state.owner)
     return json_response(job.wire(), ignored_header(body.ignored()))
+
+
+async def _file_of_stored(http: Request, key: str, value: str) -> str:
+    """Makes a training file of the client's stored chat completions, so that the job has the same
+    samples for as long as it takes."""
+    store: Store = http.app.state.runs.store
+    owner, id, nbytes = http.state.owner, new_file_id(), 0
+    with disk_errors(), await asyncio.to_thread(store.contents.create, id) as content:
+        try:
+            async for line in stored_lines(store, owner, key, value):
+                nbytes += content.write(line)
+            if not nbytes:
+                raise BadRequest(
+                    f"You have no stored chat completion with {key}={value} in its metadata.",
+                    param="training_file",
+                )
+            content.flush()
+            file = new_file(store, id, "fine-tune", shown_name(f"{key}={value}.jsonl"), nbytes)
+            await store.add_file(file, owner, nbytes)
+        except BaseException:
+            store.contents.remove([id])
+            raise
+    return id
 
 
 def _job(body: JobBody, model: str, id: str, name: str) -> FineTuningJob:

@@ -35,6 +35,7 @@ def shown(pool: Pool) -> dict[str, Any]:
         "memory": pool.memory(),
         "disk_writes": _disk_writes(pool),
         "engine": _engine(pool),
+        "training": asdict(pool.training) if pool.training else None,
         "models": [_model(view) for view in pool.views()],
     }
 

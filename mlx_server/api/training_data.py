@@ -1,23 +1,33 @@
-"""Reads the lines of a training file, as OpenAI's fine-tuning and mlx-lm have them."""
+"""Reads the lines of a training file, as OpenAI's fine-tuning and mlx-lm have them, and makes such
+lines of stored chat completions."""
 
-from collections.abc import Iterator
+import re
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from functools import partial
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
+import msgspec
 from pydantic import ValidationError
 
 from mlx_server import limits
 from mlx_server.api.chat_completions.input import ChatBody, to_request
 from mlx_server.engine.training import TrainingSample
-from mlx_server.errors import BadRequest, ServerError, TrainingDataInvalid
+from mlx_server.errors import BadRequest, NotFound, ServerError, TrainingDataInvalid
 from mlx_server.generation.training import sample_of
 from mlx_server.http import strict_json
 from mlx_server.http.errors import validation_error
 from mlx_server.messages import Conversation
 from mlx_server.pool.prepare import PreparedModel
+from mlx_server.store import RecordFilter, Store
 
 FIELDS = ("messages", "tools", "parallel_tool_calls")
 SHOWN_MISTAKES = 10
+
+STORED = re.compile(r"stored:([^=]+)=(.+)", re.DOTALL)
+"""How training data is named that is the stored chat completions with this pair of metadata."""
+
+PAGE = 100
 
 
 def samples_of(prepared: PreparedModel, file: BinaryIO) -> list[TrainingSample]:
@@ -61,3 +71,28 @@ def conversation_of(line: bytes) -> Conversation:
         raise validation_error(error, body) from None
     assert isinstance(conversation, Conversation)
     return conversation
+
+
+async def stored_lines(store: Store, owner: str, key: str, value: str) -> AsyncIterator[bytes]:
+    """Yields a line for each stored chat completion that was marked so and came to its end."""
+    wanted, after = RecordFilter(metadata={key: value}), None
+    while page := (await store.records("completion", owner, wanted, after, PAGE)).items:
+        after = page[-1].id
+        for item in page:
+            body = msgspec.json.decode(item.body, type=dict[str, Any])
+            choice = body["choices"][0]
+            if choice["finish_reason"] != "length":
+                with suppress(NotFound):  # it was deleted meanwhile
+                    most = limits.JSON_NODES  # of a request
+                    asked = await store.items("completion", item.id, owner, None, most, "asc")
+                    messages = [_message(each.body) for each in asked.items]
+                    tools = {"tools": body["tools"]} if body.get("tools") else {}
+                    line = {"messages": [*messages, choice["message"]], **tools}
+                    yield msgspec.json.encode(line) + b"\n"
+
+
+def _message(stored: bytes) -> dict[str, Any]:
+    """The message as it was sent, before OpenAI's stored form was made of it."""
+    message = msgspec.json.decode(stored, type=dict[str, Any])
+    parts = message.pop("content_parts")
+    return {**message, "content": parts or message["content"]}

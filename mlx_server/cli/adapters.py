@@ -1,21 +1,25 @@
 """`mlx-server adapters`: the adapters of models.yaml and of the folder next to it, as a table."""
 
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from mlx_server.cli.root import ConfigFile, command_app
 from mlx_server.cli.terminal import print_line, print_table
-from mlx_server.config.models_yaml import load_settings
+from mlx_server.config.models_yaml import ADAPTERS_DIR, load_settings
 from mlx_server.config.settings import AdapterSettings, ModelSettings, Settings
 from mlx_server.errors import AdapterInvalid
+from mlx_server.generation.training import CARD
 from mlx_server.models.adapter_catalog import (
     AdapterCatalog,
     AdapterLocation,
     AdapterSpec,
+    check_name,
     read_base_shapes,
 )
 from mlx_server.pool.prepare import REPLAY
@@ -26,18 +30,40 @@ app = command_app()
 
 
 @app.command()
-def adapters(config: ConfigFile = None) -> None:
+def adapters(
+    config: ConfigFile = None,
+    drop: Annotated[
+        str | None, typer.Option(metavar="NAME", help="First remove an adapter that was trained.")
+    ] = None,
+) -> None:
     """Show the LoRA adapters and the models that they fit.
 
     \b
     mlx-server adapters
     mlx-server adapters --config team.yaml
+    mlx-server adapters --drop letters
 
     They come from the folder `adapters` next to models.yaml and from `adapters:` of its models. A
     `?` marks models that are not on this machine. The exit code is 0 if all can be served, else 1.
     """
-    if not show(rows_of(load_settings(config)), Console()):
+    settings = load_settings(config)
+    if drop:
+        _drop(settings.server.adapters_dir or Path(ADAPTERS_DIR), drop)
+    if not show(rows_of(settings), Console()):
         raise typer.Exit(1)
+
+
+def _drop(adapters: Path, name: str) -> None:
+    check_name(name)
+    if not (adapters / name / CARD).is_file():
+        raise typer.BadParameter(
+            f"No adapter {name!r} in {adapters} was trained by `mlx-server train` or a fine-tuning "
+            "job. To remove another one, delete its folder.",
+            param_hint="--drop",
+        )
+    dropped = adapters / f".{name}.dropped"
+    (adapters / name).rename(dropped)  # a server sees all of it or nothing
+    shutil.rmtree(dropped)
 
 
 COLUMNS = ("name", "models", "kind", "format", "rank", "size", "base", "digest", "state")

@@ -1,5 +1,6 @@
 """`mlx-server compare`: whether a model answers as well as another."""
 
+import asyncio
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,12 +14,16 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from mlx_server.api.training_data import conversation_of
+from mlx_server.api.training_data import STORED, conversation_of
 from mlx_server.cli.root import ConfigFile, command_app
-from mlx_server.config.models_yaml import spec_named
+from mlx_server.cli.train import stored_data
+from mlx_server.config.models_yaml import load_settings, spec_named
 from mlx_server.engine.comparison import Answers, ComparisonJob, Divergence, Side, findings
+from mlx_server.events import folded
 from mlx_server.generation.rendering import tokenized
+from mlx_server.messages import Tool
 from mlx_server.models.adapter_catalog import check_name
+from mlx_server.parsers.parse_context import ParseContext
 from mlx_server.pool.adapters import catalog_of
 from mlx_server.pool.models import progress_display
 from mlx_server.pool.prepare import PreparedModel, prepare
@@ -45,6 +50,7 @@ class Request:
     tokens: Sequence[int]
     schema: Mapping[str, Any] | None = None
     """That of the answer's JSON, if it has one."""
+    tools: Sequence[Tool] = ()
 
 
 @dataclass(frozen=True)
@@ -76,7 +82,10 @@ def compare(
         str, typer.Argument(metavar="B", help="Another: MODEL[:ADAPTER][@kv4|@kv8].")
     ],
     requests: Annotated[
-        Path | None, typer.Option(metavar="FILE.jsonl", help="Conversations to ask [a small set].")
+        Path | None,
+        typer.Option(
+            metavar="FILE.jsonl", help="Conversations to ask, or stored:KEY=VALUE [a small set]."
+        ),
     ] = None,
     tokens: Annotated[int, typer.Option(min=1, max=4096, help="The most of an answer.")] = 64,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page too.")] = None,
@@ -91,13 +100,15 @@ def compare(
     mlx-server compare qwen3-bf16 qwen3-4bit
     mlx-server compare qwen3 qwen3@kv8 --requests asked.jsonl
     mlx-server compare qwen3 qwen3:letters --html report.html --fail-over 0.05
+    mlx-server compare qwen3 qwen3-new --requests stored:app=mail
 
     A answers each request, and for each token of its answers both models say what they would have
-    expected (KL divergence of B from A, in nats). Both need the same vocabulary.
+    expected (KL divergence of B from A, in nats). Both need the same vocabulary. stored:KEY=VALUE:
+    the stored chat completions with this metadata.
     """
     prepared, one = _side(config, first)
     _, other = _side(config, second)
-    lines = [*_lines(requests)]
+    lines = [*_lines(config, requests)]
     asked = [_request(prepared, line) for line in lines]
     job = ComparisonJob(
         sides=(one, other),
@@ -145,9 +156,11 @@ def _stops(prepared: PreparedModel) -> Collection[int]:
     return prepared.family.stops(prepared.checkpoint)
 
 
-def _lines(file: Path | None) -> Iterable[bytes]:
+def _lines(config: Path | None, file: Path | None) -> Iterable[bytes]:
     if file is None:
         return (json.dumps({"prompt": text, "completion": ""}).encode() for text in QUESTIONS)
+    if stored := STORED.fullmatch(str(file)):
+        return asyncio.run(stored_data(load_settings(config), *stored.groups())).splitlines()
     if not file.is_file():
         raise typer.BadParameter(f"There is no file {str(file)!r}.", param_hint="--requests")
     return (line for line in file.read_bytes().splitlines() if line.strip())
@@ -161,7 +174,8 @@ def _request(prepared: PreparedModel, line: bytes) -> Request:
     format = json.loads(line).get("response_format") or {}
     schema = (format.get("json_schema") or {}).get("schema")
     asked = replace(conversation, messages=messages)
-    return Request(messages[-1].content, tokenized(prepared, asked).tokens, schema)
+    tokens = tokenized(prepared, asked).tokens
+    return Request(messages[-1].content, tokens, schema, conversation.tools)
 
 
 Row = tuple[str, str, str]
@@ -177,27 +191,49 @@ def _rows(prepared: PreparedModel, asked: Sequence[Request], measured: Measured)
     yield "the same likeliest token", "100 %", f"{100 * measured.agreement:.2f} %"
     middle = f", from token {sorted(firsts)[len(firsts) // 2]} on" if firsts else ""
     yield "answers that would differ", "0", f"{len(firsts)} of {len(asked)}{middle}"
-    if any(each.schema is not None for each in asked):
-        count = sum(each.schema is not None for each in asked)
+    for name, of, is_valid in (
+        ("JSON follows its schema", [each for each in asked if each.schema], _valid),
+        ("a tool is called as its schema says", [each for each in asked if each.tools], calls_well),
+    ):
+        answers = (zip(asked, side.tokens, strict=True) for side in measured.sides)
         valid = [
-            sum(_valid(prepared, *pair) for pair in zip(asked, side.tokens, strict=True))
-            for side in measured.sides
+            sum(is_valid(prepared, request, answer) for request, answer in pairs if request in of)
+            for pairs in answers
         ]
-        yield "JSON follows its schema", f"{valid[0]} of {count}", f"{valid[1]} of {count}"
+        if of:
+            yield name, f"{valid[0]} of {len(of)}", f"{valid[1]} of {len(of)}"
     one, other = measured.sides
     yield "seconds", f"{one.seconds:.1f}", f"{other.seconds:.1f}"
     yield "GB at most", f"{one.nbytes / 1e9:.2f}", f"{other.nbytes / 1e9:.2f}"
 
 
 def _valid(prepared: PreparedModel, request: Request, answer: Sequence[int]) -> bool:
-    if request.schema is None:
-        return False
+    assert request.schema is not None
     ids = [token for token in answer if token not in _stops(prepared)]
     try:
         jsonschema.validate(json.loads(prepared.checkpoint.tokenizer.decode(ids)), request.schema)
     except (ValueError, jsonschema.ValidationError):
         return False
     return True
+
+
+def calls_well(prepared: PreparedModel, request: Request, answer: Sequence[int]) -> bool:
+    """Whether the answer has calls, all of them of tools that are offered and with arguments that
+    their schemas allow."""
+    tokenizer = prepared.checkpoint.tokenizer
+    schemas = {tool.name: tool.parameters for tool in request.tools}
+    context = ParseContext(tools=tuple(request.tools), control=tokenizer.control_tokens)
+    parser, text = prepared.family.make_parser(context), tokenizer.detokenizer()
+    ids = [token for token in answer if token not in _stops(prepared)]
+    events = [event for id in ids for event in parser.feed(id, text.feed(id))]
+    read = folded([*events, *parser.finish(cut=False)])
+    calls = read.message().tool_calls
+    try:
+        for call in calls:
+            jsonschema.validate(json.loads(call.arguments), schemas[call.name])
+    except (KeyError, ValueError, jsonschema.ValidationError):
+        return False
+    return bool(calls) and not read.repairs
 
 
 STYLE = (

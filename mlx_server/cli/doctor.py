@@ -2,12 +2,17 @@
 
 import asyncio
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
+from hashlib import sha256
+from importlib.metadata import version
 from itertools import chain
 from json import dumps
+from pathlib import Path
+from statistics import mean
 from typing import Annotated
 
+import msgspec
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -16,9 +21,15 @@ from rich.text import Text
 from mlx_server.cli.machine_checks import Check, Status, examine
 from mlx_server.cli.root import ConfigFile, command_app
 from mlx_server.cli.terminal import printable
+from mlx_server.config.models_yaml import load_settings
+from mlx_server.config.settings import model_specs
 from mlx_server.engine.client import EngineClient
+from mlx_server.engine.comparison import Answers, ComparisonJob, Side, findings
 from mlx_server.errors import ServerError, public_message
+from mlx_server.generation.training import public_tokens
+from mlx_server.pool.prepare import REPLAY, ModelSpec, capabilities_on_disk, prepare
 from mlx_server.sources.demo import made_checkpoint
+from mlx_server.system.files import replace_private
 
 app = command_app()
 
@@ -27,6 +38,9 @@ app = command_app()
 def doctor(
     config: ConfigFile = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    quality: Annotated[
+        bool, typer.Option("--quality", help="Check also that models compute what they did.")
+    ] = False,
 ) -> None:
     """Check this machine and models.yaml, and show what to fix.
 
@@ -34,12 +48,16 @@ def doctor(
     mlx-server doctor
     mlx-server doctor --config team.yaml
     mlx-server doctor --json > report.json
+    mlx-server doctor --quality
 
     Please add the output to bug reports; it shows no key. The exit code is 0 if nothing failed,
     else 1.
     """
     show = as_json if json else report
-    if not show(chain(examine(config), run_engine_check()), Console()):
+    if not show(
+        chain(examine(config), run_engine_check(), quality_checks(config) if quality else ()),
+        Console(),
+    ):
         raise typer.Exit(1)
 
 
@@ -107,3 +125,57 @@ async def _demo(engine: EngineClient) -> Check:
     except ServerError as error:
         return Check("fail", "demo", error.message, f"{REPORT}, or delete the model from the cache")
     return Check("ok", "demo", f"loads, {loaded.nbytes / 1e6:.0f} MB")
+
+
+QUALITY = "quality"
+"""A folder in the data directory: what each model computed when it was checked first."""
+
+MOST_ROUNDING = 4
+"""Times what rounding changes that a model may differ from then."""
+
+
+class Fingerprint(msgspec.Struct):
+    versions: str
+    files: str
+    """The stamp of the model's."""
+    logprobs: Sequence[Sequence[float]]
+    """Those of the tokens of fixed texts."""
+    noise: float
+
+
+def quality_checks(config: Path | None) -> Iterator[Check]:
+    """Compares how likely each model that is on this machine finds fixed texts with how likely it
+    found them when it was checked first, perhaps with other versions of MLX."""
+    settings = load_settings(config)
+    for spec in model_specs(settings):
+        facts = None if spec.upstream else capabilities_on_disk(spec)
+        if facts and facts.task == "generate" and not spec.source.startswith(REPLAY):
+            assert settings.store.data_dir
+            try:
+                yield _quality(spec, settings.store.data_dir / QUALITY)
+            except ServerError as error:
+                yield Check("fail", "quality", f"{spec.id}: {error.message}", REPORT)
+
+
+def _quality(spec: ModelSpec, folder: Path) -> Check:
+    prepared = prepare(spec, lambda *progress: None, upcast=False)
+    side = Side(checkpoint=str(prepared.path), kv_bits=spec.kv_bits)
+    job = ComparisonJob(sides=(side,), prompts=public_tokens(prepared), tokens=0)
+    (answers,) = (each for each in findings(job) if isinstance(each, Answers))
+    versions = ", ".join(f"{name} {version(name)}" for name in ("mlx", "mlx-lm"))
+    now = Fingerprint(versions, repr(prepared.stamp), answers.logprobs, answers.noise)
+    file = folder / f"{sha256(repr((spec.source, spec.kv_bits)).encode()).hexdigest()[:16]}.json"
+    first = msgspec.json.decode(file.read_bytes(), type=Fingerprint) if file.is_file() else None
+    if first is None or first.files != now.files:
+        folder.mkdir(parents=True, exist_ok=True)
+        replace_private(file, msgspec.json.encode(now))
+        return Check("ok", "quality", f"{spec.id}: remembered, to be compared after an upgrade")
+    texts = zip(first.logprobs, now.logprobs, strict=True)
+    moved = mean(abs(a - b) for text in texts for a, b in zip(*text, strict=True))
+    found = f"{spec.id}: differs by {moved:.2g} nats a token from {first.versions}"
+    if moved <= MOST_ROUNDING * max(first.noise, now.noise):
+        return Check("ok", "quality", f"{found}, by rounding alone")
+    return Check(
+        *("fail", "quality", f"{found}; rounding explains {max(first.noise, now.noise):.2g}"),
+        f"compare by `mlx-server compare` and report it; to take it as it is, delete {file}",
+    )

@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import suppress
+from io import BytesIO
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -9,14 +10,17 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from mlx_server.api.training_data import samples_of
+from mlx_server.api.training_data import STORED, samples_of, stored_lines
 from mlx_server.cli.root import ConfigFile, command_app
 from mlx_server.config.models_yaml import ADAPTERS_DIR, load_settings, spec_named
+from mlx_server.config.settings import Settings
 from mlx_server.engine.training import TrainingMethod, TrainingProcess
 from mlx_server.generation.training import TRAINING, Training, split
+from mlx_server.http.security import client_states
 from mlx_server.models.adapter_catalog import check_name
 from mlx_server.pool.models import progress_display
 from mlx_server.pool.prepare import prepare
+from mlx_server.store import Store
 
 app = command_app()
 
@@ -42,15 +46,18 @@ def train(
     \b
     mlx-server train qwen3 letters.jsonl
     mlx-server train qwen3 letters.jsonl --name letters --epochs 5 --learning-rate 2e-4
+    mlx-server train qwen3 stored:rating=good
 
     Each line is a conversation: {"messages": [...]}. Its last message, the assistant's, is learnt.
-    A tenth of the lines is held out: only an adapter that is better on it than the base model gets
-    into the folder of adapters, where a running server finds it as BASE:NAME. The same command goes
-    on with a training that was interrupted. The exit code is 0 if an adapter was published, else 1.
+    stored:KEY=VALUE: the stored chat completions with this metadata. A tenth is held out: only an
+    adapter that is better on it than the base model, and not much worse on public texts, gets into
+    the folder of adapters, where a running server finds it as BASE:NAME. The same command goes on
+    with a training that was interrupted. The exit code is 0 if an adapter was published, else 1.
     """
-    name = name or data.stem
+    stored = STORED.fullmatch(str(data))
+    name = name or (stored[2] if stored else data.stem)
     check_name(name)
-    if not data.is_file():
+    if not stored and not data.is_file():
         raise typer.BadParameter(f"There is no file {str(data)!r}.", param_hint="DATA.jsonl")
     settings = load_settings(config)
     adapters = settings.server.adapters_dir or Path(ADAPTERS_DIR)
@@ -60,8 +67,12 @@ def train(
     spec = spec_named(config, base)
     show = progress_display()
     prepared = prepare(spec, lambda *done: show(base, *done), upcast=False)
-    with data.open("rb") as lines:
-        samples = split(samples_of(prepared, lines), seed)
+    with (
+        BytesIO(asyncio.run(stored_data(settings, *stored.groups())))
+        if stored
+        else data.open("rb") as lines
+    ):
+        samples = split(prepared, samples_of(prepared, lines), (), seed)
     method = TrainingMethod(
         kind=kind,
         rank=rank,
@@ -75,16 +86,27 @@ def train(
     training = Training.of(folder, prepared, samples, method, epochs)
     with suppress(KeyboardInterrupt):
         asyncio.run(_run(training))
-    if not training.is_done:
+    if not training.judged:
         print("The training was interrupted. The same command goes on with it.")
         raise typer.Exit(1)
     _table(training)
     if why := training.why_not():
         print(f"No adapter was published. {why}")
         raise typer.Exit(1)
-    path = training.publish(adapters, name, spec.source)
+    path = training.publish(adapters, name)
     training.drop()
-    print(f"{base}:{name} is in {path}. To drop it, delete that folder.")
+    print(f"{base}:{name} is in {path}. To drop it: mlx-server adapters --drop {name}")
+
+
+async def stored_data(settings: Settings, key: str, value: str) -> bytes:
+    """The lines of the stored chat completions of all clients that were marked so."""
+    store = await Store.open(settings.store.path, settings.store)
+    owners = client_states([each.get_secret_value() for each in settings.server.api_keys])
+    try:
+        lines = [line for owner in owners async for line in stored_lines(store, owner, key, value)]
+    finally:
+        await store.close()
+    return b"".join(lines)
 
 
 async def _run(training: Training) -> None:
@@ -100,4 +122,7 @@ async def _run(training: Training) -> None:
 def _table(training: Training) -> None:
     for each in training.evaluated:
         name = f"after step {each.step}" if each.step else "base model"
-        print(f"{name}: loses {each.losses.held_out:.3f} a token of what was held out")
+        print(f"{name}: loses {each.held_out:.3f} a token of what was held out")
+    assert training.judged
+    base, adapter = training.judged.base.public, training.judged.adapter.public
+    print(f"public texts: the adapter loses {adapter:.3f} a token, the base model {base:.3f}")

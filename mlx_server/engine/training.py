@@ -19,6 +19,8 @@ from mlx_server.errors import TrainingFailed
 
 JOB, SAMPLES, EVALUATIONS = "job.json", "samples.msgpack", "evaluations.jsonl"
 ADAPTER_WEIGHTS = "adapters.safetensors"
+ADAPTER = "adapter"
+"""The folder, in that of the job, of the adapter that may be published."""
 STDERR_BYTES = 2000
 
 
@@ -56,15 +58,8 @@ class TrainingSamples(msgspec.Struct, frozen=True):
     learnt: Sequence[TrainingSample]
     held_out: Sequence[TrainingSample]
     """What decides whether the adapter is better than its base model."""
-    public: Sequence[TrainingSample] = ()
+    public: Sequence[TrainingSample]
     """Texts on which the adapter may not be much worse than its base model."""
-
-
-class Losses(msgspec.Struct, frozen=True):
-    """The mean loss a token."""
-
-    held_out: float
-    public: float | None = None
 
 
 class Trained(msgspec.Struct, frozen=True, tag=True):
@@ -78,10 +73,26 @@ class Evaluated(msgspec.Struct, frozen=True, tag=True):
     """step: 0 for the base model. What the adapter is after that step is in `file_of(step)`."""
 
     step: int
-    losses: Losses
+    held_out: float
+    """The mean loss a token of what is held out, as the trainer measures it."""
 
 
-TrainingReport = Trained | Evaluated
+class Losses(msgspec.Struct, frozen=True):
+    """The mean loss a token, computed as the engine serves the model."""
+
+    held_out: float
+    public: float
+
+
+class Judged(msgspec.Struct, frozen=True, tag=True):
+    """The end: the adapter of the best step is in `ADAPTER`, and was compared with its base."""
+
+    step: int
+    base: Losses
+    adapter: Losses
+
+
+TrainingReport = Trained | Evaluated | Judged
 
 _decoder: msgspec.json.Decoder[TrainingReport] = msgspec.json.Decoder(TrainingReport)
 
@@ -90,8 +101,15 @@ def file_of(step: int) -> str:
     return f"{step:07d}_{ADAPTER_WEIGHTS}"
 
 
+def kept_reports(folder: Path) -> list[Evaluated | Judged]:
+    """The reports of all processes of the folder, but for those of steps."""
+    with suppress(FileNotFoundError):
+        lines = (folder / EVALUATIONS).read_bytes().splitlines()
+        return [msgspec.json.decode(line, type=Evaluated | Judged) for line in lines]
+    return []
+
+
 def write_job(folder: Path, job: TrainingJob, samples: TrainingSamples) -> None:
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     (folder / SAMPLES).write_bytes(msgspec.msgpack.encode(samples))
     (folder / JOB).write_bytes(msgspec.json.encode(job))
 
@@ -102,7 +120,7 @@ class TrainingProcess:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._process: asyncio.subprocess.Process | None = None
-        self._is_paused = False
+        self.is_paused = False
 
     @property
     def pid(self) -> int | None:
@@ -118,7 +136,7 @@ class TrainingProcess:
             env=process_environment(),
             start_new_session=True,
         )
-        if self._is_paused:
+        if self.is_paused:
             self.pause()
         assert process.stdout
         assert process.stderr
@@ -138,11 +156,11 @@ class TrainingProcess:
 
     def pause(self) -> None:
         """After the step that it computes, the process returns the memory of its buffers."""
-        self._is_paused = True
+        self.is_paused = True
         self._send(b"pause\n")
 
     def go_on(self) -> None:
-        self._is_paused = False
+        self.is_paused = False
         self._send(b"go on\n")
 
     def _send(self, line: bytes) -> None:

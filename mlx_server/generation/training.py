@@ -9,7 +9,6 @@ import json
 import os
 import shutil
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
@@ -18,17 +17,17 @@ from random import Random
 import msgspec
 
 from mlx_server.engine.training import (
-    ADAPTER_WEIGHTS,
-    EVALUATIONS,
+    ADAPTER,
     JOB,
     Evaluated,
+    Judged,
     Trained,
     TrainingJob,
     TrainingMethod,
     TrainingReport,
     TrainingSample,
     TrainingSamples,
-    file_of,
+    kept_reports,
     write_job,
 )
 from mlx_server.errors import TrainingDataInvalid
@@ -40,8 +39,21 @@ from mlx_server.pool.prepare import PreparedModel
 HELD_OUT = 0.1
 """The part of the conversations that is not learnt."""
 
-PUBLIC_WORSE = 1.05
+PUBLIC_WORSE = 1.1
 """How much more an adapter may lose than its base model on public texts."""
+
+PUBLIC_TEXTS = (
+    "Alice was beginning to get very tired of sitting by her sister on the bank, and of having "
+    "nothing to do: once or twice she had peeped into the book her sister was reading, but it had "
+    "no pictures or conversations in it.",
+    "Four score and seven years ago our fathers brought forth on this continent, a new nation, "
+    "conceived in Liberty, and dedicated to the proposition that all men are created equal.",
+    "Habe nun, ach! Philosophie, Juristerei und Medizin, und leider auch Theologie durchaus "
+    "studiert, mit heißem Bemühn. Da steh ich nun, ich armer Tor, und bin so klug als wie zuvor.",
+    "def gcd(a, b):\n    while b:\n        a, b = b, a % b\n    return a\n\n\nprint(gcd(48, 36))\n",
+    "If equals be added to equals, the wholes are equal. 3 + 4 = 7, 7 + 5 = 12, 12 * 12 = 144.",
+)
+"""In the public domain: Carroll, Lincoln, Goethe, and Euclid."""
 
 CARD = "card.json"
 
@@ -73,8 +85,22 @@ def _common(a: Sequence[int], b: Sequence[int]) -> int:
     return next((at for at, (one, other) in pairs if one != other), min(len(a), len(b)))
 
 
-def split(samples: Sequence[TrainingSample], seed: int) -> TrainingSamples:
-    """Holds a tenth of the samples out, and at least one. Raises TrainingDataInvalid."""
+def public_tokens(prepared: PreparedModel) -> list[Sequence[int]]:
+    texts = map(prepared.checkpoint.tokenizer.encode, PUBLIC_TEXTS)
+    return [text[: prepared.context_length] for text in texts]
+
+
+def split(
+    prepared: PreparedModel,
+    samples: Sequence[TrainingSample],
+    held_out: Sequence[TrainingSample],
+    seed: int,
+) -> TrainingSamples:
+    """Holds a tenth of the samples out, and at least one, if no others are. Raises
+    TrainingDataInvalid."""
+    public = [TrainingSample(tokens, 0) for tokens in public_tokens(prepared)]
+    if held_out:
+        return TrainingSamples(samples, held_out, public)
     if len(samples) < 10:
         raise TrainingDataInvalid(
             f"There are {len(samples)} conversations. At least 10 are needed, and some hundred are "
@@ -82,8 +108,8 @@ def split(samples: Sequence[TrainingSample], seed: int) -> TrainingSamples:
         )
     order = list(samples)
     Random(seed).shuffle(order)  # noqa: S311  no secret is made of it
-    held_out = round(HELD_OUT * len(order))
-    return TrainingSamples(order[held_out:], order[:held_out])
+    count = round(HELD_OUT * len(order))
+    return TrainingSamples(order[count:], order[:count], public)
 
 
 @dataclass
@@ -97,6 +123,7 @@ class Training:
     step: int = 0
     loss: float | None = None
     evaluated: list[Evaluated] = field(default_factory=list)
+    judged: Judged | None = None
 
     @classmethod
     def of(
@@ -122,14 +149,12 @@ class Training:
         known = sha256(msgspec.msgpack.encode([job, data, repr(prepared.stamp)])).hexdigest()
         training = cls(folder / known[:16], job, data)
         if not (training.folder / JOB).is_file():
+            training.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _write_config(training.folder / ADAPTER, prepared.spec.source, method)
             write_job(training.folder, job, samples)
-        training._read()
+        for report in kept_reports(training.folder):
+            training.take(report)
         return training
-
-    def _read(self) -> None:
-        with suppress(FileNotFoundError):
-            for line in (self.folder / EVALUATIONS).read_bytes().splitlines():
-                self.take(msgspec.json.decode(line, type=Evaluated))
 
     def take(self, report: TrainingReport) -> None:
         match report:
@@ -138,64 +163,57 @@ class Training:
             case Evaluated():
                 if report.step not in [each.step for each in self.evaluated]:
                     self.evaluated.append(report)
-
-    @property
-    def is_done(self) -> bool:
-        return bool(self.evaluated) and self.evaluated[-1].step == self.job.steps
-
-    @property
-    def base(self) -> Evaluated:
-        return self.evaluated[0]
-
-    @property
-    def best(self) -> Evaluated:
-        return min(self.evaluated[1:], key=lambda each: each.losses.held_out)
+            case Judged():
+                self.judged = report
 
     def why_not(self) -> str | None:
         """Why the adapter is not to be published."""
-        base, best = self.base.losses, self.best.losses
-        if best.held_out >= base.held_out:
+        assert self.judged
+        base, adapter = self.judged.base, self.judged.adapter
+        if adapter.held_out >= base.held_out:
             return (
-                f"It is not better than its base model: it loses {best.held_out:.3f} a token of "
+                f"It is not better than its base model: it loses {adapter.held_out:.3f} a token of "
                 f"the samples that were held out, and the base model {base.held_out:.3f}."
             )
-        if base.public and best.public and best.public > PUBLIC_WORSE * base.public:
+        if adapter.public > PUBLIC_WORSE * base.public:
             return (
-                f"It has forgotten too much: it loses {best.public:.3f} a token of public texts, "
-                f"and the base model {base.public:.3f}."
+                f"It has forgotten too much: it loses {adapter.public:.3f} a token of public texts "
+                f"and the base model {base.public:.3f}. Fewer epochs, or a lower learning rate, "
+                "keep more."
             )
         return None
 
-    def publish(self, adapters: Path, name: str, base: str) -> Path:
+    def publish(self, adapters: Path, name: str) -> Path:
         """Moves the adapter to the folder that is searched for adapters, in one step."""
-        method = self.job.method
-        config = {
-            "model": base,
-            "fine_tune_type": method.kind,
-            "num_layers": method.layers,
-            "lora_parameters": {
-                "rank": method.rank,
-                "scale": method.scale,
-                "dropout": method.dropout,
-            },
-        }
+        assert self.judged
         card = {
             "data_sha256": self.data,
-            "method": msgspec.to_builtins(method),
-            "steps": self.best.step,
+            "method": msgspec.to_builtins(self.job.method),
+            "steps": self.judged.step,
             "loss": {
-                "base": msgspec.to_builtins(self.base.losses),
-                "adapter": msgspec.to_builtins(self.best.losses),
+                "base": msgspec.to_builtins(self.judged.base),
+                "adapter": msgspec.to_builtins(self.judged.adapter),
             },
         }
         made = adapters / f".{name}.unfinished"
         shutil.rmtree(made, ignore_errors=True)
-        made.mkdir(parents=True)
-        shutil.copy(self.folder / file_of(self.best.step), made / ADAPTER_WEIGHTS)
-        for file, value in ((CONFIG, config), (CARD, card)):
-            (made / file).write_text(json.dumps(value, indent=2) + "\n", "utf-8")
+        shutil.copytree(self.folder / ADAPTER, made)
+        (made / CARD).write_text(json.dumps(card, indent=2) + "\n", "utf-8")
         os.replace(made, adapters / name)
         return adapters / name
 
     def drop(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _write_config(adapter: Path, base: str, method: TrainingMethod) -> None:
+    """base: the source of the model."""
+    parameters = {"rank": method.rank, "scale": method.scale, "dropout": method.dropout}
+    config = {
+        "model": base,
+        "fine_tune_type": method.kind,
+        "num_layers": method.layers,
+        "lora_parameters": parameters,
+    }
+    adapter.mkdir(exist_ok=True)
+    (adapter / CONFIG).write_text(json.dumps(config, indent=2) + "\n", "utf-8")

@@ -32,7 +32,7 @@ from mlx_server.events import (
 from mlx_server.http.answer_log import AnswerLog, AnswerRecord
 from mlx_server.http.security import keyed_router
 from mlx_server.pool.memory import footprint
-from mlx_server.pool.pool import Pool
+from mlx_server.pool.pool import Pool, TrainingProgress
 from mlx_server.requests import Prompt
 
 router = keyed_router()
@@ -96,6 +96,10 @@ GAUGES = {
     "disk_cache_bytes": "Size of the prompt cache's files on disk.",
     "engine_restarts": "Engine processes that were lost and replaced.",
     "resumed_requests": "Requests that went on in the engine that replaced a lost one.",
+    "training_steps": "Steps of the adapter's training that is under way; 0 without one.",
+    "training_step": "Those of them that are made.",
+    "training_loss": "The loss a token of the last one.",
+    "training_bytes": "Memory of the process that trains.",
     "disk_cache_written_today_bytes": "Bytes written to these files today, by all servers.",
 }
 
@@ -285,7 +289,7 @@ class EngineMetrics:
             counter.inc(getattr(use, name))
         self._set(disk_cache_bytes=use.nbytes)
 
-    def _set(self, **values: int) -> None:
+    def _set(self, **values: float) -> None:
         for name, value in values.items():
             self._gauges[name].set(value)
 
@@ -294,6 +298,9 @@ class EngineMetrics:
         if not self._pool.row_slots.taken:  # no step follows that would reset the gauges
             self._set(batch_size=0, queue=0)
         self._set(engine_restarts=self._pool.restarts, resumed_requests=self._pool.resumed)
+        training = self._pool.training or TrainingProgress("", 0)
+        self._set(training_steps=training.steps, training_step=training.step)
+        self._set(training_loss=training.loss or 0, training_bytes=training.nbytes)
         if writes := self._pool.disk_writes:
             self._set(disk_cache_written_today_bytes=writes.today)
         for model in self._pool.models.loaded:

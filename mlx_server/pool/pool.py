@@ -18,6 +18,7 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -159,6 +160,19 @@ class AnswerRecorder(Protocol):
         """Yields the same events, and records each when the client takes it."""
 
 
+@dataclass
+class TrainingProgress:
+    """How far the training of an adapter is that this server runs."""
+
+    adapter: str
+    steps: int
+    step: int = 0
+    loss: float | None = None
+    is_paused: bool = False
+    nbytes: int = 0
+    """The memory of its process."""
+
+
 class Pool:
     def __init__(
         self,
@@ -180,8 +194,7 @@ class Pool:
         self.servers: Servers | None = None
         """The servers with which it shares the machine's memory, if there may be any."""
         self._others: Mapping[str, OtherServer] = {}
-        self.taken_by_training = 0
-        """The bytes of memory that the process which trains an adapter takes."""
+        self.training: TrainingProgress | None = None
         self.make_engine: Callable[..., EngineClient] = EngineClient
         self.engines = [*self._engines_of(on_progress)]
         """The engines. The one with the models on this machine comes first, if there are any."""
@@ -279,7 +292,7 @@ class Pool:
     @property
     def _taken_by_others(self) -> int:
         others = sum(other.nbytes for other in self._others.values())
-        return others + self.taken_by_training
+        return others + (self.training.nbytes if self.training else 0)
 
     async def preloaded(self) -> None:
         """Returns when no model is being preloaded any more."""

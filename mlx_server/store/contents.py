@@ -11,7 +11,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from mlx_server.system.files import create_locked, open_regular, own_path, remove_abandoned
+from mlx_server.system.files import (
+    create_locked,
+    lock_abandoned,
+    open_regular,
+    own_path,
+    remove_abandoned,
+)
 
 FOLDER = "files"
 """A folder in the data directory."""
@@ -82,13 +88,7 @@ class Contents:
 
 def _is_locked(path: Path) -> bool:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+        os.close(lock_abandoned(path))
     except OSError:
         return True
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(descriptor)
     return False

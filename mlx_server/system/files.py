@@ -124,18 +124,27 @@ def create_locked(path: Path) -> int:
         os.close(descriptor)  # another process removed it before it was locked
 
 
+def lock_abandoned(path: Path) -> int:
+    """Locks a file of `create_locked` until the descriptor is closed. Raises BlockingIOError if the
+    process that made it has not ended."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
 def remove_abandoned(path: Path) -> bool:
     """Removes a file of `create_locked` whose process has ended. Returns whether it is gone."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except FileNotFoundError:
-        return True
+        descriptor = lock_abandoned(path)
+    except (FileNotFoundError, BlockingIOError) as error:
+        return isinstance(error, FileNotFoundError)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.fstat(descriptor).st_nlink:  # else the path may be a new file's by now
             path.unlink(missing_ok=True)
-    except BlockingIOError:
-        return False
     finally:
         os.close(descriptor)
     return True

@@ -57,7 +57,7 @@ from mlx_server.worker.speculation.gate import Gate
 MOST_TOGETHER = 32
 """Prompts of which more than fit into a piece are computed in the same ones."""
 
-LOW_PIECE = 0.12
+LOW_PIECE = 0.1
 """The largest share of a whole prompt's time that a piece below the usual tier takes: a request of
 a higher one may come and wait for its end."""
 

@@ -8,7 +8,7 @@ this answer. Only one of them is in memory at a time: a file keeps the first one
 import gc
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO
@@ -29,7 +29,9 @@ PIECE, OTHER_PIECE = 512, 64
 
 
 class LoadedSide:
-    def __init__(self, side: Side) -> None:
+    def __init__(self, side: Side, wait: Callable[[], object] = lambda: None) -> None:
+        """wait: called before each pass."""
+        self._wait = wait
         loading = load(Path(side.checkpoint))
         try:
             while True:
@@ -75,6 +77,7 @@ class LoadedSide:
         return found
 
     def _pass(self, tokens: Sequence[int], caches: list[object]) -> mx.array:
+        self._wait()
         with using(RowAdapters([self._adapter]), self._model):
             logits: mx.array = self._model(mx.array([tokens]), cache=caches)[0].astype(mx.float32)
         mx.eval(logits)

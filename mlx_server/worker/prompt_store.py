@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from mlx_server.prompt_files import PromptFolder
+from mlx_server.requests import Tier
 from mlx_server.worker.prefill.disk_tier import DiskTier
 from mlx_server.worker.prefill.memory_tier import Cache, Key, MemoryTier, can_always_be_cut
 from mlx_server.worker.row import Row
@@ -171,6 +172,7 @@ class RowPrompts:
                 continued_from=min(continued_from, len(tokens)),
                 shared=row.request.shared,
                 disk_length=len(tokens) if row.request.on_disk else 0,
+                gives_way=row.tier is Tier.BATCH,
                 **how,
             )
 
@@ -180,7 +182,9 @@ class RowPrompts:
         if row.deterministic and len(tokens) == row.reusable(len(row.request.prompt)):
             self.store(row, tokens, extracted, goes_on=True)
         elif len(tokens) in row.snapshot_places and self.wants(row, tokens):
-            self._memory.store_snapshot(row.prompt_key, tokens, extracted(), row.request.shared)
+            shared, is_batch = row.request.shared, row.tier is Tier.BATCH
+            cache = extracted()
+            self._memory.store_snapshot(row.prompt_key, tokens, cache, shared, gives_way=is_batch)
 
     def forget(self, row: Row) -> None:
         """Drops all prompts that such rows use, since their values may be invalid."""

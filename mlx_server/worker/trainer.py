@@ -9,9 +9,12 @@ A step lasts as long as the samples of one batch take, forth and back. Controls 
 between two of them.
 """
 
+import gc
 import os
+import shutil
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
@@ -27,11 +30,15 @@ from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.tuner.trainer import TrainingArgs, evaluate, iterate_batches, train
 from mlx_lm.tuner.utils import linear_to_lora_layers
 
+from mlx_server.engine.comparison import Side
 from mlx_server.engine.training import (
+    ADAPTER,
+    ADAPTER_WEIGHTS,
     EVALUATIONS,
     JOB,
     SAMPLES,
     Evaluated,
+    Judged,
     Losses,
     Trained,
     TrainingJob,
@@ -39,7 +46,9 @@ from mlx_server.engine.training import (
     TrainingSample,
     TrainingSamples,
     file_of,
+    kept_reports,
 )
+from mlx_server.worker.comparison import LoadedSide
 from mlx_server.worker.server_connection import leave
 from mlx_server.worker.weights import load
 
@@ -97,10 +106,7 @@ class Trainer:
         self, folder: Path, report: Callable[[TrainingReport], None], controls: Controls
     ) -> None:
         self._folder, self._report, self._controls = folder, report, controls
-        self._job = msgspec.json.decode((folder / JOB).read_bytes(), type=TrainingJob)
-        self._samples = msgspec.msgpack.decode(
-            (folder / SAMPLES).read_bytes(), type=TrainingSamples
-        )
+        self._job, self._samples = _read_job(folder)
         method = self._job.method
         mx.random.seed(method.seed)
         self._model = _loaded(Path(self._job.checkpoint))
@@ -151,22 +157,16 @@ class Trainer:
         self._save_state()
 
     def _evaluate(self) -> None:
+        longest = max(len(each.tokens) for each in self._samples.held_out) + 1
         with _numpy_state_kept():
-            held_out = self._loss(self._samples.held_out)
-            public = self._loss(self._samples.public) if self._samples.public else None
+            loss = evaluate(self._model, Dataset(self._samples.held_out), 1, -1, longest)
         self._model.train()
         if self._step:
             weights = dict(tree_flatten(self._model.trainable_parameters()))
             _write(self._folder / file_of(self._step), weights)
-        evaluated = Evaluated(self._step, Losses(held_out, public))
-        with (self._folder / EVALUATIONS).open("ab") as file:  # for a server that reads no report
-            file.write(msgspec.json.encode(evaluated) + b"\n")
+        evaluated = Evaluated(self._step, float(loss))
+        _keep(self._folder, evaluated)
         self._report(evaluated)
-
-    def _loss(self, samples: Sequence[TrainingSample]) -> float:
-        longest = max(len(each.tokens) for each in samples) + 1
-        loss = evaluate(self._model, Dataset(samples), 1, -1, longest)
-        return float(loss)
 
     def _save_state(self) -> None:
         state = {
@@ -184,6 +184,43 @@ class Trainer:
         self._model.load_weights(list(_under("model", arrays).items()), strict=False)
         self._optimizer.state = tree_unflatten(list(_under("optimizer", arrays).items()))
         return int(metadata["step"])
+
+
+def judge(
+    folder: Path, report: Callable[[TrainingReport], None], wait: Callable[[], object]
+) -> None:
+    """Compares the best adapter with its base model, both as the engine computes them."""
+    (job, samples), adapter = _read_job(folder), folder / ADAPTER
+    evaluated = [each for each in kept_reports(folder) if isinstance(each, Evaluated) and each.step]
+    best = min(evaluated, key=lambda each: each.held_out)
+    shutil.copy(folder / file_of(best.step), adapter / ADAPTER_WEIGHTS)
+
+    def losses(path: str | None) -> Losses:
+        gc.collect()
+        mx.clear_cache()
+        side = LoadedSide(Side(checkpoint=job.checkpoint, adapter=path), wait)
+        held_out, public = (_loss(side, each) for each in (samples.held_out, samples.public))
+        return Losses(held_out, public)
+
+    judged = Judged(best.step, losses(None), losses(str(adapter)))
+    _keep(folder, judged)
+    report(judged)
+
+
+def _loss(side: LoadedSide, samples: Sequence[TrainingSample]) -> float:
+    found = (side.logprobs(each.tokens, max(0, each.prompt - 1)) for each in samples)
+    return -float(np.mean([logprob for each in found for logprob in each]))
+
+
+def _read_job(folder: Path) -> tuple[TrainingJob, TrainingSamples]:
+    job = msgspec.json.decode((folder / JOB).read_bytes(), type=TrainingJob)
+    return job, msgspec.msgpack.decode((folder / SAMPLES).read_bytes(), type=TrainingSamples)
+
+
+def _keep(folder: Path, report: Evaluated | Judged) -> None:
+    """For a process that goes on, and a server that reads no report."""
+    with (folder / EVALUATIONS).open("ab") as file:
+        file.write(msgspec.json.encode(report) + b"\n")
 
 
 def _loaded(folder: Path) -> nn.Module:
@@ -239,7 +276,19 @@ def main() -> None:
         reports.write(msgspec.json.encode(each) + b"\n")
         reports.flush()
 
-    Trainer(Path(sys.argv[1]), report, controls).run()
+    def wait() -> None:
+        if not controls.may_go_on():
+            leave(0)
+
+    folder = Path(sys.argv[1])
+    try:
+        Trainer(folder, report, controls).run()
+        wait()
+        judge(folder, report, wait)
+    except Exception:
+        traceback.print_exc()
+        sys.stderr.flush()
+        leave(1)
     leave(0)  # while the other thread reads
 
 

@@ -1,5 +1,6 @@
 """Batches as the clients of OpenAI and Anthropic send them, and what may befall their servers."""
 
+import asyncio
 import errno
 import io
 import itertools
@@ -122,6 +123,10 @@ def test_a_batch_from_its_file_to_its_answers(client: OpenAI, folder: Path, endp
         assert response["request_id"]
         assert response["body"].keys() == dict(alone).keys()  # type: ignore[call-overload]
         assert response["body"]["usage"] == alone["usage"]  # type: ignore[index]
+    assert batch.usage
+    used = [each["response"]["body"]["usage"] for each in answers]
+    assert batch.usage.total_tokens == sum(each["total_tokens"] for each in used) > 0
+    assert batch.usage.output_tokens == 20 * 2
     (failed,) = lines_of(client, batch.error_file_id)
     assert failed["custom_id"] == "bad"
     assert failed["response"]["status_code"] == 404
@@ -479,6 +484,43 @@ def test_each_line_is_answered_once_however_often_servers_are_killed(
         http.portal.call(sweep)
         known = {file.id for file in client.files.list()}
     assert {*left(tmp_path)} == known
+
+
+def test_a_living_server_goes_on_with_the_batch_of_one_that_dies(
+    tmp_path: Path, tiny_path: Path, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def never(request: Request) -> Any:
+        await asyncio.Event().wait()
+
+    async def quick(request: Request) -> Any:
+        return json_response({"said": "by the other"})
+
+    store = StoreSettings(data_dir=tmp_path)
+    monkeypatch.setitem(batch_runner.ENDPOINTS, CHAT, never)
+    with wire.client(tiny_path, engine, store) as http:
+        id = begun(sdk(http), (line(f"{i}", padding=1) for i in range(3000))).id
+    context = get_context("forkserver")
+    read, write = context.Pipe(duplex=False)
+    dying = context.Process(target=batch_server.serve, args=(tmp_path, write))
+    dying.start()
+    read.recv()
+    monkeypatch.setitem(batch_runner.ENDPOINTS, CHAT, quick)
+    with wire.client(tiny_path, engine, store) as http:
+        client = sdk(http)
+
+        def begun_there() -> bool:
+            counts = client.batches.retrieve(id).request_counts
+            return counts is not None and counts.completed > 10
+
+        eventually(begun_there, "the first server answers")
+        dying.kill()
+        dying.join()
+        answers = lines_of(client, ended(client, id, 60).output_file_id)
+    assert sorted(int(each["custom_id"]) for each in answers) == [*range(3000)]
+    by_other = [
+        "said" in a["response"]["body"] and " " in a["response"]["body"]["said"] for a in answers
+    ]
+    assert 10 < by_other.count(False) < 3000
 
 
 def test_many_lines_take_little_memory(http: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,6 +81,7 @@ def test_before_and_after_the_first_request(tiny_path: Path) -> None:
             "object": "pool",
             "memory": {"budget": BUDGET, **memory, "other_servers": 0},
             "disk_writes": None,
+            "training": None,
             "engine": None,
             "models": [unseen, other],
         }

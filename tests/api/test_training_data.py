@@ -9,8 +9,9 @@ import pytest
 from mlx_server import limits
 from mlx_server.api.fine_tuning import FineTuningJob
 from mlx_server.api.training_data import samples_of
-from mlx_server.engine.training import TrainingMethod
+from mlx_server.engine.training import Judged, Losses, TrainingJob, TrainingMethod
 from mlx_server.errors import TrainingDataInvalid
+from mlx_server.generation.training import Training
 from mlx_server.pool.prepare import ModelSpec, PreparedModel, prepare
 
 LINE = json.dumps({"prompt": "a", "completion": "b"}).encode()
@@ -60,3 +61,20 @@ def test_the_events_of_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
     for message in "abc":
         job.tell(message)
     assert [event["message"] for event in job.events] == ["b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("held_out", "public", "why"),
+    [
+        (1.9, 3.3, None),
+        (2.0, 3.0, "It is not better than its base model"),
+        (1.9, 3.301, "It has forgotten too much"),
+    ],
+)
+def test_what_an_adapter_is_published_for(held_out: float, public: float, why: str | None) -> None:
+    judged = Judged(1, Losses(2.0, 3.0), Losses(held_out, public))
+    training = Training(
+        Path(), TrainingJob(checkpoint="", steps=1, steps_per_epoch=1, tokens=1), ""
+    )
+    training.take(judged)
+    assert (training.why_not() or "None").startswith(str(why))

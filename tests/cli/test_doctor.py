@@ -1,17 +1,21 @@
 """`mlx-server doctor`: what it finds on this machine, and whether the engine starts."""
 
 import json
+import os
 import shutil
 import socket
 import sys
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
+import mlx.core as mx
 import pytest
 
 from mlx_server.cli import machine_checks
-from mlx_server.cli.doctor import run_engine_check
+from mlx_server.cli.doctor import quality_checks, run_engine_check
 from tests.live.fork_server import ran
+from tests.tiny import tiny_llama
 
 pytestmark = pytest.mark.usefixtures("folder")
 
@@ -157,3 +161,22 @@ def test_doctor_tells_of_an_engine_that_does_not_start(monkeypatch: pytest.Monke
     (check,) = run_engine_check()
     assert (check.status, check.name) == ("fail", "engine")
     assert check.found == "FileNotFoundError: No such file or directory: 'python'"
+
+
+def test_doctor_finds_a_model_that_computes_otherwise_than_it_did(tmp_path: Path) -> None:
+    model = tiny_llama(tmp_path / "tiny")
+    Path("models.yaml").write_text(f"models: {{tiny: {{source: {model}}}}}\n")
+    weights, other = model / "model.safetensors", tmp_path / "other.safetensors"
+    planted: Any = mx.load(str(weights))
+    mx.save_safetensors(str(weights), planted, {"format": "mlx"})  # as it is saved again below
+    (first,) = quality_checks(None)
+    (again,) = quality_checks(None)
+    assert (first.status, "remembered" in first.found) == ("ok", True)
+    assert (again.status, "by rounding alone" in again.found) == ("ok", True)
+    status = weights.stat()
+    name = next(name for name in planted if name.endswith("layers.1.mlp.down_proj.weight"))
+    mx.save_safetensors(str(other), {**planted, name: planted[name] * 1.01}, {"format": "mlx"})
+    shutil.copyfile(other, weights)
+    os.utime(weights, ns=(status.st_atime_ns, status.st_mtime_ns))
+    (faulty,) = quality_checks(None)
+    assert (faulty.status, "tiny: differs by" in faulty.found) == ("fail", True), faulty

@@ -1,6 +1,7 @@
 """`mlx-server train`, on a tiny model with random weights."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import mlx.core as mx
+import psutil
 import pytest
 
 from mlx_server.models.adapter_catalog import AdapterCatalog, AdapterLocation, read_base_shapes
@@ -51,6 +53,9 @@ class Trainings:
     def states(self) -> Iterator[Path]:
         return (self.folder / "data" / "training").glob("*/state.safetensors")
 
+    def saved(self) -> set[int]:
+        return {each.stat().st_mtime_ns for each in self.states()}
+
     def weights(self, name: str) -> dict[str, mx.array]:
         found = mx.load(str(self.folder / "adapters" / name / "adapters.safetensors"))
         assert isinstance(found, dict)
@@ -68,35 +73,52 @@ def trainings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trainings]:
 QUICK = ("--learning-rate", "0.01", "--layers", "-1", "--epochs", "4")
 
 
-def test_an_adapter_that_is_better_is_published(trainings: Trainings) -> None:
-    run = trainings.run(*QUICK)
+@pytest.mark.parametrize(("kind", "name"), [("lora", "abc"), ("dora", "with-dora")])
+def test_an_adapter_that_is_better_is_published(trainings: Trainings, kind: str, name: str) -> None:
+    run = trainings.run(*QUICK, "--kind", kind, "--name", name)
     assert run.returncode == 0, run.stderr
-    assert "tiny:abc is in" in run.stdout
-    folder = trainings.folder / "adapters" / "abc"
+    assert f"tiny:{name} is in" in run.stdout
+    folder = trainings.folder / "adapters" / name
     card = json.loads((folder / "card.json").read_text())
     assert card["loss"]["adapter"]["held_out"] < 0.8 * card["loss"]["base"]["held_out"]
-    catalog = AdapterCatalog(
-        read_base_shapes(trainings.model, str(trainings.model)), {"abc": AdapterLocation(folder)}
-    )
-    assert catalog.find("abc").rank == 8
+    assert card["loss"]["adapter"]["public"] > 0
+    locations = {name: AdapterLocation(folder)}
+    catalog = AdapterCatalog(read_base_shapes(trainings.model, str(trainings.model)), locations)
+    assert (catalog.find(name).rank, catalog.find(name).kind) == (8, kind)
     assert not list(trainings.states())
+
+
+def test_a_name_that_is_taken_is_refused_until_its_adapter_is_dropped(trainings: Trainings) -> None:
     again = trainings.run(*QUICK)
     assert again.returncode == 2
     assert "There is an adapter 'abc'" in again.stderr
+    drop = [sys.executable, "-m", "mlx_server", "adapters", "--drop"]
+    assert subprocess.run([*drop, "with-dora"], cwd=trainings.folder).returncode == 0
+    assert os.listdir(trainings.folder / "adapters") == ["abc"]
+    assert subprocess.run([*drop, "with-dora"], cwd=trainings.folder).returncode == 2
 
 
 def test_a_training_that_is_killed_goes_on_to_the_same_bits(trainings: Trainings) -> None:
-    killed = trainings.start(*QUICK, "--name", "killed")
-    while not list(trainings.states()):
-        assert killed.poll() is None
-        time.sleep(0.01)
-    killed.kill()
-    assert killed.wait() == -9
-    assert trainings.run(*QUICK, "--name", "killed").returncode == 0
-    whole, continued = trainings.weights("abc"), trainings.weights("killed")
-    assert whole.keys() == continued.keys()
-    for name in whole:
-        assert mx.array_equal(whole[name], continued[name]), name
+    whole, killed, kills = "whole", "killed", 2
+    options = (*QUICK, "--epochs", "6", "--learning-rate", "0.00001", "--name")
+    assert trainings.run(*options, whole).returncode == 0
+    seen = set[int]()
+    for kill in range(kills):
+        process = trainings.start(*options, killed)
+        while trainings.saved() <= seen:
+            assert process.poll() is None
+            time.sleep(0.01)
+        children = psutil.Process(process.pid).children()
+        (trainer,) = (each for each in children if "mlx_server.worker.trainer" in each.cmdline())
+        for each in (process, trainer) if kill % 2 else (trainer, process):
+            each.kill()
+        process.wait()
+        seen = trainings.saved()
+    assert trainings.run(*options, killed).returncode == 0
+    one, other = trainings.weights(whole), trainings.weights(killed)
+    assert one.keys() == other.keys()
+    for name in one:
+        assert mx.array_equal(one[name], other[name]), name
 
 
 def test_an_adapter_that_is_not_better_is_not_published(trainings: Trainings) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from openai import OpenAI
@@ -101,8 +102,8 @@ def test_an_adapter_is_trained_and_served_at_once(client: OpenAI, data: str) -> 
         create(client, data, QUICK, suffix="abc")
 
 
-def test_a_job_is_cancelled_and_answers_come_meanwhile(
-    client: OpenAI, data: str, folder: Path, server: LiveServer
+def test_a_job_that_is_paused_by_answers_is_cancelled_at_once(
+    server: LiveServer, client: OpenAI, data: str, folder: Path
 ) -> None:
     job = create(client, data, LONG, suffix="long")
     jobs = client.fine_tuning.jobs
@@ -110,11 +111,52 @@ def test_a_job_is_cancelled_and_answers_come_meanwhile(
         other.fine_tuning.jobs.cancel(job.id)
     eventually(lambda: has_steps(client, job.id), "steps are made", 60)
     assert not any(at.stat().st_mode & 0o077 for at in (folder / "data/training").iterdir())
-    assert answer(client, TINY)
-    assert jobs.cancel(job.id).status == "cancelled"
+    with server.http() as http:
+        http.headers["authorization"] = "Bearer none"
+        gauges = http.get("/metrics").text
+        assert "mlx_server_training_steps 9000.0" in gauges
+        assert training_of(http)["adapter"] == f"{TINY}:long"
+        long = {
+            "model": TINY,
+            "prompt": ["a"] * 64,
+            "guided_regex": "[a-z]{400}",
+            "max_tokens": 400,
+        }
+        with http.stream("POST", "/v1/completions", json={**long, "stream": True}) as stream:
+            lines = stream.iter_lines()  # its end would end the stream
+            next(lines)
+            eventually(lambda: training_of(http)["is_paused"], "the training is paused", 60)
+            assert jobs.cancel(job.id).status == "cancelled"
+            eventually(lambda: training_of(http) is None, "its process has ended", 60)
+            assert not any((folder / "data" / "training").iterdir())
+            assert http.get("/v1/pool").json()["models"][0]["leases"]
     assert ended(client, job.id).fine_tuned_model is None
     with pytest.raises(openai.NotFoundError):
         answer(client, f"{TINY}:long")
+
+
+def training_of(http: httpx.Client) -> Any:
+    return http.get("/v1/pool").json()["training"]
+
+
+def test_stored_completions_that_were_marked_are_learnt(client: OpenAI) -> None:
+    for number in range(12):
+        rating = "good" if number < 10 else "bad"
+        client.chat.completions.create(
+            model=TINY,
+            messages=[{"role": "user", "content": [{"type": "text", "text": f"number {number}"}]}],
+            store=True,
+            metadata={"rating": rating},
+            extra_body={"guided_choice": ["abc", "bcd"]},
+        )
+    with pytest.raises(openai.BadRequestError, match="no stored chat completion"):
+        create(client, "stored:rating=best", QUICK)
+    job = create(client, "stored:rating=good", QUICK, suffix="from-stored")
+    lines = client.files.content(job.training_file).text.splitlines()
+    assert client.files.retrieve(job.training_file).filename == "rating=good.jsonl"
+    asked = [json.loads(line)["messages"] for line in lines]
+    assert [(one["role"], other["role"]) for one, other in asked] == 10 * [("user", "assistant")]
+    assert asked[3][0]["content"][0]["text"] == "number 3"
 
 
 def has_steps(client: OpenAI, id: str) -> bool:
@@ -122,7 +164,7 @@ def has_steps(client: OpenAI, id: str) -> bool:
 
 
 def test_a_job_goes_on_with_the_next_server(tmp_path: Path, config: dict[str, Any]) -> None:
-    parameters = {**QUICK, "n_epochs": 40}
+    parameters = {**QUICK, "n_epochs": 40, "learning_rate_multiplier": 1}
     with_adapters(tmp_path)
     with serving(tmp_path, config) as server, server.openai() as client:
         lines = "".join(json.dumps(conversation(number)) + "\n" for number in range(40))

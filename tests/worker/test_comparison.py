@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from mlx_server.cli.compare import app
+from mlx_server.cli.compare import Request, app, calls_well
 from mlx_server.engine.comparison import Answers, ComparisonJob, Divergence, Finding, Side
+from mlx_server.messages import Tool
+from mlx_server.pool.prepare import ModelSpec, prepare
 from mlx_server.worker.comparison import compared
 
 PROMPTS = [list(range(3, 40)), list(range(90, 10, -1)), [7, 9, 11]]
@@ -84,3 +86,16 @@ def test_the_command_shows_it_and_its_code_says_whether_it_is_too_much(
     text = page.read_text("utf-8")
     assert "&lt;b&gt;hi" in text
     assert text.count("<rect") == 8
+
+
+@pytest.mark.parametrize(
+    ("arguments", "is_good"), [('{"n": 1}', True), ('{"n": "x"}', False), ("{", False), ("", False)]
+)
+def test_a_call_is_good_if_its_schema_says_so(
+    tiny_path: Path, arguments: str, is_good: bool
+) -> None:
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    prepared = prepare(ModelSpec(id="tiny", source=str(tiny_path)), lambda *_: None, upcast=False)
+    said = f'{{"name": "count", "parameters": {arguments}}}' if arguments else "Nothing."
+    asked = Request("", (), tools=(Tool("count", parameters=schema),))
+    assert calls_well(prepared, asked, prepared.checkpoint.tokenizer.encode(said)) is is_good

@@ -94,6 +94,8 @@ class CachedPrompt:
     """The number of the first tokens that may be written to disk."""
     is_saved: bool = False
     """Whether there is nothing left to write to disk."""
+    gives_way: bool = False
+    """Whether it is a batch's, which takes no room of others and is dropped first."""
     since: float = field(default_factory=time.monotonic)
 
     @property
@@ -346,10 +348,14 @@ class MemoryTier:
             self._holds[row] = Hold(restored, length, snapshot)
         self._keep(restored, rest)
 
-    def store_snapshot(self, key: Key, tokens: list[int], cache: Cache, shared: int = 0) -> None:
+    def store_snapshot(
+        self, key: Key, tokens: list[int], cache: Cache, shared: int = 0, *, gives_way: bool = False
+    ) -> None:
         """Keeps the state of a prompt that is still being computed, for the cached prompt that
-        `store` makes of it later. cache: its entries may be changed. shared: see CachedPrompt."""
-        self._keep(CachedPrompt(key, ids_of(tokens), None, shared=shared), split(cache)[1])
+        `store` makes of it later. cache: its entries may be changed. The others: see
+        CachedPrompt."""
+        prompt = CachedPrompt(key, ids_of(tokens), None, shared=shared, gives_way=gives_way)
+        self._keep(prompt, split(cache)[1])
 
     def store(
         self,
@@ -360,12 +366,13 @@ class MemoryTier:
         continued_from: int = 0,
         shared: int = 0,
         disk_length: int = 0,
+        gives_way: bool = False,
         handed_over: bool = False,
         goes_on: bool = False,
     ) -> None:
-        """continued_from, shared, disk_length: see CachedPrompt. handed_over: the row has ended, so
-        its own memory makes room for the entry. goes_on: the row continues and may hand its cache
-        over later."""
+        """continued_from, shared, disk_length, gives_way: see CachedPrompt. handed_over: the row
+        has ended, so its own memory makes room for the entry. goes_on: the row continues and may
+        hand its cache over later."""
         nbytes = sum(int(entry.nbytes) for entry in cache)
         if handed_over and self.nbytes + nbytes > self.max_bytes:
             for entry in cache:  # one by one: mlx-lm allocates in steps, so each is copied
@@ -383,12 +390,13 @@ class MemoryTier:
             continued_from=continued_from,
             shared=shared,
             disk_length=disk_length,
+            gives_way=gives_way,
         )
         self._keep(prompt, rest)
 
     def _keep(self, prompt: CachedPrompt, rest: Layers) -> None:
         snapshot = Snapshot(len(prompt.tokens), rest)
-        if (nbytes := prompt.nbytes + snapshot.nbytes) > self.max_bytes:
+        if (nbytes := prompt.nbytes + snapshot.nbytes) > self._room_of(prompt):
             return
         self._inherit(prompt)
         self.shrink(self.max_bytes - nbytes)  # before the entry takes memory
@@ -398,7 +406,8 @@ class MemoryTier:
         mx.async_eval([entry.state for entry in kept])
         prompt.snapshots[snapshot.length] = snapshot
         prompt.thin(min(self.max_bytes // SNAPSHOT_SHARE, self.max_bytes - prompt.nbytes))
-        self._prompts.append(prompt)
+        alike = sum(each.gives_way for each in self._prompts)
+        self._prompts.insert(alike if prompt.gives_way else len(self._prompts), prompt)
         of_key = list(self._with_key(prompt.key))
         for dropped in of_key[: -limits.CACHED_PROMPTS]:
             self._prompts.remove(dropped)
@@ -406,11 +415,19 @@ class MemoryTier:
         self._count()
         self.shrink(self.max_bytes)
 
+    def _room_of(self, prompt: CachedPrompt) -> int:
+        if not prompt.gives_way:
+            return self.max_bytes
+        giving_way = (each for each in self._prompts if each.gives_way)
+        alike = sum(each.bytes_until(len(each.tokens)) for each in giving_way)
+        return self.max_bytes - self.nbytes + alike
+
     def _inherit(self, prompt: CachedPrompt) -> None:
         """Takes the place of the prompts that the new one continues to their end. Those that it
         continues from an earlier place are the next to be dropped."""
         others = list(_alike(self._with_key(prompt.key), prompt.tokens))
         superseded = {other for other in others if prompt.inherit(other)}
+        prompt.gives_way = prompt.gives_way and all(each.gives_way for each in superseded)
         for row, hold in self._holds.items():
             if hold and hold.prompt in superseded:
                 self._holds[row] = replace(hold, prompt=prompt)

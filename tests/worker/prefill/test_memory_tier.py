@@ -70,6 +70,22 @@ def test_it_keeps_to_its_bytes_and_drops_the_least_recently_used() -> None:
     assert memory.nbytes == 0
 
 
+@pytest.mark.parametrize("layers", [[full], [full, recurrent]])
+def test_a_batchs_prompts_take_no_room_of_others(layers: list[Any]) -> None:
+    memory = MemoryTier(350 * TOKEN + 10 * STATE)
+    filled(memory, "a", "b")
+    for seed in (5, 6):
+        prompt = a_prompt(100, seed)
+        memory.store_snapshot(("c",), prompt[:50], [each(50) for each in layers], gives_way=True)
+        memory.store(("c",), prompt, [each(100) for each in layers], gives_way=True)
+    assert [known(memory, "c", seed) for seed in (5, 6)] == [0, 100]
+    assert [known(memory, *each) for each in (("a", 0), ("b", 1))] == [100, 100]
+    memory.store(("d",), a_prompt(100, 3), [full(100)])
+    assert [known(memory, *each) for each in (("a", 0), ("b", 1), ("d", 3), ("c", 6))] == [
+        100
+    ] * 3 + [0]
+
+
 class CountedEntry(KVCache):  # type: ignore[misc]
     """Counts how often its size is asked."""
 

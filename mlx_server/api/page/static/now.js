@@ -137,6 +137,8 @@ function Figures({ now }) {
     ["of prompts cached", prompt_tokens ? percent(cached_tokens / prompt_tokens) : "–"],
     ["engine restarts", number(now.restarts)],
     ...(now.resumed ? [["requests resumed", number(now.resumed)]] : []),
+    ...(now.training ? [[`of training ${now.training.adapter}${now.training.is_paused ? ", paused" : ""}`,
+      percent(now.training.step / now.training.steps)]] : []),
     ...(now.disk_writes ? [["written to disk today", bytes(now.disk_writes.today)]] : []),
   ];
   return html`
