@@ -57,6 +57,7 @@ LOCALS: Mapping[str, Mapping[str, Any]] = {
     "sources.given_answers._around": {"own": ["own", "ownown"]},
     "tool_parsers.keyed_calls.name": {"stops": "<("},
     "tool_parsers.source._stops_at_end": {"whole": r"<a>|<a", "part": "<a|<"},
+    "tool_parsers.source._may_begin": {"begun": ["<a", "a<"], "at_end": [r"<\Z", r"a\Z"]},
     "tool_parsers.source._any_of": {"longest_first": ["<a><a>", "<a>", "<"]},
     "tool_parsers.values._marked": {"quote": '"'},
 }
@@ -164,7 +165,7 @@ def _of_the_page() -> dict[str, list[Expression]]:
     literal = re.compile(rf"(?:const (\w+) = |[(=,!?:&|] ?)({expression})([a-z]*)")
     for path in sorted((PACKAGE / "api" / "page" / "static").glob("*.js")):
         for name, written, flags in literal.findall(path.read_text("utf-8")):
-            pattern = re.sub(r"\\p\{[LN]\}", r"\\w", written[1:-1])
+            pattern = re.sub(r"\\p\{\w+\}", r"\\w", written[1:-1])
             uses = {"match" if "y" in flags or pattern.startswith("^") else "search"}
             place = f"page.{path.stem}.{name or written}"
             found[place] = [Expression(pattern, re.I if "i" in flags else 0, uses)]

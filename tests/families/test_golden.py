@@ -217,13 +217,13 @@ def test_a_batch_of_replayed_cases_reads_as_each_alone(
 
     for case, events in zip(cases, asyncio.run(asyncio.wait_for(answered(), 60)), strict=True):
         *deltas, end = events
+        assert isinstance(end, Finished)
         promoted = Repaired(end.index, "reasoning", "content")
         if promoted in deltas:  # reasoning that became the text too
             deltas = [e for e in deltas if not isinstance(e, TextDelta) and e != promoted]
         # no grammar holds them, so what is not complete is not reported
         whole = msgspec.structs.replace(case.reads, unfinished=[], unmet=_of_finished(case.reads))
         assert shown(folded(deltas), whole) == shown(whole, whole), case.name
-        assert isinstance(end, Finished)
         otherwise = "tool_calls" if case.reads.calls else "stop"
         assert end.reason == ("length" if case.cut else otherwise), case.name
         if logprobs is not None:

@@ -1,5 +1,6 @@
 """Requests of random shapes, thousands of them, and what they leave in memory: `scripts/soak`."""
 
+import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -134,6 +135,8 @@ def main(
 
     With --storm: clients of every bad kind at once, with kills of the engine, next to a control
     client; fails if the control client's tokens change or if anything is left over."""
+    # a tiny model has buffers below the size from which the engine gives them back to the system
+    os.environ.setdefault("MALLOC_MMAP_THRESHOLD_", "4096")
     if storm is not None:
         from tests.hostile import storm as storms
 

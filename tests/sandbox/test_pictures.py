@@ -18,6 +18,9 @@ WHITE, RED, BLUE = (255, 255, 255), (200, 10, 20), (0, 0, 255)
 SAME = Grid(1, 1, 1 << 30)
 """Pictures keep their size."""
 
+ZEROS = zlib.compress(bytes(64 << 20), 9)
+SMALL = zlib.compress(bytes(8 * 25))
+
 
 def saved(image: Any, kind: str, **options: Any) -> bytes:
     file = BytesIO()
@@ -117,10 +120,6 @@ def test_a_picture_has_the_size_for_the_model() -> None:
     sizes, pixels = decoded(data, Grid(32, 64 * 64, 1 << 20), 3)
     assert sizes == [(96, 64)]
     assert len(pixels) == 3 * 96 * 64
-
-
-ZEROS = zlib.compress(bytes(64 << 20), 9)
-SMALL = zlib.compress(bytes(8 * 25))
 
 
 @pytest.mark.parametrize(

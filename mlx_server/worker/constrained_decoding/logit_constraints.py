@@ -595,10 +595,10 @@ class LogitConstraints:
     def _vocabulary(self, model: str) -> Future[Vocabulary]:
         if model not in self._vocabularies:
             source = self._sources[model]
-            shared = (v for name, v in self._vocabularies.items() if self._sources[name] == source)
-            self._vocabularies[model] = next(shared, None) or in_thread(
-                lambda: Vocabulary(source.folder, source.stop_tokens).build(), self._wake
-            )
+            shared = [v for name, v in self._vocabularies.items() if self._sources[name] == source]
+            [self._vocabularies[model]] = shared[:1] or [
+                in_thread(lambda: Vocabulary(source.folder, source.stop_tokens).build(), self._wake)
+            ]
         return self._vocabularies[model]
 
 
