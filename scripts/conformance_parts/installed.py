@@ -23,6 +23,7 @@ CLIENTS = (
     "langgraph>=1.2,<2",
     "ollama>=0.6.3,<1",
     "websockets>=16",
+    "msgspec>=0.22,<1",  # of mlx_server, for ChatMLX
 )
 NODE_CLIENTS = (
     "openai@7.57.0",
