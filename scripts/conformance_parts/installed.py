@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 import sys
+import tomllib
 import venv
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +11,14 @@ from pathlib import Path
 from mlx_server.sources.cache import cache_dir
 
 PYDANTIC_AI = "pydantic-ai-slim[anthropic,openai]>=2.68,<3"
+
+
+def _own() -> list[str]:
+    """What this project depends on, but MLX, which ChatMLX does without."""
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8"))
+    return [each for each in project["project"]["dependencies"] if not each.startswith("mlx")]
+
+
 CLIENTS = (
     "llm-comply>=0.5,<0.6",
     "openai>=3.54,<4",
@@ -23,7 +32,7 @@ CLIENTS = (
     "langgraph>=1.2,<2",
     "ollama>=0.6.3,<1",
     "websockets>=16",
-    "msgspec>=0.22,<1",  # of mlx_server, for ChatMLX
+    *_own(),
 )
 NODE_CLIENTS = (
     "openai@7.57.0",
