@@ -20,7 +20,7 @@ from mlx_server.tool_parsers.named_calls import (
     gemma_arguments,
     python_arguments,
 )
-from mlx_server.tool_parsers.source import Source, Steps
+from mlx_server.tool_parsers.source import CACHED, Source, Steps
 from mlx_server.tool_parsers.tag_formats import QWEN3_CODER, QWEN3_CODER_WITHOUT_BLOCK
 
 # Calls as JSON objects
@@ -254,7 +254,7 @@ _BARE_PYTHON = NamedCallFormat(
 BARE_PYTHON = _BARE_PYTHON.call_format()
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=CACHED)
 def _inline(read: Callable[..., Steps[None]], name: str, opening: str, *inner: str) -> CallFormat:
     """Returns the format of the calls of one tool within a text, without delimiters."""
     read = partial(read, name=name)

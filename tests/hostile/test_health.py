@@ -193,8 +193,14 @@ def test_memory_that_runs_out_again_and_again(place: Place) -> None:
 
 
 def test_a_request_that_ends_each_engine_fails_alone(place: Place) -> None:
+    """Its eight neighbours are answered."""
     poisoned = {**LONG, "max_tokens": POISON}
-    with patient(place.server) as http, waiting(place.server) as reported:
+    with (
+        patient(place.server) as http,
+        ThreadPoolExecutor(3) as more,
+        waiting(place.server) as reported,
+    ):
+        reported += [more.submit(text_of, http, CHAT, LONG) for _ in range(3)]
         failed = http.post(CHAT, json=poisoned)
         assert failed.status_code == 500
         assert failed.json()["error"]["code"] == "request_ends_engine"
