@@ -181,12 +181,12 @@ class AnswerUsage(msgspec.Struct):
         }
 
 
-class AnswerBody(msgspec.Struct):
+class ReplyBody(msgspec.Struct):
     usage: AnswerUsage | None = None
 
 
 class AnswerResponse(msgspec.Struct):
-    body: AnswerBody = msgspec.field(default_factory=AnswerBody)
+    body: ReplyBody = msgspec.field(default_factory=ReplyBody)
 
 
 class Answered(msgspec.Struct):
