@@ -215,7 +215,7 @@ class Batch:
         self._group: PrefillGroup | None = None
         """The prompts in prefill."""
         self._new_drafter = drafter
-        self.decoder = DecodeGroups(costs, most_padding, gate)
+        self.decoder = DecodeGroups(costs, most_padding, gate, clock)
         self._places = Places(1 if self.why_alone else concurrency, self.decoder)
         self._preempted = Preempted()
         self._began = 0.0

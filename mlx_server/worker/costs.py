@@ -157,12 +157,9 @@ class StepCosts:
         return self.token(caches) * columns * self.curve.step(1) / self._one
 
 
-class OneGroup(StepCosts):
-    """Keeps all rows in one batch, unless padding takes too much memory. It is the same on each of
-    several machines."""
-
-    def __init__(self) -> None:
-        super().__init__((), None)
+class RankCosts(StepCosts):
+    """Those of a model over several ranks, which are the same on each. They leave out what reading
+    the keys and values costs, since ranks may have other layers."""
 
     def token(self, caches: Iterable[Any]) -> float:
         return 0.0
@@ -206,9 +203,15 @@ def products_of(model: nn.Module) -> list[Product]:
     ]
 
 
+SHARDED = (
+    *(nn.AllToShardedLinear, nn.QuantizedAllToShardedLinear),
+    *(nn.ShardedToAllLinear, nn.QuantizedShardedToAllLinear),
+)
+"""What mlx-lm makes of linear layers that are split over several ranks."""
+
 MATRICES = (
     *(nn.Linear, nn.QuantizedLinear, nn.Embedding, nn.QuantizedEmbedding),
-    *(SwitchLinear, QuantizedSwitchLinear),
+    *(SwitchLinear, QuantizedSwitchLinear, *SHARDED),
 )
 
 

@@ -10,10 +10,10 @@ caches.
 """
 
 import logging
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from itertools import chain
-from time import thread_time
 from typing import Any, cast
 
 import mlx.core as mx
@@ -43,6 +43,8 @@ from mlx_server.worker.speculation.ragged_caches import (
 )
 
 log = logging.getLogger("mlx_server.engine")
+
+Clock = Callable[[], float]
 
 PER_ROW = (
     *("uids", "tokens", "samplers", "logits_processors", "max_tokens", "stop_sequences"),
@@ -97,7 +99,7 @@ class DecodeBatch(GenerationBatch):
         self.is_read = True
         return cast(list[int], self._next_tokens.tolist())
 
-    def drafts(self, gate: Gate, costs: StepCosts) -> list[list[int]] | None:
+    def drafts(self, gate: Gate, costs: StepCosts, clock: Clock) -> list[list[int]] | None:
         """Returns what each row is to send of its draft; None if a plain pass is better.
 
         After a plain pass the newest tokens are unread. They are read only if drafts in their place
@@ -105,10 +107,10 @@ class DecodeBatch(GenerationBatch):
         is_again = any(self.unfed)
         if not is_again and not self._may_draft:
             return None
-        widths, drafts = self._drafted(gate, costs)
+        widths, drafts = self._drafted(gate, costs, clock)
         if not self.is_read and any(width > 1 for width in widths):
             self.read()
-            widths, drafts = self._drafted(gate, costs)
+            widths, drafts = self._drafted(gate, costs, clock)
         elif not self.is_read:
             widths = [0] * len(widths)
         if not is_again and not any(widths):
@@ -128,12 +130,14 @@ class DecodeBatch(GenerationBatch):
         constraints = [row.constraint for row in self.samplers if row.constraint]
         return is_wanted and all(constraint.is_quick for constraint in constraints)
 
-    def _drafted(self, gate: Gate, costs: StepCosts) -> tuple[list[int], list[Draft | None]]:
+    def _drafted(
+        self, gate: Gate, costs: StepCosts, clock: Clock
+    ) -> tuple[list[int], list[Draft | None]]:
         """Returns the rows' drafts, and how many tokens of each to send."""
         most = gate.most(len(self)) if self._may_draft else 0
-        end = thread_time() + DRAFT_SECONDS
+        end = clock() + DRAFT_SECONDS
         drafts = [
-            self._draft(at, row, most) if thread_time() < end else None
+            self._draft(at, row, most) if row.drafter and clock() < end else None
             for at, row in enumerate(self.samplers)
         ]
         if not any(drafts):
@@ -144,8 +148,7 @@ class DecodeBatch(GenerationBatch):
         return gate.widths(drafts, extra, launched=is_launched), drafts
 
     def _draft(self, at: int, row: Row, most: int) -> Draft | None:
-        if row.drafter is None:
-            return None
+        assert row.drafter
         room = self.max_tokens[at] - self._num_tokens[at] - 1
         room = room if row.loops is None else min(room, row.loops.room - 1)
         room = min(room, most) if len(self.unfed[at]) <= MOST_UNFED else 0
@@ -480,7 +483,7 @@ def padded_less(
 
 
 DRAFT_SECONDS = 0.01
-"""The processor time of a pass after which further rows are not asked for drafts: some read all of
+"""The time of a pass after which further rows are not asked for drafts: some read all of
 a long prompt first."""
 
 MOST_UNFED = 16
@@ -497,11 +500,15 @@ long."""
 
 class DecodeGroups:
     def __init__(
-        self, costs: StepCosts, most_padding: int | None = None, gate: Gate | None = None
+        self,
+        costs: StepCosts,
+        most_padding: int | None = None,
+        gate: Gate | None = None,
+        clock: Clock = time.perf_counter,
     ) -> None:
         """most_padding: the tokens by which the groups may be padded together. gate: says how many
         tokens of drafts pay; None: no row drafts."""
-        self._costs = costs
+        self._costs, self._clock = costs, clock
         self._most_padding = most_padding
         self._groups: list[DecodeBatch] = []
         self.gate = gate
@@ -554,7 +561,7 @@ class DecodeGroups:
         for group in [group for group in self._groups if _tier(group) is tier]:
             alone = len(group) == 1
             self.positions += len(group)
-            drafts = group.drafts(self.gate, self._costs) if self.gate else None
+            drafts = group.drafts(self.gate, self._costs, self._clock) if self.gate else None
             if drafts is not None:
                 self.positions += sum(map(len, drafts)) + sum(map(len, group.unfed))
                 responses = group.next_of(drafts, self._costs)

@@ -363,7 +363,7 @@ class Engine:
             self._constraints.read(model)
         path = self._loads.path(model)
         self._loads.end(model)
-        if not self._share.can_keep_prompts(network):
+        if not self._share.is_alike(network):
             log.warning("%s gets no prompt cache: its ranks have different layers", model)
             self.prompts.memory.turn_off()
         if can_be_measured(network) and not self._share.is_one_of_several:
@@ -380,7 +380,7 @@ class Engine:
         costs = self._share.step_costs(network)
         command = self._commands.get(model, messages.LoadModel(model, ""))
         costs.curve = self._measurements.curves.get(model, costs.curve)
-        speculates = command.speculation and not self._share.is_one_of_several
+        speculates = command.speculation and self._share.is_alike(network)
         return Batch(
             network,
             concurrency=self._concurrency,

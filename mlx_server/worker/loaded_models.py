@@ -132,7 +132,8 @@ def load(
             log.info("%s computes in float16, since this chip emulates bfloat16", model)
     set_kv_bits(network, command.kv_bits)
     # A separate batch leaves nothing in the prompt cache and no measurement in the budget.
-    for _ in warm_up(Batch(network, concurrency=concurrency), concurrency, clock):
+    batch = Batch(network, concurrency=concurrency, costs=share.step_costs(network))
+    for _ in warm_up(batch, concurrency, clock):
         yield None
     return network
 

@@ -13,6 +13,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
+from mlx_server.worker.costs import SHARDED
 from mlx_server.worker.kernels import SORTED, TILED
 from mlx_server.worker.mlx_lm_internals import SwitchGLU
 
@@ -82,7 +83,7 @@ def _of_experts(layer: Any, x: mx.array, indices: mx.array) -> mx.array:
     return mx.unflatten(_experts(layer, flat, chosen)[Packing.back], 0, x.shape[:2])
 
 
-for kind in (nn.Linear, nn.QuantizedLinear):
+for kind in (nn.Linear, nn.QuantizedLinear, *SHARDED):
     kind.__call__ = _of_positions(kind.__call__)  # type: ignore[method-assign, unused-ignore]
 for kind in (nn.Embedding, nn.QuantizedEmbedding):
     kind.as_linear = _of_positions(kind.as_linear)  # type: ignore[method-assign, unused-ignore]

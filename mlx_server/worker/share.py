@@ -4,7 +4,7 @@ import logging
 import os
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -12,7 +12,8 @@ import msgspec
 
 from mlx_server.engine.worker_arguments import Mode, RankGroup
 from mlx_server.errors import public_message
-from mlx_server.worker.costs import OneGroup, StepCosts, step_costs
+from mlx_server.worker.costs import RankCosts, StepCosts, products_of, step_costs, this_chip
+from mlx_server.worker.kernels import Chip, Product
 from mlx_server.worker.kv_caches import make_caches
 from mlx_server.worker.weights import Reading, arrays
 
@@ -37,8 +38,9 @@ class WholeModel:
     def step_costs(self, model: nn.Module) -> StepCosts:
         return step_costs(model)
 
-    def can_keep_prompts(self, model: nn.Module) -> bool:
-        """Whether a prompt cache of this model would have the same prompts in each process."""
+    def is_alike(self, model: nn.Module) -> bool:
+        """Whether each process has layers of the same kinds: only then would all keep the same
+        prompts, and take the same tokens back."""
         return True
 
 
@@ -50,6 +52,13 @@ class _Progress(msgspec.Struct):
     total: int
     has_all: bool
     failure: str
+
+
+class _RankFacts(msgspec.Struct):
+    layers: list[tuple[str, int]]
+    """The kind of each layer's cache, and its window."""
+    products: list[Product]
+    chip: Chip | None
 
 
 class Share(WholeModel):
@@ -107,17 +116,32 @@ class Share(WholeModel):
         return self._largest
 
     def step_costs(self, model: nn.Module) -> StepCosts:
-        """Returns costs that keep all rows in one batch: ranks with different layers or chips would
-        otherwise group the rows in different ways."""
-        return OneGroup()
+        """Returns what the oldest chip would take, so that all ranks decide alike. In a pipeline a
+        pass goes through the layers of all ranks, else they compute their shares together."""
+        ranks = self._facts(model)
+        passed = ranks if self._mode == "pipeline" else ranks[:1]
+        chips = [rank.chip for rank in ranks if rank.chip]
+        oldest = min(chips, key=lambda chip: chip.generation, default=None)
+        chip = oldest if len(chips) == len(ranks) else None
+        return RankCosts([product for rank in passed for product in rank.products], chip)
 
-    def can_keep_prompts(self, model: nn.Module) -> bool:
-        """Whether the layers have the same kinds on all ranks. In a pipeline a rank may have other
-        layers or more of them: then the same limit would have each rank drop other prompts."""
-        layout = [
-            (type(each).__name__, getattr(each, "max_size", 0)) for each in make_caches(model)
-        ]
-        return len(set(self._messages_of_all(layout))) == 1
+    def is_alike(self, model: nn.Module) -> bool:
+        """In a pipeline a rank may have other layers, or more of them."""
+        first, *others = (rank.layers for rank in self._facts(model))
+        return all(layers == first for layers in others)
+
+    def _facts(self, model: nn.Module) -> tuple[_RankFacts, ...]:
+        """Returns those of each rank. They are exchanged once, when the model is loaded."""
+        if not hasattr(model, "facts_of_ranks"):
+            layers = [
+                (type(each).__name__, getattr(each, "max_size", 0)) for each in make_caches(model)
+            ]
+            mine = _RankFacts(layers, products_of(model), this_chip())
+            model.facts_of_ranks = tuple(
+                msgspec.msgpack.decode(each, type=_RankFacts)
+                for each in self._messages_of_all(mine)
+            )
+        return cast(tuple[_RankFacts, ...], model.facts_of_ranks)
 
     def _messages_of_all(self, mine: Any) -> list[bytes]:
         """Returns the message of each rank, in their order; `mine` is that of this one."""

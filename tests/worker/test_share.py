@@ -11,6 +11,8 @@ import mlx.nn as nn
 import msgspec
 import pytest
 
+from mlx_server.worker.costs import StepCosts, products_of
+from mlx_server.worker.kernels import Chip, Product
 from mlx_server.worker.share import Share
 from tests.live.ranks import loopback_group
 
@@ -19,6 +21,8 @@ import json, sys
 import mlx.core as mx, mlx.nn as nn, msgspec
 from mlx_lm.models.cache import KVCache, RotatingKVCache
 from mlx_server.engine.worker_arguments import RankGroup
+from mlx_server.worker import share as shares
+from mlx_server.worker.kernels import Chip
 from mlx_server.worker.share import joined_share
 
 rank = int(sys.argv[1])
@@ -49,12 +53,19 @@ class Model(nn.Module):
     def make_cache(self):
         return self._caches
 
+def costs(mode):
+    share._mode, shares.this_chip = mode, lambda: Chip(15 - 2 * rank)
+    layers = Model([KVCache()])
+    layers.up = nn.QuantizedLinear(512, 512 * (1 + rank), bits=4)
+    return share.step_costs(layers).curve.least[:40].tolist()
+
 print(json.dumps([
     load(share.together(reading(1 + 2 * rank))),
     load(share.together(reading(2, failure=2 if rank else None))),
-    share.can_keep_prompts(Model([KVCache(), RotatingKVCache(8)])),
-    share.can_keep_prompts(Model([KVCache(), RotatingKVCache(8 + rank)])),
-    share.can_keep_prompts(Model([KVCache()] * (1 + rank))),
+    share.is_alike(Model([KVCache(), RotatingKVCache(8)])),
+    share.is_alike(Model([KVCache(), RotatingKVCache(8 + rank)])),
+    share.is_alike(Model([KVCache()] * (1 + rank))),
+    *map(costs, ["tensor", "pipeline"]),
 ]))
 """
 
@@ -93,12 +104,25 @@ def test_a_rank_that_fails_makes_the_others_fail_with_its_words(of_both: list[li
         assert "/secret" not in said
 
 
-def test_prompts_are_kept_if_the_layers_of_all_ranks_are_of_the_same_kinds(
+def test_ranks_are_alike_if_the_layers_of_all_are_of_the_same_kinds(
     of_both: list[list[Any]],
 ) -> None:
     assert of_both[2] == [True, True]
     assert of_both[3] == [False, False], "another window"
     assert of_both[4] == [False, False], "more layers"
+
+
+def test_all_ranks_have_the_costs_of_the_oldest_chip(of_both: list[list[Any]]) -> None:
+    one, both = ([matrix(512), matrix(1024)][:end] for end in (1, 2))
+    for found, products in ((of_both[5], one), (of_both[6], both)):
+        expected = StepCosts(products, Chip(13)).curve.least[:40].tolist()
+        assert found == [expected, expected]
+        assert expected != StepCosts(products, Chip(15)).curve.least[:40].tolist()
+
+
+def matrix(outputs: int) -> Product:
+    (product,) = products_of(nn.QuantizedLinear(512, outputs, bits=4))
+    return product
 
 
 @dataclass

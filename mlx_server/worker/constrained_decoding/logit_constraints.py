@@ -328,7 +328,7 @@ class LogitConstraint:
     def matcher_after(self, answer: Sequence[int]) -> LLMatcher | None:
         """Returns a copy of the grammar's matcher after the row's whole answer, of which it may
         not have followed the last tokens yet; None where no draft can be made by it."""
-        if self._matcher is None or self._matcher.is_slow or len(answer) < self._read:
+        if self._matcher is None or self.history.is_slow or len(answer) < self._read:
             return None
         copy = self._matcher.deep_copy()
         following = [*answer[self._read :]]
@@ -531,7 +531,7 @@ class LogitConstraints:
         which it holds the GIL.
         """
         unread = next((model for model in self._sources if model not in self._vocabularies), None)
-        if unread and all(known.done() for known in self._vocabularies.values()):
+        if unread and all(map(self._is_done, self._vocabularies.values())):
             self._vocabulary(unread)
 
     def read(self, model: str) -> None:

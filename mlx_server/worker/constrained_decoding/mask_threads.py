@@ -174,12 +174,19 @@ class MaskHistory:
 
     seconds: float = 0.0
     """The time of the latest one."""
+    before: float = 0.0
+    """And of the one before: one alone may have been interrupted."""
     quick: int = 1
     """The number of masks in a row that fitted into a step; negative after one that did not."""
 
     def add(self, seconds: float, share: float) -> None:
-        self.seconds = seconds
+        self.before, self.seconds = self.seconds, seconds
         self.quick = self.quick + 1 if seconds <= share else -TRUSTED
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether the row's matcher takes too long to look for drafts. All ranks say the same."""
+        return min(self.before, self.seconds) > SLOW_SECONDS
 
 
 @dataclass

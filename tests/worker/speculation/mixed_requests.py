@@ -2,26 +2,31 @@
 
 Without drafts they are answered side by side, with nothing cached. With drafts they come one after
 the other, are preempted, paused and cancelled between passes, and continue cached conversations.
+Passes send any part of any draft.
 """
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from hashlib import sha256
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import numpy as np
 
 from mlx_server.engine.messages import (
     CancelRows,
+    Command,
     Generate,
     LoadAdapter,
     LoadModel,
     PauseRows,
     Picture,
     PreemptRows,
+    Report,
     ResumeRows,
     Thinking,
     Token,
@@ -29,15 +34,10 @@ from mlx_server.engine.messages import (
     media_ids,
 )
 from mlx_server.models.vision import Vision
-from mlx_server.worker.constrained_decoding.vocabulary import Vocabulary
 from mlx_server.worker.engine import Engine
-from mlx_server.worker.row import Row
-from mlx_server.worker.speculation.draft import Draft, Drafter
-from mlx_server.worker.speculation.gate import Gate
-from mlx_server.worker.speculation.row_drafter import drafter_of
 from tests.worker.constrained_decoding.grammars import ENDS, GRAMMARS
 from tests.worker.engine_runs import drain, failures, grammar_of, tokens
-from tests.worker.speculation.drafted_runs import SAMPLINGS, Always, Oracle, assert_equal
+from tests.worker.speculation.drafted_runs import SAMPLINGS, Wild, distance, drafted, is_same
 
 SHARE = {"grammar": 0.25, "thinking": 0.2, "adapter": 0.3, "picture": 0.5, "loops": 0.1}
 """How many of the requests have each of these."""
@@ -54,14 +54,12 @@ class Model:
     adapters: dict[str, Path] = field(default_factory=dict)
     vision: Vision | None = None
 
-    def load(self, engine: Engine, *, drafts: bool) -> None:
-        sees = self.vision is not None
-        command = LoadModel("m", str(self.path), ENDS, str(self.tokenizer), self.kv_bits)
-        command.sees, command.speculation = sees, drafts
-        engine.handle(command)
-        drain(engine)
-        for name, folder in self.adapters.items():
-            engine.handle(LoadAdapter("m", name, str(folder)))
+    def load(self, *, drafts: bool) -> list[list[Command]]:
+        """Returns the commands to give, some when those before are done."""
+        model = LoadModel("m", str(self.path), ENDS, str(self.tokenizer), self.kv_bits)
+        model.sees, model.speculation = self.vision is not None, drafts
+        adapters = (LoadAdapter("m", name, str(path)) for name, path in self.adapters.items())
+        return [[model], [*adapters]]
 
 
 @dataclass
@@ -70,7 +68,7 @@ class MixedRequest:
     ends_after: int | None
     """The tokens after which its client leaves, as after a stop string."""
     right: float | None = None
-    """How often a drafted token is right; None: what the real drafters find."""
+    """How often a token of its prediction is right; None: it has none."""
 
 
 Answer = list[Token]
@@ -144,9 +142,11 @@ def _with_pictures(
 
 def answered_without(model: Model, asked: Sequence[MixedRequest]) -> dict[int, Answer]:
     engine = Engine(concurrency=8, clock=lambda: 0.0)  # no mask is slow
-    model.load(engine, drafts=False)
-    reports = [report for one in asked for report in engine.handle(one.request)]
-    reports += drain(engine)
+    reports = list[Report]()
+    requests: list[Command] = [one.request for one in asked]
+    for commands in (*model.load(drafts=False), requests):
+        reports += [report for command in commands for report in engine.handle(command)]
+        reports += drain(engine)
     assert not failures(reports)
     answers: dict[int, Answer] = {one.request.row: [] for one in asked}
     for token in tokens(reports):
@@ -154,64 +154,63 @@ def answered_without(model: Model, asked: Sequence[MixedRequest]) -> dict[int, A
     return answers
 
 
-class Both:
-    """Drafts from several sources, in turns."""
-
-    def __init__(self, drafters: Sequence[Drafter], dice: random.Random) -> None:
-        self._drafters, self._dice = drafters, dice
-
-    def extend(self, read: Sequence[int]) -> None:
-        for drafter in self._drafters:
-            drafter.extend(read)
-
-    def draft(self, most: int) -> Draft | None:
-        return self._dice.choice(self._drafters).draft(most)
-
-
 class MixedRun:
-    """An engine that sends every draft."""
+    """Commands of clients that come and go, in any order, and what they get."""
 
-    def __init__(self, model: Model, dice: random.Random) -> None:
-        self._model, self._dice = model, dice
-        self._asked: dict[int, MixedRequest] = {}
-        self.truth: dict[int, Answer] = {}
+    def __init__(self, model: Model, seed: int, count: int) -> None:
+        """Asks for so many conversations of two turns each."""
+        self._dice = dice = random.Random(seed)
+        first = conversations(model, dice, count)
+        self.truth = answered_without(model, first)
+        second = next_turns(model, dice, first, self.truth)
+        self.truth |= answered_without(model, second)
+        self.asked = {one.request.row: one for one in (*first, *second)}
+        for one in self.asked.values():
+            one.request.prediction = self._predicted(model, one)
+        self._load = model.load(drafts=True)
+        self._turns, self._coming = [first, second], list[MixedRequest]()
+        self._away, self._paused, self._left = list[int](), list[int](), set[int]()
         self.answers: dict[int, Answer] = {}
-        names: Any = {"Gate": lambda curve: Always(), "drafter_of": self._drafter}
-        with patch.multiple("mlx_server.worker.engine", **names):
-            self.engine = Engine(concurrency=8, cache_bytes=1 << 30, clock=lambda: 0.0)
-            model.load(self.engine, drafts=True)
 
-    def _drafter(
-        self, row: Row, gate: Gate, vocabulary: Callable[[], Vocabulary | None]
-    ) -> Drafter:
-        real, right = drafter_of(row, gate, vocabulary), self._asked[row.number].right
-        if right is None:
-            return real
-        truth = [token.id for token in self.truth[row.number]]
-        oracle = Oracle(truth, right, self._model.vocabulary, row.number)
-        return Both([oracle, real], self._dice)
+    def _predicted(self, model: Model, one: MixedRequest) -> list[int]:
+        """Returns the answer with errors."""
+        if one.right is None:
+            return []
+        return [
+            token.id if self._dice.random() < one.right else self._dice.randrange(model.vocabulary)
+            for token in self.truth[one.request.row]
+        ]
 
-    def run(self, asked: Sequence[MixedRequest], truth: dict[int, Answer]) -> None:
-        self.truth |= truth
-        self._asked |= {one.request.row: one for one in asked}
-        dice, coming = self._dice, [*asked]
-        dice.shuffle(coming)
-        away, paused = list[int](), list[int]()
-        while coming or away or paused or self.engine.pause is not None:
-            if coming and dice.random() < 0.3:
-                self._take(self.engine.handle(coming.pop().request))
-            open_rows = [row for row in self.answers if row not in (*away, *paused, *self.ended)]
-            if open_rows and dice.random() < 0.1:
-                away.append(dice.choice(open_rows))
-                self._take(self.engine.handle(PreemptRows(away[-1:])))
-            elif open_rows and dice.random() < 0.1:
-                paused.append(dice.choice(open_rows))
-                self._take(self.engine.handle(PauseRows(paused[-1:])))
-            if away and dice.random() < 0.3:
-                self._take(self.engine.handle(ResumeRows([away.pop(0)])))
-            if paused and dice.random() < 0.3:
-                self._take(self.engine.handle(UnpauseRows([paused.pop(0)])))
-            self._take(self.engine.step())
+    def commands(self, *, idle: bool) -> list[Command] | None:
+        """Returns those before the next step; None at the end. idle: whether the engine has nothing
+        to do."""
+        dice = self._dice
+        if idle and not (self._coming or self._away or self._paused):
+            if self._load:
+                return self._load.pop(0)
+            if not self._turns:
+                return None
+            self._coming = self._turns.pop(0)
+            dice.shuffle(self._coming)
+        commands = list[Command]()
+        if self._left:
+            commands.append(CancelRows([*self._left]))
+            self._left.clear()
+        if self._coming and dice.random() < 0.3:
+            commands.append(self._coming.pop().request)
+        gone = {*self._away, *self._paused, *self.ended}
+        open_rows = [row for row in self.answers if row not in gone]
+        if open_rows and dice.random() < 0.1:
+            self._away.append(dice.choice(open_rows))
+            commands.append(PreemptRows(self._away[-1:]))
+        elif open_rows and dice.random() < 0.1:
+            self._paused.append(dice.choice(open_rows))
+            commands.append(PauseRows(self._paused[-1:]))
+        if self._away and dice.random() < 0.3:
+            commands.append(ResumeRows([self._away.pop(0)]))
+        if self._paused and dice.random() < 0.3:
+            commands.append(UnpauseRows([self._paused.pop(0)]))
+        return commands
 
     @property
     def ended(self) -> set[int]:
@@ -219,29 +218,54 @@ class MixedRun:
         return ends | {row for row in self.answers if self._is_left(row)}
 
     def _is_left(self, row: int) -> bool:
-        leaves = self._asked[row].ends_after
+        leaves = self.asked[row].ends_after
         return leaves is not None and len(self.answers[row]) >= leaves
 
-    def _take(self, reports: Sequence[Any]) -> None:
+    def take(self, *reports: Report) -> None:
         assert not failures([*reports])
-        leaving = set[int]()
         for token in tokens([*reports]):
             self.answers.setdefault(token.row, []).append(token)
             if self._is_left(token.row):
-                leaving.add(token.row)
-        if leaving:
-            self._take(self.engine.handle(CancelRows([*leaving])))
+                self._left.add(token.row)
+
+    @property
+    def pairs(self) -> Iterator[tuple[Answer, Answer]]:
+        """The answers without and with drafts, until their clients left: more tokens may have come
+        in the same step."""
+        for row, one in self.asked.items():
+            yield self.truth[row][: one.ends_after], self.answers[row][: one.ends_after]
+
+    @property
+    def outcome(self) -> "Outcome":
+        pairs = [*self.pairs]
+        sent, held = drafted(chain.from_iterable(self.answers.values()))
+        differing = sum(not is_same(off, on) for off, on in pairs)
+        distances = (distance(a, b) for off, on in pairs for a, b in zip(off, on, strict=False))
+        return Outcome(len(pairs), differing, max(distances, default=0.0), sent, held)
 
 
-def assert_drafts_change_nothing(model: Model, seed: int, count: int) -> MixedRun:
-    """Answers so many conversations of two turns each."""
-    dice = random.Random(seed)
-    run = MixedRun(model, random.Random(seed + 1))
-    asked = conversations(model, dice, count)
-    for turn in range(2):
-        asked = next_turns(model, dice, asked, run.truth) if turn else asked
-        run.run(asked, answered_without(model, asked))
-        for one in asked:  # after a client has left, more tokens may have come in the same step
-            row, end = one.request.row, one.ends_after
-            assert_equal(run.truth[row][:end], run.answers[row][:end])
+class Outcome(NamedTuple):
+    requests: int
+    differing: int
+    """Answers with other tokens, another end, or other likeliest tokens."""
+    distance: float
+    """The largest one of two log probabilities."""
+    sent: int
+    held: int
+    """How many drafted tokens were computed, and how many of them held."""
+
+
+def any_draft_is_sent() -> AbstractContextManager[Any]:
+    """For engines whose models are loaded meanwhile."""
+    return patch("mlx_server.worker.engine.Gate", lambda curve: Wild())
+
+
+def drafted_run(model: Model, seed: int, count: int) -> MixedRun:
+    run = MixedRun(model, seed, count)
+    with any_draft_is_sent():
+        engine = Engine(concurrency=8, cache_bytes=1 << 30, clock=lambda: 0.0)
+        while (commands := run.commands(idle=engine.pause is None)) is not None:
+            for command in commands:
+                run.take(*engine.handle(command))
+            run.take(*engine.step())
     return run

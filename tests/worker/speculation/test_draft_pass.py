@@ -10,9 +10,10 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from mlx_server.engine.worker_arguments import Mode
 from mlx_server.models.vision import can_see, vision_of
 from mlx_server.worker import decode_groups
-from mlx_server.worker.costs import CostCurve
+from mlx_server.worker.costs import CostCurve, products_of
 from mlx_server.worker.decode_groups import DecodeBatch
 from mlx_server.worker.kernels import SORTED
 from mlx_server.worker.replay_model import ReplayModel
@@ -25,13 +26,16 @@ from tests.worker.bench import GREEDY
 from tests.worker.kinds import KINDS, Kind
 from tests.worker.lora_files import mlx_adapter, network
 from tests.worker.speculation.drafted_runs import (
+    CLOSE,
     Always,
     Asked,
     DraftedRun,
     assert_all_equal,
+    assert_equal,
     drafted,
 )
-from tests.worker.speculation.mixed_requests import Model, assert_drafts_change_nothing
+from tests.worker.speculation.drafting_ranks import ring_outcome
+from tests.worker.speculation.mixed_requests import Model, drafted_run
 
 KEPT = {
     **{kind.name: kind for kind in KINDS if kind.name in ("llama", "gpt-oss", "lfm2", "mamba2")},
@@ -73,9 +77,23 @@ def test_random_requests_get_the_same_tokens(
     """Grammars, budgets, adapters, pictures and loops beside each other, which come and go; and
     the next turns of these conversations, from the prompt cache."""
     monkeypatch.setattr(ragged_caches, "SPARE", 8)  # windows drop old columns more often
-    run = assert_drafts_change_nothing(MODELS[name](tmp_path, tiny_path), seed=3, count=8)
+    run = drafted_run(MODELS[name](tmp_path, tiny_path), seed=3, count=8)
+    for off, on in run.pairs:
+        assert_equal(off, on)
     sent, held = drafted(chain.from_iterable(run.answers.values()))
     assert 0 < held < sent
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mode", "name"), [("tensor", "llama"), ("tensor", "qwen3_5"), ("pipeline", "qwen2")]
+)
+def test_ranks_send_the_same_drafts(mode: Mode, name: str, tmp_path: Path, tiny_path: Path) -> None:
+    outcome = ring_outcome(mode, name, tmp_path, tiny_path, seed=3, count=8)
+    assert outcome.requests == 16
+    assert outcome.differing == 0
+    assert outcome.distance <= CLOSE
+    assert 0 < outcome.held < outcome.sent
 
 
 def test_a_pass_in_which_nobody_drafts_is_launched_before_the_last_one_is_read(
@@ -131,13 +149,18 @@ def test_the_next_turn_after_drafts_is_answered_as_without_a_cache(
     assert [on.cached[2], on.cached[3]] == [len(turn.prompt) - 3 for turn in turns]
 
 
-@pytest.mark.parametrize("padding", [0, 3])
+@pytest.mark.parametrize(("padding", "is_split"), [(0, False), (3, False), (3, True)])
 def test_matrices_compute_only_real_positions_and_what_reaches_a_cheaper_kernel(
-    padding: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    padding: int, is_split: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two rows without drafts don't cost as much as the one with the longest."""
+    """Two rows without drafts don't cost as much as the one with the longest; nor do they on a
+    rank, whose layers have other classes."""
     (quantized,) = (kind for kind in KINDS if kind.name == "llama-4bit")
     loaded = network(quantized.save(tmp_path / "m"))
+    whole = products_of(loaded)
+    if is_split:
+        loaded.shard(mx.distributed.init())
+    assert products_of(loaded) == whole
     asked = [Asked(a_prompt(9, n), GREEDY, 20, right=[1.0, None, None][n]) for n in range(3)]
     off = DraftedRun(loaded, asked, None).finish()
     monkeypatch.setattr(CostCurve, "padding", lambda self, rows: padding)
