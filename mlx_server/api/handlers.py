@@ -9,15 +9,13 @@ import asyncio
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
-    Awaitable,
-    Callable,
     Coroutine,
     Iterable,
     Iterator,
     Mapping,
 )
 from contextlib import aclosing
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from pydantic import BaseModel, ValidationError
@@ -40,7 +38,15 @@ from mlx_server.http.resumable import (
     is_resumable,
 )
 from mlx_server.http.security import with_client
-from mlx_server.http.sse import OPENAI, Chunks, EventStream, Frames
+from mlx_server.http.sse import (
+    OPENAI,
+    EventStream,
+    Frames,
+    Output,
+    Store,
+    StreamedOutput,
+    chunks_of,
+)
 from mlx_server.pool.pool import Pool
 from mlx_server.request_threads import in_thread, size_of_request
 from mlx_server.requests import GenerateRequest
@@ -131,28 +137,6 @@ async def _disconnected(http: Request) -> None:
         pass
 
 
-class Output(Protocol):
-    """Folds the events of an answer into one body."""
-
-    def add(self, event: Event) -> None: ...
-
-    def body(self) -> Mapping[str, Any]: ...
-
-
-class StreamedOutput(Output, Protocol):
-    """Folds them into the chunks of a stream too."""
-
-    def chunks(self, event: Event) -> Iterable[Mapping[str, Any]]:
-        """Adds the event, and yields the chunks that it makes."""
-
-    def end(self) -> Iterable[Mapping[str, Any]]:
-        """The chunks after those of the last event."""
-
-
-Store = Callable[[Mapping[str, Any]], Awaitable[None]]
-"""Stores the body of a complete answer, before the client has its end."""
-
-
 async def respond(
     http: Request,
     request: GenerateRequest,
@@ -175,7 +159,7 @@ async def respond(
     if wants_resumable:
         streams.check_room(http.state.source)
     events, started = await _started(http, request, overflow)
-    chunks = _chunks(started, events, output, store)
+    chunks = chunks_of(started, events, output, store)
     headers = _headers(started, ignored)
     if wants_resumable:
         owner = StreamOwner(http.scope["path"], http.state.owner, http.state.source)
@@ -199,20 +183,6 @@ async def respond_buffered(
     if request.logprobs is None:
         return json_response(body, headers)
     return in_pieces(await in_thread(list, json_pieces(body)), headers)
-
-
-async def _chunks(
-    started: Started, events: AsyncIterator[Event], output: StreamedOutput, store: Store | None
-) -> Chunks:
-    for chunk in output.chunks(started):
-        yield chunk
-    async for event in events:
-        for chunk in output.chunks(event):
-            yield chunk
-    for chunk in output.end():
-        yield chunk
-    if store:
-        await store(output.body())
 
 
 async def _body(

@@ -1,4 +1,5 @@
-"""The client of one engine process: starts it, sends commands and delivers its reports."""
+"""The client of one engine process: starts it, sends commands and delivers its reports, those about
+the rows of a request by a stream that it reads at its own pace."""
 
 import asyncio
 import logging
@@ -29,12 +30,100 @@ from mlx_server.engine.liveness import (
     is_stuck_in_step,
     vitals,
 )
-from mlx_server.engine.messages import Command, Embed, Generate, KvCost, Report
-from mlx_server.engine.row_stream import Item, RowStream, error_of
+from mlx_server.engine.messages import (
+    Admitted,
+    Command,
+    Embed,
+    Embedded,
+    Generate,
+    KvCost,
+    Prefilled,
+    PrefillProgress,
+    PromptLogprobs,
+    Report,
+    RowFailed,
+    RowLeftGrammar,
+    RowRefused,
+    RowTurnedAway,
+    Token,
+)
 from mlx_server.engine.worker_arguments import RankGroup, WorkerArguments
-from mlx_server.errors import AdapterInvalid, EngineDied, ModelUnusable, ServerError
+from mlx_server.errors import (
+    AdapterInvalid,
+    EngineDied,
+    GenerationFailed,
+    InvalidGrammar,
+    ModelUnusable,
+    Overloaded,
+    ServerError,
+)
 from mlx_server.system.daily_bytes import DailyBytes
 from mlx_server.system.turns import turn
+
+Item = Admitted | Prefilled | PrefillProgress | PromptLogprobs | RowLeftGrammar | Token | Embedded
+
+ITEM_BYTES = 128
+"""Estimated memory of one token, or of one log probability."""
+
+
+class RowStream:
+    """The reports about one request's rows, until the request ends."""
+
+    def __init__(self, unpause: Callable[["RowStream"], None] = lambda answers: None) -> None:
+        """unpause: called when a paused request has taken all its items."""
+        self.rows: list[int] = []
+        self.unread = 0
+        """Estimated bytes of the items not yet taken."""
+        self.is_paused = False
+        self._unpause = unpause
+        self._items: list[Item] = []
+        self._error: ServerError | None = None
+        self._news = asyncio.Event()
+
+    def put(self, item: Item) -> None:
+        self._items.append(item)
+        self.unread += _item_bytes(item)
+        self._news.set()
+
+    def fail(self, error: ServerError) -> None:
+        self._error = error
+        self._news.set()
+
+    async def take(self) -> list[Item]:
+        """Returns the items that arrived since the last call; waits for at least one."""
+        await self._news.wait()
+        items, self._items = self._items, []
+        self.unread = 0
+        if self.is_paused:
+            self._unpause(self)
+        if not self._error:
+            self._news.clear()
+        elif not items:
+            raise copy(self._error)  # a shared one would collect every request's traceback
+        return items
+
+
+def error_of(report: RowFailed | RowRefused | RowTurnedAway) -> ServerError:
+    match report:
+        case RowRefused(message=message):
+            return InvalidGrammar(f"The answer can't be constrained: {message}")
+        case RowFailed(message=message, lost=True):
+            return EngineDied(f"The answer was lost: {message}")
+        case RowTurnedAway(message=message):
+            return Overloaded(f"The answer can't be constrained now: {message}")
+    return GenerationFailed(f"The answer could not be generated: {report.message}")
+
+
+def _item_bytes(item: Item) -> int:
+    match item:
+        case Token(logprobs=logprobs):
+            return ITEM_BYTES * (1 + (1 + len(logprobs.top) if logprobs else 0))
+        case PromptLogprobs(logprobs=scored):
+            return ITEM_BYTES * sum(1 + len(logprobs.top) for logprobs in scored)
+        case Embedded(vectors=vectors):
+            return sum(map(len, vectors))
+    return ITEM_BYTES
+
 
 LARGE_BYTES = 64 << 10
 

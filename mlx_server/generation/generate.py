@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from msgspec import structs
 
 from mlx_server import __version__
-from mlx_server.engine.client import EngineClient
+from mlx_server.engine.client import EngineClient, Item, RowStream
 from mlx_server.engine.messages import (
     Admitted,
     ComputeAhead,
@@ -22,7 +22,6 @@ from mlx_server.engine.messages import (
     PromptLogprobs,
     Token,
 )
-from mlx_server.engine.row_stream import Item, RowStream
 from mlx_server.errors import (
     BadRequest,
     ContextTooLong,

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import msgspec
 
+from mlx_server.engine.client import Item
 from mlx_server.engine.messages import (
     Generate,
     Logprobs,
@@ -15,7 +16,6 @@ from mlx_server.engine.messages import (
     Thinking,
     Token,
 )
-from mlx_server.engine.row_stream import Item
 from mlx_server.events import (
     BuiltInCall,
     Event,

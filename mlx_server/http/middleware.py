@@ -1,4 +1,5 @@
-"""ASGI middleware around the app: the access log, the paths of base URLs, errors without text."""
+"""ASGI middleware around the app: headers of all answers, the access log, the
+paths of base URLs, errors without text."""
 
 import asyncio
 import logging
@@ -10,6 +11,7 @@ from typing import Any
 
 from fastapi.routing import iter_route_contexts
 from starlette.applications import Starlette
+from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mlx_server import limits
@@ -24,7 +26,29 @@ METHODS = {"GET", "POST", "DELETE", "OPTIONS", "HEAD", "PUT", "PATCH", "TRACE", 
 HIDDEN = "*"
 
 STARTS = {"http.response.start", "websocket.http.response.start"}
+RESPONSE_STARTS = {*STARTS, "websocket.accept"}
 SWITCHING_PROTOCOLS, BROKEN = 101, 500
+
+
+class StampedSend:
+    """`send` that adds headers to every response."""
+
+    def __init__(self, send: Send, stamp: dict[str, str]) -> None:
+        self._send = send
+        self._stamp = stamp
+        self.started = False
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] in RESPONSE_STARTS:
+            self.started = True
+            headers = MutableHeaders(raw=list(message.get("headers", ())))
+            for name, value in self._stamp.items():
+                if name == "vary":
+                    headers.add_vary_header(value)
+                else:
+                    headers[name] = value
+            message = {**message, "headers": headers.raw}
+        await self._send(message)
 
 
 class AccessLog:

@@ -23,7 +23,7 @@ from typing import Any
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESSIV
 from fastapi import APIRouter, Depends
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -41,7 +41,7 @@ from mlx_server.errors import (
 from mlx_server.fair_queue import Programs
 from mlx_server.http.admission import source_of
 from mlx_server.http.errors import error_response, is_anthropic
-from mlx_server.http.middleware import is_upload
+from mlx_server.http.middleware import StampedSend, is_upload
 from mlx_server.http.strict_json import quoted
 from mlx_server.messages import Conversation
 from mlx_server.prompts.message_normalization import BILLING, INSTRUCTION_ROLES
@@ -157,8 +157,6 @@ UNTYPED: tuple[list[str], ...] = (
 """Content types of a body to which the client gave none: aiohttp sends the second one, curl the
 third."""
 
-RESPONSE_STARTS = {"http.response.start", "websocket.http.response.start", "websocket.accept"}
-
 CONTAINER_HOSTS = (".docker.internal", ".containers.internal")
 """Ends of the names that containers have for this machine. No public DNS server answers for
 `.internal`."""
@@ -199,7 +197,7 @@ class SecurityMiddleware:
         state = scope.setdefault("state", {})
         state.update(request_id=stamp["x-request-id"], response_headers=stamp)
         request_context.set(RequestLogContext(stamp["x-request-id"]))
-        reply = _StampedSend(send, stamp)
+        reply = StampedSend(send, stamp)
         try:
             self._check_host(headers)
             stamp.update(self._check_origin(scope, headers))
@@ -267,27 +265,6 @@ class SecurityMiddleware:
             raise UnsupportedMediaType("The body must not be compressed (no Content-Encoding).")
         if has_body and not is_upload(scope):
             _check_content_type(headers)
-
-
-class _StampedSend:
-    """`send` that adds the middleware's headers to every response."""
-
-    def __init__(self, send: Send, stamp: dict[str, str]) -> None:
-        self._send = send
-        self._stamp = stamp
-        self.started = False
-
-    async def __call__(self, message: Message) -> None:
-        if message["type"] in RESPONSE_STARTS:
-            self.started = True
-            headers = MutableHeaders(raw=list(message.get("headers", ())))
-            for name, value in self._stamp.items():
-                if name == "vary":
-                    headers.add_vary_header(value)
-                else:
-                    headers[name] = value
-            message = {**message, "headers": headers.raw}
-        await self._send(message)
 
 
 def _limited(receive: Receive, limit: int, setting: str) -> Receive:

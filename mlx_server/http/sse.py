@@ -1,11 +1,12 @@
-"""Streams of events: one write for each, comments to keep idle streams alive, always an end.
+"""Streams of answers: events folded into chunks, one write for each, comments to keep
+idle streams alive, always an end.
 
 They are server-sent events, or what the `Frames` of an endpoint make of them.
 """
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -16,6 +17,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from mlx_server.errors import ServerError
+from mlx_server.events import Event, Started
 
 log = logging.getLogger("mlx_server.api")
 
@@ -24,6 +26,42 @@ KEEP_ALIVE = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
 
 Chunks = AsyncGenerator[Mapping[str, Any]]
+
+
+class Output(Protocol):
+    """Folds the events of an answer into one body."""
+
+    def add(self, event: Event) -> None: ...
+
+    def body(self) -> Mapping[str, Any]: ...
+
+
+class StreamedOutput(Output, Protocol):
+    """Folds them into the chunks of a stream too."""
+
+    def chunks(self, event: Event) -> Iterable[Mapping[str, Any]]:
+        """Adds the event, and yields the chunks that it makes."""
+
+    def end(self) -> Iterable[Mapping[str, Any]]:
+        """The chunks after those of the last event."""
+
+
+Store = Callable[[Mapping[str, Any]], Awaitable[None]]
+"""Stores the body of a complete answer, before the client has its end."""
+
+
+async def chunks_of(
+    started: Started, events: AsyncIterator[Event], output: StreamedOutput, store: Store | None
+) -> Chunks:
+    for chunk in output.chunks(started):
+        yield chunk
+    async for event in events:
+        for chunk in output.chunks(event):
+            yield chunk
+    for chunk in output.end():
+        yield chunk
+    if store:
+        await store(output.body())
 
 
 class AsyncClosable(Protocol):

@@ -97,11 +97,11 @@ class AdapterPool:
         self._adapters: dict[tuple[str, str], _LoadedAdapter] = {}
         """The adapters by model id and digest of their weights."""
         self._leaving: set[asyncio.Task[None]] = set()
-
-    @property
-    def idle_bytes(self) -> int:
+        self.idle_bytes = 0
         """Bytes of the adapters that can be dropped to make room."""
-        return sum(held.nbytes for held in self._adapters.values() if held.evictable)
+
+    def _recount(self) -> None:
+        self.idle_bytes = sum(held.nbytes for held in self._adapters.values() if held.evictable)
 
     def unreserved_bytes(self, model: str) -> int:
         """Bytes of the model's adapters that can't be dropped and that no lease reserved."""
@@ -123,6 +123,7 @@ class AdapterPool:
             loading.add_done_callback(partial(self._loaded, key, held))
         lease: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         held.users[lease] = adapter
+        self._recount()
         self._changed()
         try:
             await asyncio.shield(held.loading)
@@ -131,6 +132,7 @@ class AdapterPool:
             held.users.pop(lease)
             held.last_used = asyncio.get_running_loop().time()
             _end_lease(lease)
+            self._recount()
             self._changed()
 
     def _loaded(
@@ -140,6 +142,7 @@ class AdapterPool:
             held.nbytes = loading.result()
         elif self._adapters.get(key) is held:
             del self._adapters[key]  # so that the next request loads it again
+        self._recount()
         self._changed()
 
     def shrink(self, to_bytes: int) -> None:
@@ -174,6 +177,7 @@ class AdapterPool:
             if model in (None, id):
                 for lease in self._adapters.pop((id, digest)).users:
                     _end_lease(lease)
+        self._recount()
 
     async def _load(self, model: str, spec: AdapterSpec) -> int:
         loaded = await self._engine().load_adapter(model, spec.digest, str(spec.path))
@@ -188,6 +192,7 @@ class AdapterPool:
 
     def _drop(self, model: str, digest: str) -> None:
         held = self._adapters.pop((model, digest))
+        self._recount()
         log.info("%s drops adapter %s (%s)", model, held.adapter.spec.name, digest[:8])
         leaving = asyncio.create_task(self._unload(model, digest))
         self._leaving.add(leaving)

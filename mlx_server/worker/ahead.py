@@ -15,8 +15,8 @@ import mlx.nn as nn
 from mlx_server import limits
 from mlx_server.engine.messages import ComputeAhead, ComputedAhead, Generate
 from mlx_server.prompt_files import common_length
+from mlx_server.worker.forward_pass import RowAdapters, using
 from mlx_server.worker.kv_caches import make_caches
-from mlx_server.worker.lora_layers import RowAdapters, using
 from mlx_server.worker.prefill.memory_tier import Cache, Key, MemoryTier, ids_of
 from mlx_server.worker.prefill.schedule import LEAST, MOST, PrefillCost, PrefillPiece
 from mlx_server.worker.prompt_store import NEAREST

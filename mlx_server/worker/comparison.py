@@ -19,9 +19,9 @@ import msgspec
 import numpy as np
 
 from mlx_server.engine.comparison import Answers, ComparisonJob, Divergence, Finding, Side
+from mlx_server.worker.forward_pass import NO_ADAPTER, RowAdapter, RowAdapters, using
 from mlx_server.worker.kv_caches import make_caches, set_kv_bits
 from mlx_server.worker.lora_adapters import AdapterWeights
-from mlx_server.worker.lora_layers import NO_ADAPTER, RowAdapter, RowAdapters, using
 from mlx_server.worker.weights import load
 
 PIECE, OTHER_PIECE = 512, 64

@@ -24,8 +24,8 @@ import msgspec
 from mlx_server.errors import public_message
 from mlx_server.system.files import read_regular, replace_private
 from mlx_server.worker.costs import CostCurve, MeasuredCurve
-from mlx_server.worker.device import device
 from mlx_server.worker.encoders import Encoder
+from mlx_server.worker.kernels import device
 from mlx_server.worker.kv_caches import make_caches
 from mlx_server.worker.replay_model import ReplayModel
 from mlx_server.worker.weights import arrays

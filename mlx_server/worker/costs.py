@@ -5,7 +5,7 @@ then the time of reading a byte; users of a curve compare its values, or scale t
 take.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -15,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlx_server.worker.kernels import AFFINE, UNQUANTIZED, Chip, Product, time_of
+from mlx_server.worker.kv_caches import leaves
 from mlx_server.worker.mlx_lm_internals import (
+    SHARDED,
     BatchKVCache,
-    CacheList,
     QuantizedSwitchLinear,
     SwitchLinear,
 )
@@ -203,12 +204,6 @@ def products_of(model: nn.Module) -> list[Product]:
     ]
 
 
-SHARDED = (
-    *(nn.AllToShardedLinear, nn.QuantizedAllToShardedLinear),
-    *(nn.ShardedToAllLinear, nn.QuantizedShardedToAllLinear),
-)
-"""What mlx-lm makes of linear layers that are split over several ranks."""
-
 MATRICES = (
     *(nn.Linear, nn.QuantizedLinear, nn.Embedding, nn.QuantizedEmbedding),
     *(SwitchLinear, QuantizedSwitchLinear, *SHARDED),
@@ -227,12 +222,6 @@ def _fields(arguments: Any) -> Mapping[str, Any]:
     if isinstance(arguments, Mapping):
         return arguments
     return getattr(arguments, "__dict__", {})
-
-
-def leaves(caches: Iterable[Any]) -> Iterator[Any]:
-    """Yields the caches, and in the place of lists their entries."""
-    for cache in caches:
-        yield from leaves(cache.caches) if isinstance(cache, CacheList) else (cache,)
 
 
 def _token_bytes(cache: Any) -> float:

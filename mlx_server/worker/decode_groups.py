@@ -23,14 +23,13 @@ from mlx_server.engine.device_errors import device_error
 from mlx_server.engine.messages import Logprobs
 from mlx_server.requests import Tier
 from mlx_server.worker.constrained_decoding.mask_threads import SlowMask
-from mlx_server.worker.costs import StepCosts, leaves
-from mlx_server.worker.lora_layers import RowAdapters, using
+from mlx_server.worker.costs import StepCosts
+from mlx_server.worker.forward_pass import RowAdapters, packed, seeing, using
+from mlx_server.worker.kv_caches import leaves
 from mlx_server.worker.mlx_lm_internals import GenerationBatch, PromptProcessingBatch
-from mlx_server.worker.packed_rows import packed
 from mlx_server.worker.prefill.memory_tier import can_always_be_cut
 from mlx_server.worker.row import LateDraw, Row
 from mlx_server.worker.sampling import RowLogprobs, Sampled, Sampler, sample_rows_alone
-from mlx_server.worker.sight import seeing
 from mlx_server.worker.speculation.draft import Draft
 from mlx_server.worker.speculation.draft_pass import DraftPass, RowPass
 from mlx_server.worker.speculation.gate import Gate

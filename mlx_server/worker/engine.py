@@ -4,11 +4,15 @@
 in the server's child process, connected by a socket.
 """
 
+import ctypes
+import gc
 import logging
+import sys
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -34,9 +38,9 @@ from mlx_server.worker.constrained_decoding.logit_constraints import (
 )
 from mlx_server.worker.cost_measurement import CostMeasurements, can_be_measured
 from mlx_server.worker.costs import Drift
-from mlx_server.worker.device import has_gpu
+from mlx_server.worker.kernels import has_gpu
+from mlx_server.worker.kv_caches import measure_cache
 from mlx_server.worker.loaded_models import LoadedModels, ModelLoads
-from mlx_server.worker.memory import Buffers, limit_memory, measure_cache, release_memory
 from mlx_server.worker.prefill.disk_tier import opened
 from mlx_server.worker.prompt_store import PromptStore
 from mlx_server.worker.rows import RowAdmission, Rows
@@ -50,6 +54,71 @@ log = logging.getLogger("mlx_server.engine")
 
 GONE = "the model was unloaded"
 ADAPTER_GONE = "its adapter was unloaded"
+
+
+MOST_FREED, FREED_SHARE = 32 << 20, 0.01
+"""Bounds on the freed buffers that MLX keeps on a CPU, where they do not count against its memory
+limit: MLX's own default in bytes, and a share of the limit."""
+
+
+def limit_memory(max_bytes: int) -> None:
+    mx.set_memory_limit(max_bytes)
+    if not has_gpu():  # on a GPU, the limit includes freed buffers
+        mx.set_cache_limit(min(MOST_FREED, int(FREED_SHARE * max_bytes)))
+
+
+def release_memory() -> None:
+    """Returns the memory of unloaded weights to the system, instead of keeping it for reuse."""
+    gc.collect()
+    mx.clear_cache()
+    if sys.platform == "linux":
+        with suppress(OSError, AttributeError):
+            ctypes.CDLL(None).malloc_trim(0)
+
+
+EVERY_STEPS = 256
+"""Decoding steps after which buffers are freed: KV caches grow in pieces of as many tokens."""
+
+FLOOR_BYTES = 256 << 20
+"""Fewer bytes than this are not worth freeing."""
+
+SHARE = 0.1
+"""The share of the memory limit above which buffers are freed earlier."""
+
+LEAST_STEPS = 16
+"""The fewest decoding steps between two times that buffers are freed, even if the steps themselves
+use more than the share."""
+
+
+@dataclass
+class Buffers:
+    """Decides when MLX frees the buffers that it keeps for reuse.
+
+    A KV cache grows by allocating a larger buffer. The old one has a size that is not needed again,
+    so such buffers pile up while rows decode. The buffers of a step itself are reused by the next
+    one: freeing them too often makes each step get new memory from the system, zeroed page by page.
+    """
+
+    limit: int
+    """MLX's memory limit in bytes."""
+    _steps: int = 0
+    """Decoding steps since buffers were freed."""
+
+    def should_free(self, held: int, *, prefilling: bool) -> bool:
+        """Whether to free the buffers; call it once after each step.
+
+        held: bytes kept for reuse. prefilling: whether the next piece of a prompt will reuse them.
+        """
+        if prefilling:
+            return False
+        self._steps += 1
+        if held <= FLOOR_BYTES:
+            return False
+        often = self._steps >= LEAST_STEPS and held > SHARE * self.limit
+        if often or self._steps >= EVERY_STEPS:
+            self._steps = 0
+            return True
+        return False
 
 
 class Engine:

@@ -1,4 +1,5 @@
-"""Which kernel of MLX multiplies rows with a matrix of weights, and how often it reads the weights.
+"""What MLX computes on, a Mac's GPU by Metal, an NVIDIA GPU by CUDA, or the CPU, and which kernel
+multiplies rows with a matrix of weights, and how often it reads the weights.
 
 Below a limit by chip and matrix, a quantised matrix is multiplied with vectors. On M1 and M2 each
 row reads affine weights again; on later chips, and in the fp modes, up to five rows share a read.
@@ -13,6 +14,35 @@ an architecture is a generation and a letter). mlx-lm's switch_layers.py sorts t
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import ceil, inf
+from typing import Literal
+
+import mlx.core as mx
+
+CUDA_SHARE = 0.9
+"""The share of an NVIDIA GPU's memory for weights, caches and the computation. MLX's own limit is
+0.95 of it; the rest is the context's and the libraries'."""
+
+
+def device() -> Literal["metal", "cuda", "cpu"]:
+    if mx.metal.is_available():
+        return "metal"
+    return "cuda" if mx.cuda.is_available() else "cpu"
+
+
+def has_gpu() -> bool:
+    return device() != "cpu"
+
+
+def recommended_bytes() -> int | None:
+    """The GPU's memory that programs may use; None without a GPU."""
+    match device():
+        case "metal":
+            return int(mx.device_info()["max_recommended_working_set_size"])
+        case "cuda":
+            return int(CUDA_SHARE * int(mx.device_info()["total_memory"]))
+        case "cpu":
+            return None
+
 
 AFFINE, UNQUANTIZED = "affine", ""
 

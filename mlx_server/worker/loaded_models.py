@@ -26,8 +26,8 @@ from mlx_server.fair_queue import TierTurns
 from mlx_server.requests import SamplingParams, Tier
 from mlx_server.worker import weights
 from mlx_server.worker.batch import Batch, StepResult
-from mlx_server.worker.device import has_gpu
 from mlx_server.worker.half_precision import change_to_float16, tries_float16
+from mlx_server.worker.kernels import has_gpu
 from mlx_server.worker.kv_caches import set_kv_bits
 from mlx_server.worker.lora_adapters import AdapterWeights
 from mlx_server.worker.share import WholeModel

@@ -26,6 +26,7 @@ from mlx_server.models.adapter_config import (
 )
 from mlx_server.system.files import read_regular
 from mlx_server.worker import lora_layers
+from mlx_server.worker.forward_pass import forward_pass_of
 from mlx_server.worker.lora_layers import (
     EMBEDDINGS,
     EXPERTS,
@@ -33,7 +34,6 @@ from mlx_server.worker.lora_layers import (
     LINEARS,
     SORTING,
     LoraDelta,
-    forward_pass_of,
     own_type,
 )
 from mlx_server.worker.mlx_lm_internals import make_prompt_cache

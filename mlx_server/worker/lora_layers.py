@@ -4,96 +4,21 @@ A layer that an adapter changes gets another class, in place: its parameters, it
 and all references to it stay the same, and restoring its class removes the change completely.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property, reduce
+from functools import reduce
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 
+from mlx_server.worker.forward_pass import ForwardPass, RowAdapters
 from mlx_server.worker.mlx_lm_internals import (
     QuantizedSwitchLinear,
     SwitchGLU,
     SwitchLinear,
     SwitchMLP,
 )
-
-RowAdapter = tuple[str | None, float]
-"""A row's adapter, None for the base model, and the scale of the adapter."""
-
-NO_ADAPTER: RowAdapter = (None, 1.0)
-
-
-class RowAdapters:
-    """The adapters of the rows of a forward pass."""
-
-    def __init__(self, row_adapters: Sequence[RowAdapter]) -> None:
-        self.row_adapters = list(row_adapters)
-        self.active = frozenset(adapter for adapter, _ in row_adapters if adapter is not None)
-        first = row_adapters[0][0] if row_adapters else None
-        self.only = first if all(adapter == first for adapter, _ in row_adapters) else None
-        """The adapter that all rows use; None if they differ or use none."""
-        self.sorted: mx.array | None = None
-        """The row of each token while experts compute tokens sorted by expert."""
-        self._stack_positions: dict[tuple[str, ...], mx.array] = {}
-
-    def __len__(self) -> int:
-        return len(self.row_adapters)
-
-    @cached_property
-    def scale(self) -> float | None:
-        """The scale that all rows with an adapter share; None if they differ."""
-        scales = {scale for adapter, scale in self.row_adapters if adapter is not None}
-        return scales.pop() if len(scales) == 1 else None
-
-    @cached_property
-    def scales(self) -> mx.array:
-        return mx.array([scale for _, scale in self.row_adapters], mx.float32)
-
-    def stack_positions(self, adapters: tuple[str, ...]) -> mx.array:
-        """Returns each row's position in a stack of these adapters; 0 is the base model."""
-        if adapters not in self._stack_positions:
-            positions = {adapter: number for number, adapter in enumerate(adapters, 1)}
-            rows = [positions.get(a, 0) if a else 0 for a, _ in self.row_adapters]
-            self._stack_positions[adapters] = mx.array(rows, mx.uint32)
-        return self._stack_positions[adapters]
-
-    def rows_of_choices(self, experts: mx.array, *, in_order: bool) -> mx.array:
-        """Returns the row of each choice of an expert. experts: the chosen ones, [..., choices];
-        in_order: they are sorted by expert."""
-        if in_order:
-            assert self.sorted is not None, "the order of the sorted tokens is unknown"
-            return self.sorted
-        return (mx.arange(experts.size) // (experts.size // len(self))).reshape(experts.shape)
-
-
-class ForwardPass:
-    """The rows of a model's present forward pass. The model has it as an attribute, and each layer
-    that an adapter changes is given it when it is wrapped."""
-
-    rows: RowAdapters | None = None
-    """None if no row uses an adapter."""
-
-
-def forward_pass_of(model: Any) -> ForwardPass:
-    if not hasattr(model, "forward_pass"):
-        model.forward_pass = ForwardPass()
-    forward_pass: ForwardPass = model.forward_pass
-    return forward_pass
-
-
-@contextmanager
-def using(rows: RowAdapters, model: Any) -> Iterator[None]:
-    """Sets the rows around a model's call: mlx-lm's models hand no further argument down to their
-    layers. The call builds the graph; evaluate it at any time."""
-    forward_pass = forward_pass_of(model)
-    before, forward_pass.rows = forward_pass.rows, rows if rows.active else None
-    try:
-        yield
-    finally:
-        forward_pass.rows = before
 
 
 @dataclass(frozen=True)

@@ -59,6 +59,7 @@ except ImportError as error:
     raise WrongMlxLm(str(error)) from error
 
 __all__ = [
+    "SHARDED",
     "ArraysCache",
     "BatchKVCache",
     "BatchRotatingKVCache",
@@ -80,6 +81,12 @@ __all__ = [
     "greedy_sampler",
     "make_prompt_cache",
 ]
+
+SHARDED = (
+    *(nn.AllToShardedLinear, nn.QuantizedAllToShardedLinear),
+    *(nn.ShardedToAllLinear, nn.QuantizedShardedToAllLinear),
+)
+"""What mlx-lm makes of linear layers that are split over several ranks."""
 
 ROWS = ("samplers", "fallback_sampler", "logits_processors", "stop_sequences", "max_tokens")
 ARGUMENTS: dict[Any, tuple[str, ...]] = {

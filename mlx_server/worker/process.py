@@ -74,7 +74,7 @@ def _run(
 
 def _ready(others: list[int]) -> Ready:
     """others: the recommended working sets of the group's other machines, where there is Metal."""
-    from mlx_server.worker.device import recommended_bytes
+    from mlx_server.worker.kernels import recommended_bytes
 
     own = recommended_bytes()
     least = None if own is None else min([own, *others])

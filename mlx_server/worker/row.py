@@ -20,7 +20,7 @@ from mlx_server.fair_queue import of_tier
 from mlx_server.loops import LoopDetector
 from mlx_server.worker.constrained_decoding.logit_constraints import TOO_LARGE, LogitConstraint
 from mlx_server.worker.constrained_decoding.mask_threads import SlowMask
-from mlx_server.worker.lora_layers import NO_ADAPTER, RowAdapter
+from mlx_server.worker.forward_pass import NO_ADAPTER, RowAdapter
 from mlx_server.worker.prefill.memory_tier import Key
 from mlx_server.worker.sight import RowPictures
 from mlx_server.worker.speculation.draft import Drafter

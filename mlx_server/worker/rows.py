@@ -26,9 +26,9 @@ from mlx_server.worker.constrained_decoding.logit_constraints import (
     LogitConstraints,
 )
 from mlx_server.worker.encoders import IDLE_PIECE, Encoder, PooledTexts, pooled_texts
+from mlx_server.worker.forward_pass import NO_ADAPTER, RowAdapter, RowAdapters, using
 from mlx_server.worker.kv_caches import make_caches
 from mlx_server.worker.loaded_models import LoadedModels
-from mlx_server.worker.lora_layers import NO_ADAPTER, RowAdapter, RowAdapters, using
 from mlx_server.worker.prompt_store import PromptStore
 from mlx_server.worker.row import prompt_key_of, row_adapter_of
 from mlx_server.worker.sampling import RowLogprobs, step_logprobs

@@ -272,19 +272,6 @@ def sight_of(model: nn.Module) -> Sight | None:
     return getattr(model, "sight", None)
 
 
-@contextmanager
-def seeing(
-    model: nn.Module, rows: Sequence[RowPictures | None], tokens: Sequence[Sequence[int]]
-) -> Iterator[None]:
-    """Shows rows their pictures in the block's forward pass. tokens: those before it."""
-    sight = sight_of(model)
-    if sight is None or not any(rows):
-        yield
-        return
-    with sight.showing(rows, list(map(len, tokens))):
-        yield
-
-
 def give_sight(model: nn.Module, folder: Path, config: Mapping[str, Any]) -> None:
     """Loads the checkpoint's tower, whose weights are not read yet, and hooks the model."""
     vision = vision_of(folder, config)

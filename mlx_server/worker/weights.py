@@ -16,8 +16,8 @@ from mlx_server import limits
 from mlx_server.errors import ModelUnusable, public_message
 from mlx_server.models.architectures import SAME, WRAPPING, is_encoder, texts
 from mlx_server.models.files import is_positive_number, why_not_read
-from mlx_server.worker.device import has_gpu
 from mlx_server.worker.encoders import encoder_classes
+from mlx_server.worker.kernels import has_gpu
 from mlx_server.worker.mlx_lm_internals import (
     get_classes,
     load_model,

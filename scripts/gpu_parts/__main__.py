@@ -17,8 +17,7 @@ import mlx.core as mx
 from gpu_parts import models
 from gpu_parts.runs import answers, bits, first_token_beside, forever, tokens_per_second
 from mlx_server.worker.costs import products_of, this_chip
-from mlx_server.worker.device import device, recommended_bytes
-from mlx_server.worker.kernels import Chip, time_of
+from mlx_server.worker.kernels import Chip, device, recommended_bytes, time_of
 
 ROOT = Path(__file__).parents[2]
 ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 64)

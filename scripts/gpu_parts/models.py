@@ -8,7 +8,7 @@ import mlx.nn as nn
 from mlx.utils import tree_map
 from mlx_lm.models import llama, qwen3_moe
 
-from mlx_server.worker.device import has_gpu
+from mlx_server.worker.kernels import has_gpu
 
 VOCABULARY = 2048
 """The tokens of prompts; large networks have more."""

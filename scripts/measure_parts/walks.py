@@ -34,7 +34,7 @@ Part = Literal["all", "until there are ids", "after the engine begins", "between
 BETWEEN = (10, 40)
 """The numbers of the chunks between which a stream is measured."""
 IDLE_SECONDS = 3
-"""What runs by the clock is not part of a stream."""
+"""What runs by the clock is not part of a walk."""
 MARK = "read until here\n"
 Body = dict[str, Any]
 
@@ -143,9 +143,8 @@ class Server:
         self.ask(walk.route, walk.body)
         crossed = self.stretch - (walk.part == "between two chunks")
         self.begin()
-        if walk.part == "between two chunks":
-            time.sleep(IDLE_SECONDS)
-        else:
+        time.sleep(IDLE_SECONDS)
+        if walk.part != "between two chunks":
             self.ask(walk.route, walk.without)
         return self.files(crossed, walk.part) - self.files(self.stretch, walk.part)
 

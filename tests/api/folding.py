@@ -4,8 +4,8 @@ from collections.abc import Iterable
 
 import msgspec
 
-from mlx_server.api.handlers import Output, StreamedOutput
 from mlx_server.events import Event
+from mlx_server.http.sse import Output, StreamedOutput
 from tests.api.wire import Json
 
 

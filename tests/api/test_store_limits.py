@@ -15,8 +15,8 @@ from starlette.types import Message
 from mlx_server import limits
 from mlx_server.api.responses.runs import Runs
 from mlx_server.config.settings import StoreSettings
+from mlx_server.engine.client import RowStream
 from mlx_server.engine.messages import Generate
-from mlx_server.engine.row_stream import RowStream
 from tests.api import wire
 from tests.api.leaving import Leaver
 from tests.api.wire import Json, ScriptedEngine, error, ok

@@ -4,8 +4,8 @@ import struct
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
+from mlx_server.engine.client import RowStream
 from mlx_server.engine.messages import Embed, Embedded
-from mlx_server.engine.row_stream import RowStream
 from tests.api.wire import ScriptedEngine
 
 

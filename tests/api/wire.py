@@ -15,6 +15,7 @@ from starlette.testclient import TestClient
 
 from mlx_server.app import create_app
 from mlx_server.config.settings import ModelSettings, ServerSettings, Settings, StoreSettings
+from mlx_server.engine.client import RowStream
 from mlx_server.engine.messages import (
     Admitted,
     Generate,
@@ -24,7 +25,6 @@ from mlx_server.engine.messages import (
     Stop,
     Token,
 )
-from mlx_server.engine.row_stream import RowStream
 from mlx_server.errors import EngineDied, ServerError
 from mlx_server.models.tokenizer import Tokenizer
 from mlx_server.pool.pool import AnswerRecorder

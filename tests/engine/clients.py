@@ -9,9 +9,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, ParamSpec
 
-from mlx_server.engine.client import EngineClient
+from mlx_server.engine.client import EngineClient, RowStream
 from mlx_server.engine.messages import Generate, Token
-from mlx_server.engine.row_stream import RowStream
 from mlx_server.requests import SamplingParams
 from tests.worker.batch_runs import a_prompt
 from tests.worker.engine_runs import grammar_of

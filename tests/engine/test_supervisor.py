@@ -14,9 +14,8 @@ import psutil
 import pytest
 
 from mlx_server.engine import supervisor
-from mlx_server.engine.client import EngineClient
+from mlx_server.engine.client import EngineClient, RowStream
 from mlx_server.engine.messages import Heartbeat, Ready, Report
-from mlx_server.engine.row_stream import RowStream
 from mlx_server.engine.supervisor import Supervisor
 from mlx_server.errors import EngineDied, ServerError
 from tests.engine.clients import (

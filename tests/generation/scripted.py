@@ -8,8 +8,8 @@ from typing import Any, TypeVar, cast
 
 import pytest
 
+from mlx_server.engine.client import Item, RowStream
 from mlx_server.engine.messages import Admitted, Generate, KvCost, Stop, Token
-from mlx_server.engine.row_stream import Item, RowStream
 from mlx_server.errors import GenerationFailed, ServerError
 from mlx_server.events import Event, Finished, Started, TextDelta
 from mlx_server.generation.generate import generate

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from mlx_server.engine.client import Item
 from mlx_server.engine.messages import ComputeAhead, Stop
-from mlx_server.engine.row_stream import Item
 from mlx_server.errors import BadRequest, GenerationFailed
 from mlx_server.events import Event, Started
 from mlx_server.generation.generate import generate

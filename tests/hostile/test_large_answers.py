@@ -13,6 +13,7 @@ import pytest
 from mlx_server import limits
 from mlx_server.app import create_app, server_of
 from mlx_server.config.settings import ModelSettings, ServerSettings, Settings, StoreSettings
+from mlx_server.engine.client import RowStream
 from mlx_server.engine.messages import (
     Admitted,
     Embed,
@@ -22,7 +23,6 @@ from mlx_server.engine.messages import (
     PromptLogprobs,
     Token,
 )
-from mlx_server.engine.row_stream import RowStream
 from mlx_server.generation.embeddings import SENT_TOKENS
 from mlx_server.http.server import HttpServer
 from tests.api.wire import ScriptedEngine

@@ -14,9 +14,8 @@ import psutil
 import pytest
 from numpy.typing import NDArray
 
-from mlx_server.engine.client import EngineClient
+from mlx_server.engine.client import EngineClient, RowStream
 from mlx_server.engine.messages import Embed, Embedded, Generate, PromptLogprobs, Token
-from mlx_server.engine.row_stream import RowStream
 from mlx_server.engine.worker_arguments import Mode, RankGroup
 from mlx_server.errors import EngineDied, ModelUnusable
 from mlx_server.requests import SamplingParams

@@ -12,8 +12,8 @@ import pytest
 import uvicorn
 
 from mlx_server import limits
+from mlx_server.engine.client import Item, RowStream
 from mlx_server.engine.messages import FIRST_MEDIA_ID, Admitted, Generate, Prefilled, Token
-from mlx_server.engine.row_stream import Item, RowStream
 from mlx_server.models.tokenizer import Tokenizer
 from mlx_server.pool.pool import Pool
 from mlx_server.pool.prepare import ModelSpec

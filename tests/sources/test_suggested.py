@@ -9,7 +9,7 @@ from mlx_server.families import family_named
 from mlx_server.pool.memory import memory_budget
 from mlx_server.sources.kinds import HUB_ID
 from mlx_server.sources.suggested import hub_id, suggested_models
-from mlx_server.worker.memory import cache_cost
+from mlx_server.worker.kv_caches import cache_cost
 from tests.pool.test_memory import CHECKPOINTS, WORKING_SETS
 
 BY_NAME = {each.id.removeprefix("mlx-community/"): each for each in suggested_models()}

@@ -13,7 +13,7 @@ from mlx_server.worker import half_precision, weights
 from mlx_server.worker.engine import Engine
 from mlx_server.worker.half_precision import OVERFLOWING, may_try_float16
 from mlx_server.worker.kernels import Chip
-from mlx_server.worker.memory import cache_cost
+from mlx_server.worker.kv_caches import cache_cost
 from mlx_server.worker.prefill.stored_prompt import layout_of
 from mlx_server.worker.weights import arrays
 from tests.worker.architectures import CONFIGS

@@ -16,11 +16,9 @@ from mlx_server.engine.messages import (
     MeasureCache,
     StepOutput,
 )
-from mlx_server.worker import device, memory
-from mlx_server.worker.costs import leaves
-from mlx_server.worker.engine import Engine
-from mlx_server.worker.kv_caches import why_alone
-from mlx_server.worker.memory import EVERY_STEPS, MOST_FREED, cache_cost, limit_memory
+from mlx_server.worker import kernels
+from mlx_server.worker.engine import EVERY_STEPS, MOST_FREED, Engine, limit_memory
+from mlx_server.worker.kv_caches import cache_cost, leaves, why_alone
 from mlx_server.worker.mlx_lm_internals import ArraysCache, make_prompt_cache
 from mlx_server.worker.speculation.gate import MOST_DRAFTED
 from mlx_server.worker.speculation.ragged_caches import ragged
@@ -80,7 +78,7 @@ def test_it_is_never_below_and_at_most_twice_the_truth(name: str) -> None:
 def test_an_nvidia_gpu_has_most_of_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mlx.core.cuda.is_available", lambda: True)
     monkeypatch.setattr("mlx.core.device_info", lambda: {"total_memory": 80 * 10**9})
-    assert (device.device(), device.recommended_bytes()) == ("cuda", 72 * 10**9)
+    assert (kernels.device(), kernels.recommended_bytes()) == ("cuda", 72 * 10**9)
     assert cache_cost(config_of("llama")) == KvCost(LAYERS * 2 * 2 * 32 * 2), "in half precision"
 
 
@@ -155,7 +153,7 @@ def kept() -> object:
 @pytest.mark.usefixtures("kept")
 def test_a_long_decode_of_a_real_model(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     floor, tokens = 1 << 18, 600
-    monkeypatch.setattr(memory, "FLOOR_BYTES", floor)
+    monkeypatch.setattr("mlx_server.worker.engine.FLOOR_BYTES", floor)
     engine = Engine(concurrency=4)
     load(engine, tiny_path)
     mx.clear_cache()

@@ -12,8 +12,7 @@ import pytest
 
 from mlx_server.engine.messages import CacheMeasured, CacheNotMeasured, MeasureCache
 from mlx_server.worker.engine import Engine
-from mlx_server.worker.kv_caches import QuantizedRow, make_caches, set_kv_bits
-from mlx_server.worker.memory import cache_cost
+from mlx_server.worker.kv_caches import QuantizedRow, cache_cost, make_caches, set_kv_bits
 from tests.worker.architectures import LINEAR
 from tests.worker.bench import Bench
 from tests.worker.kinds import KINDS, SIZES, Kind

@@ -21,7 +21,6 @@ from mlx_server.api.chat_completions.answer import (
 from mlx_server.api.chat_completions.input import ChatBody, MessageParam, echoed, to_request
 from mlx_server.api.conversations import UpdateBody
 from mlx_server.api.fields import ignored_header
-from mlx_server.api.handlers import Store as Storing
 from mlx_server.api.handlers import documented, json_pieces, json_response, read, respond
 from mlx_server.api.responses.create import page_body
 from mlx_server.api.responses.protocol import Metadata
@@ -30,6 +29,7 @@ from mlx_server.errors import BadRequest
 from mlx_server.http.errors import validation_error
 from mlx_server.http.resumable import resumed
 from mlx_server.http.security import keyed_router
+from mlx_server.http.sse import Store as Storing
 from mlx_server.request_threads import in_thread
 from mlx_server.store import ItemRecord, Record, RecordFilter, Store
 

@@ -31,7 +31,7 @@ from mlx_server.prompt_files import (
     encoded,
     group_of,
 )
-from mlx_server.worker.device import device
+from mlx_server.worker.kernels import device
 from mlx_server.worker.prefill.memory_tier import (
     SNAPSHOT_SHARE,
     CachedPrompt,

@@ -107,8 +107,8 @@ class _Leader:
 def _run(arguments: RankArguments, recorded: Recorded, reports: _Reports, leader: _Leader) -> str:
     """Returns why the rank has ended."""
     with left_out():
-        from mlx_server.worker.device import recommended_bytes
         from mlx_server.worker.engine import engine_of, run_steps
+        from mlx_server.worker.kernels import recommended_bytes
         from mlx_server.worker.share import joined_share
     reports.send(RankReady(recommended_bytes()))
     recorded.get()

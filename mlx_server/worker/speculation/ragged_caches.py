@@ -12,8 +12,7 @@ from typing import Any, Self, cast
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map
 
-from mlx_server.worker.costs import leaves
-from mlx_server.worker.kv_caches import QuantizedRow, QuantizedRows
+from mlx_server.worker.kv_caches import QuantizedRow, QuantizedRows, leaves
 from mlx_server.worker.mlx_lm_internals import (
     ArraysCache,
     BatchKVCache,

@@ -6,7 +6,7 @@ from typing import Any
 import mlx.core as mx
 
 from bench_parts.simulated.roofline import Machine, Model, seconds
-from mlx_server.worker.packed_rows import Packing
+from mlx_server.worker.forward_pass import Packing
 
 TOKEN = 100
 """The token that is always generated."""

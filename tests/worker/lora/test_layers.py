@@ -12,8 +12,8 @@ from mlx_lm.models.cache import KVCache
 from mlx_lm.models.switch_layers import SwitchLinear
 
 from mlx_server.errors import AdapterInvalid
+from mlx_server.worker.forward_pass import RowAdapters, using
 from mlx_server.worker.lora_adapters import AdapterWeights
-from mlx_server.worker.lora_layers import RowAdapters, using
 from tests.worker.lora_files import save
 
 WIDTH, RANK = 8, 2
