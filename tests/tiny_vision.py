@@ -45,6 +45,10 @@ FURTHER = (
     "<img>",
     "</img>",
     "<IMG_CONTEXT>",
+    "<|media_start|>",
+    "<|media_content|>",
+    "<|media_pad|>",
+    "<|media_end|>",
     "<fake_token_around_image>",
     "<global-img>",
     "<row_1_col_1>",
@@ -86,9 +90,13 @@ class TinyVision:
     """processor_config.json"""
 
 
+FLAT = ("qwen2_vl", "qwen2_5_vl")
+"""Whose checkpoints have the text model's settings among the others."""
+
+
 def _qwen(kind: str, text: Mapping[str, Any], tower: Mapping[str, Any]) -> TinyVision:
     return TinyVision(
-        {"model_type": kind if kind == "qwen2_5_vl" else f"{kind}_text", **text},
+        {"model_type": kind if kind in FLAT else f"{kind}_text", **text},
         {
             "depth": 3,
             "num_heads": 2,
@@ -134,6 +142,26 @@ EXPERTS = {
     "norm_topk_prob": True,
 }
 
+GLM_TOWER = {
+    "depth": 3,
+    "num_heads": 2,
+    "out_hidden_size": 64,
+    "patch_size": 14,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
+    "image_size": 84,
+    "in_channels": 3,
+    "rms_norm_eps": 1e-5,
+}
+GLM = {
+    "image_token_id": id_of("<|image|>"),
+    "video_token_id": VOCABULARY - 1,
+    "vision_start_token_id": id_of("<|vision_start|>"),
+}
+GLM_IMAGE = {"patch_size": 14, "size": {"shortest_edge": 3136, "longest_edge": 131072}}
+
+INTERN = {"image_size": 64, "layer_norm_eps": 1e-6}
+
 PIXTRAL = {
     "model_type": "pixtral",
     "patch_size": 14,
@@ -150,6 +178,11 @@ VISION_FAMILIES: dict[str, TinyVision] = {
         {"rope_scaling": {"type": "mrope", "mrope_section": [3, 3, 2]}},
         {"patch_size": 14, "fullatt_block_indexes": [1], "window_size": 56, "in_channels": 3},
     ),
+    "qwen2_vl": _qwen(
+        "qwen2_vl",
+        {"rope_scaling": {"type": "mrope", "mrope_section": [3, 3, 2]}},
+        {"patch_size": 14, "embed_dim": 32, "hidden_size": 64, "in_channels": 3, "mlp_ratio": 2},
+    ),
     "qwen3_vl": _qwen("qwen3_vl", {"rope_scaling": MROPE}, {"deepstack_visual_indexes": [0, 1]}),
     "qwen3_vl_moe": _qwen(
         "qwen3_vl_moe", {"rope_scaling": MROPE, **EXPERTS}, {"deepstack_visual_indexes": [0]}
@@ -162,23 +195,82 @@ VISION_FAMILIES: dict[str, TinyVision] = {
             "attention_bias": True,
             "rope_scaling": {"rope_type": "default", "mrope_section": [2, 1, 1]},
         },
+        GLM_TOWER,
+        GLM,
+        GLM_IMAGE,
+    ),
+    "internvl": TinyVision(
+        {"model_type": "qwen3"},
+        {**INTERN, "model_type": "internvl_vision", "image_size": [64, 64], "patch_size": [16, 16]},
+        {"image_token_id": id_of("<IMG_CONTEXT>"), "downsample_ratio": 0.5},
+        {"max_patches": 4, "size": {"height": 64, "width": 64}},
+    ),
+    "internvl_chat": TinyVision(
+        {"model_type": "qwen2"},
+        {**INTERN, "model_type": "intern_vit_6b"},
         {
+            "downsample_ratio": 0.5,
+            "force_image_size": 64,
+            "max_dynamic_patch": 4,
+            "image_token_index": id_of("<IMG_CONTEXT>"),
+        },
+        {"size": 64},
+    ),
+    "llava": TinyVision(
+        {"model_type": "llama"},
+        {"model_type": "clip_vision_model", "image_size": 48},
+        {"image_token_index": id_of("<image>"), "vision_feature_select_strategy": "default"},
+        {"size": {"shortest_edge": 48}, "crop_size": {"height": 48, "width": 48}},
+    ),
+    "kimi_vl": TinyVision(
+        {
+            "model_type": "deepseek_v3",
+            "kv_lora_rank": 32,
+            "q_lora_rank": None,
+            "qk_rope_head_dim": 16,
+            "qk_nope_head_dim": 16,
+            "v_head_dim": 16,
+            "num_key_value_heads": 4,
+            "n_group": 1,
+            "topk_group": 1,
+            "n_routed_experts": 4,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "first_k_dense_replace": 1,
+        },
+        {
+            "model_type": "moonvit",
             "depth": 3,
+            "embed_dim": 32,
             "num_heads": 2,
-            "out_hidden_size": 64,
             "patch_size": 14,
-            "spatial_merge_size": 2,
-            "temporal_patch_size": 2,
-            "image_size": 84,
-            "in_channels": 3,
-            "rms_norm_eps": 1e-5,
+            "init_pos_emb_height": 8,
+            "init_pos_emb_width": 8,
         },
+        {"media_placeholder_token_id": id_of("<|media_pad|>")},
+        {"patch_size": 14, "in_token_limit": 64, "merge_kernel_size": [2, 2], "pad_input": True},
+    ),
+    "glm4v_moe": TinyVision(
         {
-            "image_token_id": id_of("<|image|>"),
-            "video_token_id": VOCABULARY - 1,
-            "vision_start_token_id": id_of("<|vision_start|>"),
+            "model_type": "glm4v_moe_text",
+            "partial_rotary_factor": 0.5,
+            "attention_bias": True,
+            "rope_scaling": {"rope_type": "default", "mrope_section": [2, 1, 1]},
+            "n_routed_experts": 4,
+            "n_shared_experts": 1,
+            "n_group": 1,
+            "topk_group": 1,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "first_k_dense_replace": 1,
+            "norm_topk_prob": True,
+            "routed_scaling_factor": 1.0,
+            "use_qk_norm": False,
         },
-        {"patch_size": 14, "size": {"shortest_edge": 3136, "longest_edge": 131072}},
+        GLM_TOWER,
+        GLM,
+        GLM_IMAGE,
     ),
     "gemma3": TinyVision(
         {
@@ -339,8 +431,8 @@ def tiny_vision(folder: Path, family: str = "qwen3_vl", *, seed: int = 0) -> Pat
         "text_config": text,
         "vision_config": tower,
     }
-    if family == "qwen2_5_vl":
-        config |= {**text, "model_type": family}
+    if family in FLAT:
+        config |= {**config.pop("text_config"), "model_type": family}
     means = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
     write_json(folder / "config.json", config)
     write_json(folder / "preprocessor_config.json", {**means, **own.image})
@@ -356,6 +448,10 @@ def tiny_vision(folder: Path, family: str = "qwen3_vl", *, seed: int = 0) -> Pat
         "tower": make_tower(config, FAMILIES[family].package),
     }
     shapes = {name: array.shape for part in parts.values() for name, array in _parameters(part)}
+    for name in [name for name in shapes if "unembed_out" in name]:  # mlx-lm's halves of a tensor
+        (heads, values, rank), keys = shapes.pop(name), name.replace("unembed_out", "embed_q")
+        both = heads * (values + shapes.pop(keys)[-1])
+        shapes[name.replace("unembed_out", "kv_b_proj")] = (both, rank)
     weights = random_weights(shapes, seed)
     mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
     return folder

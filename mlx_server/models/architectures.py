@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from importlib.metadata import version
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,11 +34,21 @@ SAME = {
     "qwen3_5_moe_text": "qwen3_5_moe",
     "lfm2_vl": "lfm2-vl",
     "glm4v_text": "glm4",
+    "glm4v_moe_text": "glm4_moe",
 }
 """Modules for model types that mlx-lm supports but does not list."""
 
-WRAPPING = ("glm4v", "smolvlm", "idefics3")
-"""Model types of which mlx-lm has the text model alone, whose config is under `text_config`."""
+WRAPPING = (
+    "glm4v",
+    "glm4v_moe",
+    "idefics3",
+    "internvl",
+    "internvl_chat",
+    "kimi_vl",
+    "llava",
+    "smolvlm",
+)
+"""Model types of which mlx-lm has the text model alone, whose config is within the model's."""
 
 TEXT = ("text_config", "llm_config", "language_config", "thinker_config")
 """Keys under which the config of a multimodal model nests that of its text model."""
@@ -49,8 +60,7 @@ def module_of(config: Mapping[str, Any]) -> str | None:
     if not isinstance(name, str) or not re.fullmatch(r"[\w.-]+", name):
         return None
     if name in WRAPPING:
-        text = config.get("text_config")
-        return module_of({"model_type": text.get("model_type")}) if isinstance(text, dict) else None
+        return module_of({"model_type": text_config_of(config).get("model_type")})
     remapped = _remapped(config, name)
     return remapped if (_mlx_lm() / "models" / f"{remapped}.py").is_file() else None
 
@@ -81,6 +91,29 @@ def texts(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     for name in TEXT:
         if isinstance(nested := config.get(name), dict):
             yield from texts(nested)
+
+
+LEFT_OUT = {
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "rope_scaling": None,
+    "vocab_size": 32000,
+    "partial_rotary_factor": 0.5,
+    "use_qk_norm": False,
+    "tie_word_embeddings": False,
+}
+"""What checkpoints leave out of text models' configs, as transformers has it."""
+
+
+def text_config_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The config of a multimodal model's text model, which older checkpoints do not nest."""
+    own = next(islice(texts(config), 1, None), config)
+    ties = {name: config[name] for name in ("tie_word_embeddings",) if name in config}
+    return {**LEFT_OUT, **ties, **(own.get("rope_parameters") or {}), **own}
 
 
 def _remapped(config: Mapping[str, Any], name: str) -> str:

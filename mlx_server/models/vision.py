@@ -23,6 +23,9 @@ from mlx_server.system.sandbox.picture_fits import (
     LeastSide,
     LongestSide,
     LongestTiles,
+    MiddleSquare,
+    NearestTiles,
+    Patches,
     Size,
     Square,
     Tiles,
@@ -105,12 +108,27 @@ class FramesGrid(PatchGrid):
 
 
 @dataclass(frozen=True)
+class CutGrid(PatchGrid):
+    """`most` counts pixels of whole patches."""
+
+    is_filled: bool
+    """Whether black is added to a picture, not cut off, to have whole tokens."""
+
+    def fit(self, tokens: int) -> Fit:
+        most = min(self.most, tokens * self.cell**2) // self.patch**2
+        return Patches(self.patch, self.cell, most, self.is_filled)
+
+
+@dataclass(frozen=True)
 class OneSquare:
     side: int
     tokens: int
+    shorter: int = 0
+    """The pixels of the shorter side of a picture of which the middle is shown; 0: all of it is
+    shown."""
 
     def fit(self, tokens: int) -> Fit:
-        return Square(self.side)
+        return MiddleSquare(self.side, self.shorter) if self.shorter else Square(self.side)
 
     def layout(self, sizes: Sequence[Size]) -> Layout:
         return [self.tokens]
@@ -191,6 +209,25 @@ class NamedTiles:
 
 
 @dataclass(frozen=True)
+class TileGrid:
+    """A picture is shown in tiles, and then as a whole in one more."""
+
+    side: int
+    tokens: int
+    """Of a tile."""
+    least: int
+    most: int
+    """The least and the most tiles."""
+
+    def fit(self, tokens: int) -> Fit:
+        most = max(1, min(self.most, tokens // self.tokens - 1))
+        return NearestTiles(self.side, min(self.least, most), most)
+
+    def layout(self, sizes: Sequence[Size]) -> Layout:
+        return [sum(width * height for width, height in sizes) // self.side**2 * self.tokens]
+
+
+@dataclass(frozen=True)
 class TileRows:
     """A picture is shown in rows of tiles, each after tokens with its row and column, and as a
     whole in one more."""
@@ -225,6 +262,8 @@ class VisionFamily:
     recipe: Callable[[VisionSettings], PictureRecipe]
     sections: Sections | None = None
     """None: a token has one position."""
+    token: str = ""
+    """The image token, where a config has no id of it."""
     text: str = ""
     """What replaces the placeholder in the prompt's text, where that is not the same. It has one
     image token, which becomes as many as a picture has."""
@@ -238,6 +277,8 @@ class VisionFamily:
 
 QWEN = "<|vision_start|><|image_pad|><|vision_end|>"
 GLM = "<|begin_of_image|><|image|><|end_of_image|>"
+INTERN, INTERN_TEXT = "<IMG_CONTEXT>", "<img><IMG_CONTEXT></img>\n"
+KIMI = "<|media_start|>image<|media_content|><|media_pad|><|media_end|>"
 
 
 def _patch_grid(
@@ -300,15 +341,50 @@ def _idefics3(given: VisionSettings) -> TileRows:
     return TileRows(tile, longest, max(1, tokens))
 
 
+def _llava(given: VisionSettings) -> OneSquare:
+    side = _natural(given.tower.get("image_size"), 336)
+    tokens = (side // _natural(given.tower.get("patch_size"), 14)) ** 2
+    is_clip = given.tower.get("model_type") == "clip_vision_model"
+    if is_clip and given.config.get("vision_feature_select_strategy") == "full":
+        tokens += 1
+    return OneSquare(side, tokens, _natural(given.size.get("shortest_edge"), side) * is_clip)
+
+
+def _intern(given: VisionSettings) -> TileGrid:
+    config, tower = given.config, given.tower
+    side = _natural(config.get("force_image_size"), *_list(tower.get("image_size")), 448)
+    patch, ratio = _natural(*_list(tower.get("patch_size")), 14), config.get("downsample_ratio")
+    merge = round(1 / ratio) if type(ratio) is float and 0.1 < ratio <= 1 else 2
+    return TileGrid(
+        side,
+        (side // patch // merge) ** 2,
+        _natural(config.get("min_dynamic_patch"), given.image.get("min_patches"), 1),
+        min(40, _natural(config.get("max_dynamic_patch"), given.image.get("max_patches"), 12)),
+    )
+
+
+def _kimi(given: VisionSettings) -> CutGrid:
+    patch = _natural(given.image.get("patch_size"), given.tower.get("patch_size"), 14)
+    merge = _natural(*_list(given.image.get("merge_kernel_size")), 2)
+    most = _natural(given.image.get("in_token_limit"), 4096) * patch**2
+    return CutGrid(patch, merge, 0, most, given.image.get("pad_input") is True)
+
+
 GEMMA3 = "\n\n<start_of_image><image_soft_token><end_of_image>\n\n"
 
 FAMILIES: Mapping[str, VisionFamily] = {
+    "qwen2_vl": VisionFamily("qwen2_vl", QWEN, _patch_grid(14), "consecutive"),
     "qwen2_5_vl": VisionFamily("qwen2_5_vl", QWEN, _patch_grid(14), "consecutive"),
     "qwen3_vl": VisionFamily("qwen3_vl", QWEN, _patch_grid(16), "interleaved"),
     "qwen3_vl_moe": VisionFamily("qwen3_vl_moe", QWEN, _patch_grid(16), "interleaved"),
     "qwen3_5": VisionFamily("qwen3_5", QWEN, _patch_grid(16), "interleaved"),
     "qwen3_5_moe": VisionFamily("qwen3_5_moe", QWEN, _patch_grid(16), "interleaved"),
     "glm4v": VisionFamily("glm4v", GLM, _patch_grid(14, FramesGrid), "consecutive"),
+    "glm4v_moe": VisionFamily("glm4v_moe", GLM, _patch_grid(14, FramesGrid), "consecutive"),
+    "internvl": VisionFamily("internvl", INTERN, _intern, text=INTERN_TEXT),
+    "internvl_chat": VisionFamily("internvl_chat", INTERN, _intern, token=INTERN, text=INTERN_TEXT),
+    "kimi_vl": VisionFamily("kimi_vl", KIMI, _kimi),
+    "llava": VisionFamily("llava", "<image>", _llava, text="<image>\n"),
     "gemma3": VisionFamily(
         "gemma3", "<start_of_image>", _gemma3, text=GEMMA3, filter=BILINEAR, sees_whole="all"
     ),
@@ -334,7 +410,7 @@ FAMILIES: Mapping[str, VisionFamily] = {
 IN_TOWER = re.compile(
     r"(?:model\.)?(?:language_model\.)?"
     r"(?P<part>visual|vision_tower|vision_encoder|multi_modal_projector|vision_projection|"
-    r"embed_vision|vision_model|connector)"
+    r"embed_vision|vision_model|connector|mlp1)"
     r"\.(?P<name>.+)"
 )
 """Matches the names of the tensors of a tower, and of what projects its output to the text model's
@@ -374,12 +450,20 @@ class Vision:
         return None
 
 
+IMAGE_TOKEN = ("image_token_id", "image_token_index", "media_placeholder_token_id")
+NO_TOKEN = -1
+
+
 def vision_of(folder: Path, config: Mapping[str, Any]) -> Vision | None:
     """None for a checkpoint without a tower, or of a family that is not in the table."""
-    family = FAMILIES.get(str(config.get("model_type")))
-    tower = config.get("vision_config")
-    token = config.get("image_token_id", config.get("image_token_index"))
-    if family is None or not isinstance(tower, dict) or type(token) is not int:
+    family, tower = FAMILIES.get(str(config.get("model_type"))), config.get("vision_config")
+    if family is None or not isinstance(tower, dict):
+        return None
+    if family.package == "llava" and tower.get("model_type") == "pixtral":
+        family = FAMILIES["pixtral"]
+    ids = (config.get(name) for name in IMAGE_TOKEN)
+    token = next((id for id in ids if type(id) is int), NO_TOKEN)
+    if token == NO_TOKEN and not family.token:
         return None
     processor = read_optional_json(folder / "processor_config.json")
     image = read_optional_json(folder / "preprocessor_config.json")
@@ -427,6 +511,10 @@ def _is_bounded(vision: Vision) -> bool:
 def _natural(*given: object) -> int:
     """The first positive number."""
     return next(each for each in given if type(each) is int and each > 0)
+
+
+def _list(given: object) -> Sequence[object]:
+    return given if isinstance(given, list) else [given]
 
 
 def _three(given: object) -> tuple[float, ...]:

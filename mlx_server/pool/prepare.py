@@ -39,7 +39,7 @@ from mlx_server.models.files import (
     weights_bytes,
     weights_on_disk,
 )
-from mlx_server.models.vision import IN_TOWER, Vision, can_see, vision_of
+from mlx_server.models.vision import IN_TOWER, NO_TOKEN, Vision, can_see, vision_of
 from mlx_server.prompts.infill import infill_tokens_of
 from mlx_server.requests import (
     ALL_REPAIRS,
@@ -357,8 +357,11 @@ def _vision(spec: ModelSpec, path: Path, checkpoint: Checkpoint) -> Vision | Non
     vision = vision_of(path, checkpoint.config)
     if vision is None or spec.group or task_of(spec, checkpoint) != "generate":
         return None
-    token = checkpoint.tokenizer.control_tokens.get(vision.token)
-    if not token or token not in vision.text:
+    tokens = checkpoint.tokenizer.control_tokens
+    if vision.token == NO_TOKEN:
+        ids = (id for id, token in tokens.items() if token == vision.family.token)
+        vision = replace(vision, token=next(ids, NO_TOKEN))
+    if not (token := tokens.get(vision.token)) or token not in vision.text:
         return None
     # converters for text models keep the tower's settings and drop its weights
     has_tower = any(map(IN_TOWER.match, tensor_names(path)))

@@ -18,7 +18,7 @@ import numpy as np
 
 from mlx_server import limits
 from mlx_server.engine.messages import FIRST_MEDIA_ID, Generate, Picture, media_ids
-from mlx_server.models.architectures import WRAPPING
+from mlx_server.models.architectures import WRAPPING, text_config_of
 from mlx_server.models.vision import Sections, Vision, vision_of
 from mlx_server.worker.vision_towers import Features, load_tower, tower_features
 
@@ -297,7 +297,7 @@ def hook_model(model: nn.Module, inner: nn.Module, sight: Sight, config: Mapping
         _hook(inner.embed_tokens, _embedding_pictures(sight))
     else:
         _hook(model, _passing_embeddings(sight))
-    family, text = sight.vision.family, config["text_config"]
+    family, text = sight.vision.family, text_config_of(config)
     deep = len(config["vision_config"].get("deepstack_visual_indexes") or ())
     axes: list[int] = []
     if family.sections:

@@ -16,10 +16,20 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
+from mlx.utils import tree_flatten
 
 from mlx_server.engine.messages import Picture
+from mlx_server.models.architectures import text_config_of
 from mlx_server.models.files import MLX
-from mlx_server.models.vision import IN_TOWER, NamedTiles, PatchGrid, TileRows, Vision
+from mlx_server.models.vision import (
+    IN_TOWER,
+    NamedTiles,
+    OneSquare,
+    PatchGrid,
+    TileGrid,
+    TileRows,
+    Vision,
+)
 
 Features = list[mx.array]
 """What a tower makes of a picture, [image tokens, width] each: what stands for its tokens'
@@ -61,15 +71,26 @@ def load_tower(folder: Path, config: Mapping[str, Any], package: str) -> nn.Modu
 
 
 class NoLanguageModel(nn.Module):
-    def __init__(self, *_: Any) -> None:
+    """Embeds each token as zeros, for methods that put features in the place of tokens."""
+
+    def __init__(self, settings: Any, *_: Any) -> None:
         super().__init__()
+        self._width = settings.hidden_size
+
+    def embed_tokens(self, ids: mx.array) -> mx.array:
+        return mx.zeros((*ids.shape, self._width))
+
+    @property
+    def model(self) -> "NoLanguageModel":
+        return self
 
 
 def make_tower(config: Mapping[str, Any], name: str) -> nn.Module:
     """mlx-vlm's model of such a checkpoint, without its text model. Its weights are random."""
     package = package_of(name)
-    settings = package.ModelConfig.from_dict(dict(config))
-    settings.text_config = package.TextConfig.from_dict(config["text_config"])
+    text = text_config_of(config)
+    settings = package.ModelConfig.from_dict({**config, "text_config": text})
+    settings.text_config = package.TextConfig.from_dict(text)
     settings.vision_config = package.VisionConfig.from_dict(config["vision_config"])
     names = package.Model.__init__.__globals__
     own, names["LanguageModel"] = names["LanguageModel"], NoLanguageModel
@@ -225,6 +246,35 @@ def _idefics3_features(tower: Any, views: Sequence[mx.array], vision: Vision) ->
     return [mx.concatenate(features)]
 
 
+def _tile_features(tower: Any, views: Sequence[mx.array], vision: Vision) -> Features:
+    recipe = vision.recipe
+    assert isinstance(recipe, OneSquare | TileGrid)
+    tiles = mx.concatenate([_tiles(view, recipe.side) for view in views])
+    return _embedded(tower, tiles.transpose(0, 3, 1, 2), recipe.tokens * len(tiles))
+
+
+def _kimi_features(tower: Any, views: Sequence[mx.array], vision: Vision) -> Features:
+    recipe, (view,) = vision.recipe, views
+    assert isinstance(recipe, PatchGrid)
+    patch, (height, width, _) = recipe.patch, view.shape
+    rows, columns = height // patch, width // patch
+    patches = view.reshape(rows, patch, columns, patch, 3).transpose(0, 2, 4, 1, 3)
+    shapes = [(rows, columns)]
+    count = rows * columns // recipe.merge**2
+    pixels = patches.reshape(-1, 3, patch, patch)
+    return _embedded(tower, pixels, count, image_grid_hws=mx.array(shapes), _grid_shapes=shapes)
+
+
+def _embedded(tower: Any, pixels: mx.array, count: int, **named: Any) -> Features:
+    """What mlx-vlm's model puts in the place of so many image tokens."""
+    settings = tower.config
+    token = getattr(settings, "image_token_id", None) or settings.image_token_index
+    dtype = next(a.dtype for _, a in tree_flatten(tower.parameters()) if a.dtype != mx.uint32)
+    ids = mx.full((1, count), token)
+    found = tower.get_input_embeddings(ids, pixels.astype(dtype), **named)
+    return [found.inputs_embeds[0]]
+
+
 def _tiles(view: mx.array, side: int) -> mx.array:
     """[tiles, side, side, 3], row by row."""
     rows, columns = view.shape[0] // side, view.shape[1] // side
@@ -242,12 +292,18 @@ def _pixtral_features(tower: Any, views: Sequence[mx.array], vision: Vision) -> 
 
 
 FEATURES: Mapping[str, Callable[[Any, Sequence[mx.array], Vision], Features]] = {
+    "qwen2_vl": _grid_features,
     "qwen2_5_vl": _grid_features,
     "qwen3_vl": _grid_features,
     "qwen3_vl_moe": _grid_features,
     "qwen3_5": _grid_features,
     "qwen3_5_moe": _grid_features,
     "glm4v": _grid_features,
+    "glm4v_moe": _grid_features,
+    "internvl": _tile_features,
+    "internvl_chat": _tile_features,
+    "kimi_vl": _kimi_features,
+    "llava": _tile_features,
     "gemma3": _gemma3_features,
     "gemma4": _gemma4_features,
     "lfm2_vl": _lfm2_features,

@@ -14,7 +14,7 @@ from mlx.utils import tree_flatten
 
 from mlx_server import limits
 from mlx_server.errors import ModelUnusable, public_message
-from mlx_server.models.architectures import SAME, WRAPPING, is_encoder, texts
+from mlx_server.models.architectures import SAME, WRAPPING, is_encoder, text_config_of, texts
 from mlx_server.models.files import is_positive_number, why_not_read
 from mlx_server.worker.encoders import encoder_classes
 from mlx_server.worker.kernels import has_gpu
@@ -171,17 +171,9 @@ IN_TEXT = re.compile(r"(?:model\.)?(?:language_model|text_model)\.(?:model\.)?(.
 
 def wrapping_classes(config: dict[str, Any]) -> tuple[type[nn.Module], type[Any]]:
     """Returns the classes of a model around a text model of mlx-lm."""
-    text = config["text_config"]
+    text = text_config_of(config)
     inner, arguments = get_classes({**text, "model_type": SAME.get(t := text["model_type"], t)})
-    heads = text.get("num_attention_heads", 32)  # as transformers has it, and the following
-    ties = {name: config[name] for name in ("tie_word_embeddings",) if name in config}
-    defaults = {
-        "num_attention_heads": heads,
-        "head_dim": text["hidden_size"] // heads,
-        "partial_rotary_factor": 0.5,
-        **ties,
-        **(text.get("rope_parameters") or {}),
-    }
+    settings = {"head_dim": text["hidden_size"] // text["num_attention_heads"], **text}
 
     class WrappingModel(nn.Module):
         def __init__(self, made: Any) -> None:
@@ -211,7 +203,7 @@ def wrapping_classes(config: dict[str, Any]) -> tuple[type[nn.Module], type[Any]
     class WrappedArguments:
         @staticmethod
         def from_dict(given: dict[str, Any]) -> Any:
-            return arguments.from_dict({**defaults, **given["text_config"]})
+            return arguments.from_dict(settings)
 
     return WrappingModel, WrappedArguments
 

@@ -10,7 +10,7 @@ import pytest
 
 from mlx_server import limits
 from mlx_server.system.sandbox.files import PICTURE_PROCESSES, FileRefused, decoded
-from mlx_server.system.sandbox.picture_fits import Grid, Square
+from mlx_server.system.sandbox.picture_fits import Grid, MiddleSquare, NearestTiles, Patches, Square
 
 Image = pytest.importorskip("PIL.Image", reason="the extra `vision` is not installed")
 
@@ -164,6 +164,24 @@ def test_a_file_that_is_no_picture_is_refused_and_the_next_one_is_read(
 ) -> None:
     assert why in refusal(data if isinstance(data, bytes) else data())
     assert pixel(saved(image(), "PNG")) == RED
+
+
+def test_a_picture_is_cut_and_filled_up() -> None:
+    file = saved(halves(), "PNG")
+    _, pixels = decoded(file, MiddleSquare(20, 40), 3)
+    middle = Image.frombytes("RGB", (20, 20), pixels)
+    assert {middle.getpixel((0, 0)), middle.getpixel((19, 0))} == {BLUE, RED}
+    ((size,), pixels) = decoded(file, Patches(10, 30, 100, True), 3)
+    filled = Image.frombytes("RGB", size, pixels)
+    assert size == (90, 60)
+    assert [filled.getpixel(place) for place in ((0, 0), (79, 39), (80, 0), (0, 40))] == [
+        BLUE,
+        RED,
+        (0, 0, 0),
+        (0, 0, 0),
+    ]
+    assert decoded(file, Patches(10, 30, 100, False), 3)[0] == [(60, 30)]
+    assert decoded(file, NearestTiles(20, 1, 4), 3)[0] == [(40, 20), (20, 20)]
 
 
 def test_time_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,8 +18,9 @@ import pytest
 from mlx_server import limits
 from mlx_server.engine.messages import Generate
 from mlx_server.generation.pictures import ShownPicture, expanded, with_vocabulary
+from mlx_server.models.architectures import text_config_of
 from mlx_server.models.tokenizer import Tokenizer, read_tokenizer
-from mlx_server.models.vision import PatchGrid, Vision, can_see, vision_of
+from mlx_server.models.vision import PatchGrid, TileGrid, Vision, can_see, vision_of
 from mlx_server.prompts.template_prompt import RenderedPrompt
 from mlx_server.requests import SamplingParams
 from mlx_server.worker import weights
@@ -29,6 +30,7 @@ from mlx_server.worker.lora_adapters import AdapterWeights
 from mlx_server.worker.prompt_store import PromptStore
 from mlx_server.worker.rows import check_row
 from mlx_server.worker.sight import Sight, sight_of
+from mlx_server.worker.vision_towers import make_tower
 from tests.tiny import tokenizer
 from tests.tiny_vision import FURTHER, VISION_FAMILIES, tiny_vision
 from tests.worker.batch_runs import GREEDY, Steady, a_prompt
@@ -101,11 +103,10 @@ TOKENIZERS: list[Tokenizer] = []
 
 
 def shown(image: Any, vision: Vision) -> ShownPicture:
-    views = list[Any]()
-    for sizes in vision.fit().resizes(*image.size):
-        views.append(image)
-        for size in sizes:
-            views[-1] = views[-1].resize(size, vision.filter)
+    from mlx_server.system.sandbox.picture_child import resized
+
+    chains = vision.fit().resizes(*image.size)
+    views = [resized(image, sizes, vision.filter) for sizes in chains]
     pixels = b"".join(view.tobytes() for view in views)
     return ShownPicture(sha256(pixels).digest(), [view.size for view in views], pixels)
 
@@ -164,7 +165,7 @@ def whole_model(folder: Path) -> Any:
     config = json.loads((folder / "config.json").read_text("utf-8"))
     package = import_module(f"mlx_vlm.models.{config['model_type']}")
     made = package.ModelConfig.from_dict(config)
-    made.text_config = package.TextConfig.from_dict(config["text_config"])
+    made.text_config = package.TextConfig.from_dict(text_config_of(config))
     made.vision_config = package.VisionConfig.from_dict(config["vision_config"])
     model = package.Model(made)
     weights: dict[str, mx.array] = mx.load(str(folder / "model.safetensors"))  # type: ignore[assignment]
@@ -194,6 +195,34 @@ def qwen_processor(folder: Path, vision: Vision) -> Any:
 def glm_processor(folder: Path, vision: Vision) -> Any:
     module = import_module("transformers.models.glm4v.image_processing_pil_glm4v")
     return module.Glm4vImageProcessorPil(**settings_of(folder))
+
+
+def kimi_processor(folder: Path, vision: Vision) -> Any:
+    module = import_module("mlx_vlm.models.kimi_vl.processing_kimi_vl")
+    return module.KimiVLImageProcessor(**settings_of(folder))
+
+
+class StackedPixels:
+    def __init__(self, own: Any) -> None:
+        self.own = own
+
+    def __call__(self, images: Sequence[Any]) -> dict[str, Any]:
+        return {"pixel_values": np.stack(self.own(images)["pixel_values"])}
+
+
+def llava_processor(folder: Path, vision: Vision) -> Any:
+    module = import_module("transformers.models.clip.image_processing_pil_clip")
+    return StackedPixels(module.CLIPImageProcessorPil(**settings_of(folder)))
+
+
+def intern_processor(folder: Path, vision: Vision) -> Any:
+    """transformers', since mlx-vlm's makes other tiles of squares than InternVL's authors do."""
+    module = import_module("transformers.models.got_ocr2.image_processing_pil_got_ocr2")
+    recipe = vision.recipe
+    assert isinstance(recipe, TileGrid)
+    size = {"height": recipe.side, "width": recipe.side}
+    settings = {**settings_of(folder), "size": size, "max_patches": recipe.most}
+    return StackedPixels(module.GotOcr2ImageProcessorPil(**settings, crop_to_patches=True))
 
 
 def smolvlm_processor(folder: Path, vision: Vision) -> Any:
@@ -228,11 +257,17 @@ class Gemma4Processor:
 
 
 PROCESSORS: Mapping[str, Callable[[Path, Vision], Any]] = {
+    "qwen2_vl": qwen_processor,
     "qwen2_5_vl": qwen_processor,
     "qwen3_vl": qwen_processor,
     "qwen3_vl_moe": qwen_processor,
     "qwen3_5": qwen_processor,
     "glm4v": glm_processor,
+    "glm4v_moe": glm_processor,
+    "internvl": intern_processor,
+    "internvl_chat": intern_processor,
+    "kimi_vl": kimi_processor,
+    "llava": llava_processor,
     "smolvlm": smolvlm_processor,
     "idefics3": smolvlm_processor,
     "gemma4": Gemma4Processor,
@@ -319,6 +354,19 @@ def glm_tokens(processor: Any, vision: Vision, size: tuple[int, int]) -> int:
     return int(processor.get_number_of_image_patches(*size[::-1], {})) // 4
 
 
+def llava_tokens(processor: Any, vision: Vision, size: tuple[int, int]) -> int:
+    return (int(processor.own.crop_size["height"]) // 16) ** 2
+
+
+def kimi_tokens(processor: Any, vision: Vision, size: tuple[int, int]) -> int:
+    wide, high = processor.rescale(Image.new("RGB", size)).size
+    return int(wide // 28 * (high // 28))
+
+
+def intern_tokens(processor: Any, vision: Vision, size: tuple[int, int]) -> int:
+    return 4 * int(processor.own.get_number_of_image_patches(*size[::-1]))
+
+
 def smolvlm_tokens(processor: Any, vision: Vision, size: tuple[int, int]) -> int:
     module = import_module("mlx_vlm.models.smolvlm.processing_smolvlm")
     made = processor([Image.new("RGB", size)], return_row_col_info=True)
@@ -358,6 +406,9 @@ SIZES: Mapping[str, Callable[[Any, Vision, tuple[int, int]], int]] = {
     "qwen2_5_vl": qwen_tokens,
     "qwen3_vl": qwen_tokens,
     "glm4v": glm_tokens,
+    "internvl": intern_tokens,
+    "kimi_vl": kimi_tokens,
+    "llava": llava_tokens,
     "smolvlm": smolvlm_tokens,
     "gemma4": gemma4_tokens,
     "lfm2_vl": lfm2_tokens,
@@ -533,6 +584,27 @@ def test_settings_of_a_tower_may_be_damaged(tmp_path: Path) -> None:
     assert (vision.recipe.patch, vision.recipe.merge) == (16, 2)
     assert vision_of(folder, {**config, "vision_config": None}) is None
     assert vision_of(folder, {**config, "image_token_id": "5"}) is None
+
+
+PUBLISHED = [
+    json.loads(line)
+    for line in (Path(__file__).parent / "published_vision.jsonl").read_text("utf-8").splitlines()
+]
+"""Settings of published checkpoints, and the image tokens of a picture of 1600 x 1200."""
+
+
+@pytest.mark.parametrize("published", PUBLISHED, ids=lambda published: published["name"])
+def test_published_settings_make_both_models(published: Any, tmp_path: Path) -> None:
+    config = published["config"]
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(published["image"]))
+    vision = vision_of(tmp_path, config)
+    assert vision
+    make_tower(config, vision.family.package)  # MLX makes no weights before they are needed
+    model, arguments = weights.model_classes(json.loads(json.dumps(config)))
+    model(arguments.from_dict(json.loads(json.dumps(config))))
+    sizes = [chain[-1] for chain in vision.fit().resizes(1600, 1200)]
+    layout = vision.layout(sizes)
+    assert sum(part for part in layout if isinstance(part, int)) == published["tokens"]
 
 
 def places(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:

@@ -15,7 +15,7 @@ from mlx_server.system.sandbox.files import (
     ReadPicture,
     run_reader,
 )
-from mlx_server.system.sandbox.picture_fits import Size, Square
+from mlx_server.system.sandbox.picture_fits import Cut, Size, Square
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 
@@ -39,13 +39,17 @@ def read_picture(request: ReadPicture) -> tuple[FileReply, bytes]:
     if max(width, height) > MOST_ASPECT * min(width, height):
         raise FileRefused(f"is {width} x {height}: a side is over {MOST_ASPECT} times the other")
     image = _plain(ImageOps.exif_transpose(image))
-    views = [_resized(image, sizes, request.filter) for sizes in request.fit.resizes(*image.size)]
+    views = [resized(image, sizes, request.filter) for sizes in request.fit.resizes(*image.size)]
     return FileReply([view.size for view in views]), b"".join(view.tobytes() for view in views)
 
 
-def _resized(image: Image.Image, sizes: Iterable[Size], filter: int) -> Image.Image:
+def resized(image: Image.Image, sizes: Iterable[Size], filter: int) -> Image.Image:
     for size in sizes:
-        if image.size != size:
+        if isinstance(size, Cut):
+            (width, height), (wide, high) = size, image.size
+            left, top = max(0, (wide - width) // 2), max(0, (high - height) // 2)
+            image = image.crop((left, top, left + width, top + height))
+        elif image.size != size:
             image = image.resize(size, Image.Resampling(filter))
     return image
 

@@ -4,11 +4,22 @@ import math
 
 import msgspec
 
+MOST_LONGER = 100
+"""How many times the longer side of a picture may be the shorter one, if most of it is cut off."""
+
+MOST_PATCHES = 512
+"""Of a side, where a tower has no positions for more."""
+
 Size = tuple[int, int]
 """Width and height."""
 
 Resizes = list[list[Size]]
 """How the views of a picture are made: each by resizing it, once or several times."""
+
+
+class Cut(tuple[int, int]):
+    """A size to which a picture is not resized: its middle is cut out, or black is added on its
+    right and below it."""
 
 
 class Square(msgspec.Struct, frozen=True, tag=True):
@@ -18,6 +29,19 @@ class Square(msgspec.Struct, frozen=True, tag=True):
 
     def resizes(self, width: int, height: int) -> Resizes:
         return [[(self.side, self.side)]]
+
+
+class MiddleSquare(msgspec.Struct, frozen=True, tag=True):
+    """Each picture's shorter side is made `shorter`, and a square of its middle is shown."""
+
+    side: int
+    shorter: int
+
+    def resizes(self, width: int, height: int) -> Resizes:
+        times = self.shorter / min(width, height)
+        longer = min(int(max(width, height) * times), MOST_LONGER * self.shorter)
+        size = (self.shorter, longer) if width <= height else (longer, self.shorter)
+        return [[size, Cut((self.side, self.side))]]
 
 
 class LongestSide(msgspec.Struct, frozen=True, tag=True):
@@ -66,6 +90,26 @@ class LeastSide(msgspec.Struct, frozen=True, tag=True):
         return self.grid.resizes(int(width * times), int(height * times))
 
 
+class Patches(msgspec.Struct, frozen=True, tag=True):
+    """Each picture keeps its aspect, and is made smaller if it has too many patches. Then its sides
+    become multiples of `cell` without another resizing."""
+
+    patch: int
+    cell: int
+    most: int
+    is_filled: bool
+    """Whether black is added."""
+
+    def resizes(self, width: int, height: int) -> Resizes:
+        cell, count = self.cell, width // self.patch * (height // self.patch)
+        times = min(1, math.sqrt(self.most / max(1, count)))
+        times = min(times, (MOST_PATCHES * self.patch - cell) / max(width, height))
+        least = 1 if self.is_filled else cell
+        wide, high = (max(least, int(side * times)) for side in (width, height))
+        more = cell - 1 if self.is_filled else 0
+        return [[(wide, high), Cut((s + more) // cell * cell for s in (wide, high))]]
+
+
 class Filled(msgspec.Struct, frozen=True, tag=True):
     """Each picture keeps its aspect and is made as large as a number of squares allows."""
 
@@ -83,13 +127,34 @@ class Filled(msgspec.Struct, frozen=True, tag=True):
         return [[(wide * cell, high * cell)]]
 
 
-class Tiles(msgspec.Struct, frozen=True, tag=True):
-    """A small picture is shown as a whole; a large one in square tiles, and small as a whole."""
+class NearestTiles(msgspec.Struct, frozen=True, tag=True):
+    """Each picture is shown in square tiles; if these are several, also as a whole in one."""
 
     tile: int
     least: int
     most: int
     """The least and the most tiles."""
+
+    def resizes(self, width: int, height: int) -> Resizes:
+        tiles, whole = self.tiles(width, height), [(self.tile, self.tile)]
+        return [[tiles], whole] if tiles != whole[0] else [whole]
+
+    def tiles(self, width: int, height: int) -> Size:
+        """The size of the tiles together, whose aspect is nearest to the picture's."""
+        sides = range(1, self.most + 1)
+        grids = [(x, y) for x in sides for y in sides if self.least <= x * y <= self.most]
+        best, nearest = (1, 1), math.inf
+        for x, y in sorted(set(grids), key=lambda grid: grid[0] * grid[1]):
+            distance = abs(width / height - x / y)
+            is_small = width * height <= 0.5 * self.tile**2 * x * y
+            if distance < nearest or (distance == nearest and not is_small):
+                best, nearest = (x, y), distance
+        return best[0] * self.tile, best[1] * self.tile
+
+
+class Tiles(NearestTiles, frozen=True, tag=True):
+    """A small picture is shown as a whole; a large one in square tiles, and small as a whole."""
+
     whole: Grid
     large: int
     """The pixels above which a picture is large."""
@@ -100,20 +165,7 @@ class Tiles(msgspec.Struct, frozen=True, tag=True):
         wide, high = (max(cell / 2, round(side / cell) * cell) for side in (width, height))
         if wide * high <= self.large:
             return [[whole]]
-        columns, rows = self._tiles(width, height)
-        return [[(columns * self.tile, rows * self.tile)], [whole]]
-
-    def _tiles(self, width: int, height: int) -> Size:
-        """The columns and rows whose aspect is nearest to the picture's."""
-        sides = range(1, self.most + 1)
-        grids = [(x, y) for x in sides for y in sides if self.least <= x * y <= self.most]
-        best, nearest = (1, 1), math.inf
-        for x, y in sorted(set(grids), key=lambda grid: grid[0] * grid[1]):
-            distance = abs(width / height - x / y)
-            is_small = width * height <= 0.5 * self.tile**2 * x * y
-            if distance < nearest or (distance == nearest and not is_small):
-                best, nearest = (x, y), distance
-        return best
+        return [[self.tiles(width, height)], [whole]]
 
 
 class LongestTiles(msgspec.Struct, frozen=True, tag=True):
@@ -136,5 +188,16 @@ class LongestTiles(msgspec.Struct, frozen=True, tag=True):
         return [chain, [*chain, (self.tile, self.tile)]]
 
 
-Fit = Square | LongestSide | LeastSide | LongestTiles | Filled | Tiles | Grid
+Fit = (
+    Square
+    | MiddleSquare
+    | LongestSide
+    | LeastSide
+    | LongestTiles
+    | Filled
+    | NearestTiles
+    | Tiles
+    | Patches
+    | Grid
+)
 """The sizes that a picture has for a model, by the size of its file."""
