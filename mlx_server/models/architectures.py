@@ -59,8 +59,8 @@ def module_of(config: Mapping[str, Any]) -> str | None:
     name = config.get("model_type")
     if not isinstance(name, str) or not re.fullmatch(r"[\w.-]+", name):
         return None
-    if name in WRAPPING:
-        return module_of({"model_type": text_config_of(config).get("model_type")})
+    if name in WRAPPING and len(nested := [*texts(config)]) > 1:
+        return module_of({"model_type": nested[1].get("model_type")})
     remapped = _remapped(config, name)
     return remapped if (_mlx_lm() / "models" / f"{remapped}.py").is_file() else None
 

@@ -72,6 +72,8 @@ def test_a_rope_that_was_stretched_by_hand(name: str, rope: Any, context: int) -
         ),
         ({"model_type": "deepseek_v4"}, None),
         ({"model_type": "glm4v_moe"}, None),
+        ({"model_type": "kimi_vl", "text_config": {"model_type": "deepseek_v3"}}, "deepseek_v3"),
+        ({"model_type": "internvl_chat", "llm_config": {"model_type": "qwen2"}}, "qwen2"),
         ({"model_type": "phi4mm"}, None),
         ({"model_type": "../utils"}, None),
         ({"model_type": "llama\0"}, None),
