@@ -36,6 +36,7 @@ from mlx_server.worker.mlx_lm_internals import (
     ChunkedKVCache,
     KVCache,
     QuantizedKVCache,
+    create_attention_mask,
     dynamic_roll,
     make_prompt_cache,
 )
@@ -49,6 +50,20 @@ values."""
 
 Quantized = tuple[mx.array, mx.array, mx.array]
 """The packed values, scales and biases, each [rows, heads, tokens, width]."""
+
+
+def _mask_of_rows(
+    rows: BatchKVCache, N: int, return_array: bool = False, window_size: int | None = None
+) -> Any:
+    """The mask of a pass of N tokens a row. A row that is alone has no padding, and needs no array:
+    kernels then skip what is not seen, and read no mask of N times the context for each head."""
+    if len(rows.offset) == 1:
+        return create_attention_mask(N, rows._idx, return_array, window_size)
+    return _mask_of_padded(rows, N, return_array, window_size=window_size)
+
+
+_mask_of_padded = BatchKVCache.make_mask
+BatchKVCache.make_mask = _mask_of_rows
 
 
 def set_kv_bits(model: nn.Module, bits: int | None) -> None:

@@ -43,6 +43,7 @@ try:
         KVCache,
         QuantizedKVCache,
         RotatingKVCache,
+        create_attention_mask,
         dynamic_roll,
         make_prompt_cache,
     )
@@ -76,6 +77,7 @@ __all__ = [
     "SwitchLinear",
     "SwitchMLP",
     "WrongMlxLm",
+    "create_attention_mask",
     "dynamic_roll",
     "get_classes",
     "greedy_sampler",

@@ -233,7 +233,7 @@ class Sight:
     def _nbytes(self) -> int:
         return sum(array.nbytes for features in self._features.values() for array in features)
 
-    def mask(self, mask: Any, width: int, cache: Any, window: int | None) -> Any:
+    def mask(self, mask: Any, width: int, window: int | None) -> Any:
         """The mask of a layer, with which the tokens of a picture see each other. A piece of a
         prompt has a picture's last tokens if it has any of them."""
         spans = list(self.spans(width))
@@ -247,8 +247,8 @@ class Sight:
                 back = np.subtract.outer(np.arange(width), np.arange(width))
                 same &= back < window
             seen = mask
-            if not isinstance(mask, mx.array):  # "causal", or None for a first piece
-                length = width + (cache.offset if cache is not None else 0)
+            if not isinstance(mask, mx.array):  # "causal": this row is alone
+                length = width + self._starts[0]
                 seen = mx.arange(length - width, length)[:, None] >= mx.arange(length)
             seen = mx.broadcast_to(seen, (len(self.rows), 1, width, seen.shape[-1]))
             seen = mx.concatenate([seen[..., :-width], seen[..., -width:] | mx.array(same)], -1)
@@ -381,7 +381,7 @@ def _seeing_whole(sight: Sight, window: int | None) -> Callable[[Call], Call]:
     def hooked(own: Call) -> Call:
         def call(hidden: mx.array, mask: Any = None, cache: Any = None, **named: Any) -> mx.array:
             if sight.rows and hidden.shape[1] > 1:
-                mask = sight.mask(mask, hidden.shape[1], cache, window)
+                mask = sight.mask(mask, hidden.shape[1], window)
             return own(hidden, mask, cache, **named)
 
         return call

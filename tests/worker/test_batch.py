@@ -4,6 +4,7 @@ import random
 from dataclasses import replace
 from typing import Any
 
+import mlx.core as mx
 import pytest
 
 from tests.worker.batch_runs import (
@@ -40,6 +41,28 @@ def test_together_as_alone(tiny_model: Any, concurrency: int, mixed: bool) -> No
             if token.logprobs and wanted.logprobs:
                 assert token.logprobs.chosen == pytest.approx(wanted.logprobs.chosen, abs=1e-3)
                 assert len(token.logprobs.top) == ask.sampling.logprobs
+
+
+def test_a_row_that_is_alone_is_computed_without_an_array_for_its_mask(
+    tiny_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Metal's kernels skip what `causal` hides, and read an array for each head."""
+    masks, attention = list[str](), mx.fast.scaled_dot_product_attention
+
+    def recorded(*arguments: Any, mask: Any = None, **named: Any) -> Any:
+        masks.append(mask if isinstance(mask, str) else type(mask).__name__)
+        return attention(*arguments, mask=mask, **named)
+
+    run = Run(tiny_model)
+    monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", recorded)
+    run.join(0, Ask(a_prompt(PIECE + 20), 5))
+    run.finish()
+    assert {*masks} == {"causal", "NoneType"}
+    run.join(1, Ask(a_prompt(PIECE + 20), 5))
+    run.join(2, Ask(a_prompt(9), 5))
+    run.finish()
+    assert "array" in masks
+    assert ids(run.answers[1]) == ids(run.answers[0])
 
 
 def a_random_ask(dice: random.Random) -> Ask:

@@ -20,6 +20,7 @@ from mlx_server.worker.mlx_lm_internals import (
     CacheList,
     KVCache,
     RotatingKVCache,
+    create_attention_mask,
 )
 from mlx_server.worker.replay_model import ReplayCache
 
@@ -105,11 +106,13 @@ class RaggedRows(BatchKVCache):
 
     def make_mask(
         self, N: int, return_array: bool = False, window_size: int | None = None, **_: Any
-    ) -> mx.array:
+    ) -> Any:
+        windows = [window for window in (window_size, self.window) if window]
+        if len(self.columns) == 1 and not windows:  # see _mask_of_rows in kv_caches
+            return create_attention_mask(N, self.columns[0], return_array, None)
         last = mx.array(self.columns)[:, None, None, None] + mx.arange(N)[:, None]
         columns = mx.arange(max(self.columns) + N)
         mask = columns <= last
-        windows = [window for window in (window_size, self.window) if window]
         return mask & (columns > last - min(windows)) if windows else mask
 
     def filter(self, batch_indices: Any) -> None:
