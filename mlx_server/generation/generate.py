@@ -4,7 +4,7 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, aclosing
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 
@@ -418,7 +418,15 @@ def _command(
     )
 
 
-PACKAGES = ("mlx", "mlx-lm")
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+SOFTWARE = (__version__, *map(_version, ("mlx", "mlx-lm")))
+"""The versions, read here: no request waits for it."""
 
 DIGITS = 10
 """The number of hexadecimal digits, the same as in OpenAI's fingerprints."""
@@ -426,17 +434,5 @@ DIGITS = 10
 
 def system_fingerprint(prepared: PreparedModel, adapter: LeasedAdapter | None) -> str:
     """A digest of the software's versions and of the files of the model and the adapter."""
-    parts = (_software(), prepared.stamp, adapter.spec.digest if adapter else None)
+    parts = (SOFTWARE, prepared.stamp, adapter.spec.digest if adapter else None)
     return f"fp_{sha256(repr(parts).encode()).hexdigest()[:DIGITS]}"
-
-
-@cache
-def _software() -> tuple[str, ...]:
-    return (__version__, *map(_version, PACKAGES))
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""

@@ -17,7 +17,8 @@ def keep_time_slices() -> None:
     small model takes hundreds of switches between the two, which are half of its time."""
     if sys.platform == "linux":
         with suppress(OSError):  # a sandbox forbids it: slower
-            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+            if os.sched_getscheduler(0) == os.SCHED_OTHER:
+                os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def yield_processor() -> None:

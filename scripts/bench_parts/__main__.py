@@ -77,7 +77,8 @@ def main(
         typer.Option(
             "--against",
             metavar="COMMIT",
-            help="Measure instead what this checkout costs over another commit, in turns.",
+            help="Measure instead what this checkout costs over another commit, over "
+            "mlx_lm.server or vllm-mlx, in turns.",
         ),
     ] = "",
     lora: Annotated[

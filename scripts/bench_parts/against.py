@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
-from bench_parts.contenders import Contender, Start, mlx_server
+from bench_parts.contenders import PEERS, Contender, Start, mlx_server
 from bench_parts.plan import Case, Model, tokens_per_second
 from bench_parts.tables import Row
 from mlx_server.clients.bench import Result, Workload
@@ -37,9 +37,12 @@ COLUMNS = ("model", "prompt", "prefix", "clients", "what", "here", "there", "cos
 
 
 def server_of(commit: str) -> tuple[str, Start]:
-    """Returns the commit's short name and a contender that runs it, after checking it out.
+    """Returns the commit's short name and a contender that runs it, after checking it out. A peer
+    is known by its name.
 
     Raises CalledProcessError if git knows no such commit or its packages can't be installed."""
+    if commit in PEERS:
+        return commit, PEERS[commit]
     command = [
         "git",
         "rev-parse",

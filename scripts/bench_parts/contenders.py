@@ -17,6 +17,7 @@ from tempfile import TemporaryDirectory, TemporaryFile
 import httpx
 import msgspec
 import psutil
+from conformance_parts import installed
 
 from mlx_server.clients.bench import Result, Target, Workload, run, warm_up
 from mlx_server.engine.engine_process import fast_blas
@@ -87,6 +88,17 @@ def _mlx_lm_server(folder: Path) -> Iterator[Contender]:
     with _served(command, "default_model", folder, fast()) as contender:
         yield contender
 
+
+@contextmanager
+def _vllm_mlx(folder: Path) -> Iterator[Contender]:
+    # vllm-mlx alone installs an MLX without its library on Linux
+    python = installed.own("vllm-mlx", "vllm-mlx", "mlx[cpu]")
+    command = ["vllm_mlx.cli", "serve", str(folder), "--continuous-batching"]
+    with _served(command, str(folder), folder, fast(), python) as contender:
+        yield contender
+
+
+PEERS: dict[str, Start] = {"mlx_lm.server": _mlx_lm_server, "vllm-mlx": _vllm_mlx}
 
 CONTENDERS: dict[str, Start] = {
     "raw-stream": partial(_raw, "stream"),

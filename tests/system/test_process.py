@@ -24,6 +24,15 @@ if sys.platform == "linux":
         assert os.sched_getscheduler(0) == os.SCHED_BATCH
 
     @pytest.mark.usefixtures("_as_by_default")
+    def test_real_time_priority_stays() -> None:
+        try:
+            os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
+        except PermissionError:
+            pytest.skip("this user may not have it")
+        keep_time_slices()
+        assert os.sched_getscheduler(0) == os.SCHED_RR
+
+    @pytest.mark.usefixtures("_as_by_default")
     def test_a_sandbox_may_forbid_it(monkeypatch: pytest.MonkeyPatch) -> None:
         def forbidden(*_: object) -> None:
             raise PermissionError
