@@ -27,12 +27,6 @@ pytestmark = pytest.mark.usefixtures("_as_before")
 
 
 @pytest.fixture(scope="module")
-def client(tiny_path: Path, engine: ScriptedEngine) -> Iterator[TestClient]:
-    with wire.client(tiny_path, engine) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
 def refusing(tiny_path: Path) -> Iterator[TestClient]:
     with wire.client(tiny_path, ScriptedEngine(), images="refuse") as client:
         yield client

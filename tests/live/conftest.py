@@ -1,6 +1,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 from openai import OpenAI
 
@@ -23,3 +24,9 @@ def client(server: LiveServer) -> Iterator[OpenAI]:
     """A client of the module's own server, if the module has one."""
     with server.openai() as client:
         yield client
+
+
+@pytest.fixture(scope="module")
+def http(server: LiveServer) -> Iterator[httpx.Client]:
+    with server.http() as http:
+        yield http

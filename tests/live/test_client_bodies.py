@@ -61,12 +61,6 @@ def server(field: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Liv
         assert "Traceback" not in server.log
 
 
-@pytest.fixture(scope="module")
-def http(server: LiveServer) -> Iterator[httpx.Client]:
-    with server.http() as http:
-        yield http
-
-
 def post(http: httpx.Client, **asked: Any) -> httpx.Response:
     response = http.post(CHAT, json={"model": THINKER, **asked})
     assert response.status_code == 200, response.text

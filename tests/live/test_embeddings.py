@@ -49,12 +49,6 @@ def client(server: LiveServer) -> Iterator[OpenAI]:
 
 
 @pytest.fixture(scope="module")
-def http(server: LiveServer) -> Iterator[httpx.Client]:
-    with server.http() as http:
-        yield http
-
-
-@pytest.fixture(scope="module")
 def tokenizer(folder: Path) -> Tokenizer:
     return Tokenizer(folder / EMBEDS / "tokenizer.json")
 

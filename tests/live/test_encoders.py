@@ -2,7 +2,6 @@
 
 import json
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -51,12 +50,6 @@ def models(folder: Path, _: object) -> Models:
     (folder / "bge" / "sentence_bert_config.json").write_text(f'{{"max_seq_length": {TRAINED}}}')
     tiny_encoder(folder / RANKER, ranking(XLM_R))
     return {name: {"source": name} for name in (*EMBEDDERS, RANKER)}
-
-
-@pytest.fixture(scope="module")
-def http(server: LiveServer) -> Iterator[httpx.Client]:
-    with server.http() as http:
-        yield http
 
 
 @pytest.fixture(scope="module")

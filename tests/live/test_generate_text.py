@@ -1,7 +1,6 @@
 """Texts of thinking models, as the model wrote them."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,6 @@ import httpx
 import pytest
 
 from tests.live.common import Models, common_models, transcript
-from tests.live.server import LiveServer
 
 COMPLETIONS = "/v1/completions"
 
@@ -29,12 +27,6 @@ def models(folder: Path, _: object) -> Models:
     return {
         f"writes-{name}": {"source": f"replay:{name}.jsonl", "family": name} for name in WRITTEN
     }
-
-
-@pytest.fixture(scope="module")
-def http(server: LiveServer) -> Iterator[httpx.Client]:
-    with server.http() as http:
-        yield http
 
 
 @pytest.mark.parametrize("family", WRITTEN)

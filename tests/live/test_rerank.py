@@ -1,7 +1,6 @@
 """Ranks over HTTP, from the engine of a real server."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +40,6 @@ def models(folder: Path, _: object) -> Models:
 @pytest.fixture(scope="module")
 def folder(server: LiveServer) -> Path:
     return folder_of(server, __name__)
-
-
-@pytest.fixture(scope="module")
-def http(server: LiveServer) -> Iterator[httpx.Client]:
-    with server.http() as http:
-        yield http
 
 
 @pytest.fixture(scope="module")

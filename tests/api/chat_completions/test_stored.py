@@ -20,11 +20,6 @@ PARTS: Json = {"role": "user", "content": [{"type": "text", "text": "and?"}], "n
 ASSISTANT: Json = {"role": "assistant", "content": "x"}
 
 
-@pytest.fixture(scope="module")
-def engine() -> ScriptedEngine:
-    return ScriptedEngine()
-
-
 @pytest.fixture
 def client(tiny_path: Path, tmp_path: Path, engine: ScriptedEngine) -> Iterator[TestClient]:
     store = StoreSettings(data_dir=tmp_path)

@@ -1,6 +1,5 @@
 """`/v1/conversations`, with OpenAI's own types as the judge."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,12 +16,6 @@ from tests.api.wire import Json, ScriptedEngine, error, ok
 
 PATH = "/v1/conversations"
 SAID: list[Json] = [{"type": "message", "role": "user", "content": f"{n}"} for n in range(3)]
-
-
-@pytest.fixture(scope="module")
-def client(tiny_path: Path) -> Iterator[TestClient]:
-    with wire.client(tiny_path, ScriptedEngine()) as client:
-        yield client
 
 
 @pytest.fixture
