@@ -33,9 +33,10 @@ from mlx_server.pool.models import (
     OnProgress,
     PoolEntry,
 )
-from mlx_server.pool.policy import ModelFacts, Policy
+from mlx_server.pool.policy import Policy
 from mlx_server.pool.prepare import PreparedModel
 from mlx_server.pool.readmission import Readmission
+from mlx_server.pool.reservations import ModelFacts
 from mlx_server.pool.scheduler import BackgroundWork, MemoryScheduler, cancelled, now
 from mlx_server.request_threads import in_thread
 

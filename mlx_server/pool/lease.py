@@ -12,7 +12,7 @@ from mlx_server.engine.messages import Embed, Generate, KvCost, PrefillProgress,
 from mlx_server.errors import EngineDied, ServerError
 from mlx_server.events import RowProgress
 from mlx_server.pool.models import LoadedModel, PoolEntry, PrefillView
-from mlx_server.pool.policy import Ticket
+from mlx_server.pool.reservations import Ticket
 from mlx_server.requests import Tier
 
 log = logging.getLogger("mlx_server.pool")

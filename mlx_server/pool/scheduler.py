@@ -36,11 +36,11 @@ from mlx_server.pool.policy import (
     Refuse,
     ResumeAction,
     ShrinkCache,
-    Ticket,
     UnloadAction,
     WaitedTooLong,
 )
 from mlx_server.pool.prepare import PreparedModel
+from mlx_server.pool.reservations import Ticket
 
 
 class BackgroundWork:

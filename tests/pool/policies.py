@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable
 
-from mlx_server.pool.policy import LoadAction, ModelFacts, Policy
+from mlx_server.pool.policy import LoadAction, Policy
+from mlx_server.pool.reservations import ModelFacts
 from tests.pool.policy_books import WAIT
 
 BUDGET = 10

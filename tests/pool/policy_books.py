@@ -5,7 +5,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
-from mlx_server.pool.policy import ModelFacts, Policy
+from mlx_server.pool.policy import Policy
+from mlx_server.pool.reservations import ModelFacts
 
 WAIT = 30.0
 

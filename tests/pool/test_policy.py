@@ -14,7 +14,6 @@ from mlx_server.pool.policy import (
     FailedToLoad,
     Grant,
     LoadAction,
-    ModelFacts,
     NeverFits,
     Policy,
     PolicyView,
@@ -25,6 +24,7 @@ from mlx_server.pool.policy import (
     UnloadAction,
     WaitedTooLong,
 )
+from mlx_server.pool.reservations import ModelFacts
 from mlx_server.requests import Tier
 from tests.pool.policies import policy_of
 from tests.pool.policy_books import WAIT

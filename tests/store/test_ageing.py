@@ -7,7 +7,7 @@ import pytest
 from mlx_server import limits
 from mlx_server.errors import NotFound
 from mlx_server.store import Record, Retention, Store
-from mlx_server.store.store import DOUBT_SECONDS, AgeClock
+from mlx_server.store.database import DOUBT_SECONDS, AgeClock
 from tests.store.make import items, response, runs
 
 DAY = 86400.0
