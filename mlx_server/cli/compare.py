@@ -2,8 +2,10 @@
 
 import asyncio
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from html import escape
 from pathlib import Path
 from statistics import mean
@@ -17,11 +19,19 @@ from rich.table import Table
 from mlx_server.api.training_data import STORED, conversation_of
 from mlx_server.cli.root import ConfigFile, command_app
 from mlx_server.cli.train import stored_data
+from mlx_server.clients.comparison import ServedModel, served_findings
 from mlx_server.config.models_yaml import load_settings, spec_named
-from mlx_server.engine.comparison import Answers, ComparisonJob, Divergence, Side, findings
+from mlx_server.engine.comparison import (
+    Answers,
+    ComparisonJob,
+    Divergence,
+    Finding,
+    Side,
+    findings,
+)
 from mlx_server.events import folded
 from mlx_server.generation.rendering import tokenized
-from mlx_server.messages import Tool
+from mlx_server.messages import Conversation, Tool
 from mlx_server.models.adapter_catalog import check_name
 from mlx_server.parsers.parse_context import ParseContext
 from mlx_server.pool.adapters import catalog_of
@@ -42,15 +52,26 @@ QUESTIONS = (
 )
 """What is asked without a file."""
 
+URL = re.compile(r"https?://")
+
 
 @dataclass(frozen=True)
 class Request:
     prompt: str
     """For the page."""
-    tokens: Sequence[int]
     schema: Mapping[str, Any] | None = None
     """That of the answer's JSON, if it has one."""
     tools: Sequence[Tool] = ()
+
+
+@dataclass(frozen=True)
+class Said:
+    """An answer as clients read it."""
+
+    content: str
+    calls: Sequence[tuple[str, str]] = ()
+    """The names and arguments."""
+    is_repaired: bool = False
 
 
 @dataclass(frozen=True)
@@ -59,6 +80,15 @@ class Measured:
 
     divergences: Sequence[Divergence]
     sides: Sequence[Answers]
+    said: Sequence[Sequence[Said]]
+    """The answers of each side."""
+
+    @classmethod
+    def of(cls, found: Sequence[Finding], said: Callable[[int, Answers], list[Said]]) -> "Measured":
+        """said: reads the answers of a side."""
+        sides = [each for each in found if isinstance(each, Answers)]
+        divergences = [each for each in found if isinstance(each, Divergence)]
+        return cls(divergences, sides, [*map(said, range(len(sides)), sides)])
 
     @property
     def kl(self) -> float:
@@ -79,7 +109,7 @@ class Measured:
 def compare(
     first: Annotated[str, typer.Argument(metavar="A", help="A model, as its owner wants it.")],
     second: Annotated[
-        str, typer.Argument(metavar="B", help="Another: MODEL[:ADAPTER][@kv4|@kv8].")
+        str, typer.Argument(metavar="B", help="Another: MODEL[:ADAPTER][@kv4|@kv8] or URL[#MODEL].")
     ],
     requests: Annotated[
         Path | None,
@@ -101,27 +131,23 @@ def compare(
     mlx-server compare qwen3 qwen3@kv8 --requests asked.jsonl
     mlx-server compare qwen3 qwen3:letters --html report.html --fail-over 0.05
     mlx-server compare qwen3 qwen3-new --requests stored:app=mail
+    mlx-server compare http://127.0.0.1:8000 http://studio.local:8000#qwen3
 
     A answers each request, and for each token of its answers both models say what they would have
     expected (KL divergence of B from A, in nats). Both need the same vocabulary. stored:KEY=VALUE:
-    the stored chat completions with this metadata.
+    the stored chat completions with this metadata. Two servers of this kind are compared by the
+    likeliest tokens that they name; the key is the first of MLX_SERVER_API_KEYS.
     """
-    prepared, one = _side(config, first)
-    _, other = _side(config, second)
     lines = [*_lines(config, requests)]
-    asked = [_request(prepared, line) for line in lines]
-    job = ComparisonJob(
-        sides=(one, other),
-        prompts=[each.tokens for each in asked],
-        tokens=tokens,
-        stops=sorted(_stops(prepared)),
-    )
-    found = [*findings(job)]
-    measured = Measured(
-        [each for each in found if isinstance(each, Divergence)],
-        [each for each in found if isinstance(each, Answers)],
-    )
-    rows = [*_rows(prepared, asked, measured)]
+    asked = [_request(line) for line in lines]
+    are_served = [bool(URL.match(each)) for each in (first, second)]
+    if any(are_served):
+        if not all(are_served):
+            raise typer.BadParameter("Name two models, or the URLs of two servers.")
+        measured = _served(first, second, lines, asked, tokens)
+    else:
+        measured = _local(config, first, second, lines, tokens)
+    rows = [*_rows(asked, measured)]
     table = Table("", first, second)
     for row in rows:
         table.add_row(*row)
@@ -152,8 +178,54 @@ def _side(config: Path | None, named: str) -> tuple[PreparedModel, Side]:
     )
 
 
-def _stops(prepared: PreparedModel) -> Collection[int]:
-    return prepared.family.stops(prepared.checkpoint)
+def _local(
+    config: Path | None, first: str, second: str, lines: Sequence[bytes], tokens: int
+) -> Measured:
+    prepared, one = _side(config, first)
+    _, other = _side(config, second)
+    conversations = [*map(_conversation, lines)]
+    job = ComparisonJob(
+        sides=(one, other),
+        prompts=[tokenized(prepared, each).tokens for each in conversations],
+        tokens=tokens,
+        stops=sorted(prepared.family.stops(prepared.checkpoint)),
+    )
+    pairs = partial(zip, [each.tools for each in conversations], strict=True)
+    return Measured.of(
+        [*findings(job)],
+        lambda _, side: [said(prepared, *pair) for pair in pairs(side.tokens)],
+    )
+
+
+def _served(
+    first: str, second: str, lines: Sequence[bytes], asked: Sequence[Request], tokens: int
+) -> Measured:
+    models = ServedModel(first), ServedModel(second)
+    bodies = [*map(_body, lines)]
+
+    def answers(number: int, _: Answers) -> list[Said]:
+        """They are asked for only where something is expected of them."""
+        return [
+            _read(models[number].message(body, tokens)) if each.schema or each.tools else Said("")
+            for body, each in zip(bodies, asked, strict=True)
+        ]
+
+    return Measured.of([*served_findings(models, bodies, tokens)], answers)
+
+
+def _body(line: bytes) -> dict[str, Any]:
+    given = json.loads(line)
+    messages = given.get("messages") or [{"role": "user", "content": given["prompt"]}]
+    while messages and messages[-1]["role"] == "assistant":
+        messages = messages[:-1]
+    tools = {"tools": given["tools"]} if given.get("tools") else {}
+    return {"messages": messages, **tools}
+
+
+def _read(message: dict[str, Any]) -> Said:
+    calls = [each["function"] for each in message.get("tool_calls") or ()]
+    pairs = [(call["name"], call["arguments"]) for call in calls]
+    return Said(message["content"] or "", pairs, is_repaired=bool(message["repairs"]))
 
 
 def _lines(config: Path | None, file: Path | None) -> Iterable[bytes]:
@@ -166,22 +238,25 @@ def _lines(config: Path | None, file: Path | None) -> Iterable[bytes]:
     return (line for line in file.read_bytes().splitlines() if line.strip())
 
 
-def _request(prepared: PreparedModel, line: bytes) -> Request:
+def _conversation(line: bytes) -> Conversation:
     conversation = conversation_of(line)
     messages = conversation.messages
     while messages and messages[-1].role == "assistant":
         messages = messages[:-1]
+    return replace(conversation, messages=messages)
+
+
+def _request(line: bytes) -> Request:
+    conversation = _conversation(line)
     format = json.loads(line).get("response_format") or {}
     schema = (format.get("json_schema") or {}).get("schema")
-    asked = replace(conversation, messages=messages)
-    tokens = tokenized(prepared, asked).tokens
-    return Request(messages[-1].content, tokens, schema, conversation.tools)
+    return Request(conversation.messages[-1].content, schema, conversation.tools)
 
 
 Row = tuple[str, str, str]
 
 
-def _rows(prepared: PreparedModel, asked: Sequence[Request], measured: Measured) -> Iterable[Row]:
+def _rows(asked: Sequence[Request], measured: Measured) -> Iterable[Row]:
     firsts = [first for first in measured.firsts if first is not None]
     tokens = sum(len(each.kl) for each in measured.divergences)
     yield "requests, tokens of answers", f"{len(asked)}, {tokens}", ""
@@ -191,49 +266,55 @@ def _rows(prepared: PreparedModel, asked: Sequence[Request], measured: Measured)
     yield "the same likeliest token", "100 %", f"{100 * measured.agreement:.2f} %"
     middle = f", from token {sorted(firsts)[len(firsts) // 2]} on" if firsts else ""
     yield "answers that would differ", "0", f"{len(firsts)} of {len(asked)}{middle}"
-    for name, of, is_valid in (
-        ("JSON follows its schema", [each for each in asked if each.schema], _valid),
-        ("a tool is called as its schema says", [each for each in asked if each.tools], calls_well),
+    for name, is_valid in (
+        ("JSON follows its schema", follows_schema),
+        ("a tool is called as its schema says", calls_well),
     ):
-        answers = (zip(asked, side.tokens, strict=True) for side in measured.sides)
-        valid = [
-            sum(is_valid(prepared, request, answer) for request, answer in pairs if request in of)
-            for pairs in answers
-        ]
+        verdicts = ([*map(is_valid, asked, side)] for side in measured.said)
+        counts = [(each.count(True), len(each) - each.count(None)) for each in verdicts]
+        (a, of), (b, _) = counts
         if of:
-            yield name, f"{valid[0]} of {len(of)}", f"{valid[1]} of {len(of)}"
+            yield name, f"{a} of {of}", f"{b} of {of}"
     one, other = measured.sides
     yield "seconds", f"{one.seconds:.1f}", f"{other.seconds:.1f}"
     yield "GB at most", f"{one.nbytes / 1e9:.2f}", f"{other.nbytes / 1e9:.2f}"
 
 
-def _valid(prepared: PreparedModel, request: Request, answer: Sequence[int]) -> bool:
-    assert request.schema is not None
-    ids = [token for token in answer if token not in _stops(prepared)]
+def said(prepared: PreparedModel, tools: Sequence[Tool], answer: Sequence[int]) -> Said:
+    tokenizer, stops = prepared.checkpoint.tokenizer, prepared.family.stops(prepared.checkpoint)
+    context = ParseContext(tools=tuple(tools), control=tokenizer.control_tokens)
+    parser, text = prepared.family.make_parser(context), tokenizer.detokenizer()
+    ids = [token for token in answer if token not in stops]
+    events = [event for id in ids for event in parser.feed(id, text.feed(id))]
+    read = folded([*events, *parser.finish(cut=False)])
+    message = read.message()
+    calls = [(call.name, call.arguments) for call in message.tool_calls]
+    return Said(message.content, calls, is_repaired=bool(read.repairs))
+
+
+def follows_schema(request: Request, answer: Said) -> bool | None:
+    """None if the request has no schema."""
+    if not request.schema:
+        return None
     try:
-        jsonschema.validate(json.loads(prepared.checkpoint.tokenizer.decode(ids)), request.schema)
+        jsonschema.validate(json.loads(answer.content), request.schema)
     except (ValueError, jsonschema.ValidationError):
         return False
     return True
 
 
-def calls_well(prepared: PreparedModel, request: Request, answer: Sequence[int]) -> bool:
+def calls_well(request: Request, answer: Said) -> bool | None:
     """Whether the answer has calls, all of them of tools that are offered and with arguments that
-    their schemas allow."""
-    tokenizer = prepared.checkpoint.tokenizer
+    their schemas allow. None if no tools are offered."""
+    if not request.tools:
+        return None
     schemas = {tool.name: tool.parameters for tool in request.tools}
-    context = ParseContext(tools=tuple(request.tools), control=tokenizer.control_tokens)
-    parser, text = prepared.family.make_parser(context), tokenizer.detokenizer()
-    ids = [token for token in answer if token not in _stops(prepared)]
-    events = [event for id in ids for event in parser.feed(id, text.feed(id))]
-    read = folded([*events, *parser.finish(cut=False)])
-    calls = read.message().tool_calls
     try:
-        for call in calls:
-            jsonschema.validate(json.loads(call.arguments), schemas[call.name])
+        for name, arguments in answer.calls:
+            jsonschema.validate(json.loads(arguments), schemas[name])
     except (KeyError, ValueError, jsonschema.ValidationError):
         return False
-    return bool(calls) and not read.repairs
+    return bool(answer.calls) and not answer.is_repaired
 
 
 STYLE = (

@@ -111,7 +111,9 @@ def kept_reports(folder: Path) -> list[Evaluated | Judged]:
 
 def write_job(folder: Path, job: TrainingJob, samples: TrainingSamples) -> None:
     (folder / SAMPLES).write_bytes(msgspec.msgpack.encode(samples))
-    (folder / JOB).write_bytes(msgspec.json.encode(job))
+    unfinished = folder / f"{JOB}.unfinished"
+    unfinished.write_bytes(msgspec.json.encode(job))
+    unfinished.replace(folder / JOB)
 
 
 class TrainingProcess:

@@ -5,6 +5,7 @@ samples are held out, and what an adapter loses on them after each epoch decides
 published, if any are.
 """
 
+import filecmp
 import json
 import os
 import shutil
@@ -195,12 +196,18 @@ class Training:
                 "adapter": msgspec.to_builtins(self.judged.adapter),
             },
         }
-        made = adapters / f".{name}.unfinished"
+        made, place = adapters / f".{name}.unfinished", adapters / name
         shutil.rmtree(made, ignore_errors=True)
         shutil.copytree(self.folder / ADAPTER, made)
         (made / CARD).write_text(json.dumps(card, indent=2) + "\n", "utf-8")
-        os.replace(made, adapters / name)
-        return adapters / name
+        try:
+            os.replace(made, place)
+        except OSError:
+            # a process that was killed may have published it without having said so
+            if not filecmp.cmp(made / CARD, place / CARD, shallow=False):
+                raise
+            shutil.rmtree(made)
+        return place
 
     def drop(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)

@@ -22,26 +22,22 @@ from mlx_server.engine.comparison import Answers, ComparisonJob, Divergence, Fin
 from mlx_server.worker.forward_pass import NO_ADAPTER, RowAdapter, RowAdapters, using
 from mlx_server.worker.kv_caches import make_caches, set_kv_bits
 from mlx_server.worker.lora_adapters import AdapterWeights
-from mlx_server.worker.weights import load
+from mlx_server.worker.weights import loaded
 
 PIECE, OTHER_PIECE = 512, 64
 """The tokens that are computed together, and those for measuring how much that matters."""
 
 
 class LoadedSide:
-    def __init__(self, side: Side, wait: Callable[[], object] = lambda: None) -> None:
+    def __init__(
+        self, model: nn.Module, side: Side, wait: Callable[[], object] = lambda: None
+    ) -> None:
         """wait: called before each pass."""
-        self._wait = wait
-        loading = load(Path(side.checkpoint))
-        try:
-            while True:
-                next(loading)
-        except StopIteration as end:
-            self._model: nn.Module = end.value
-        set_kv_bits(self._model, side.kv_bits)
+        self._model, self._wait = model, wait
+        set_kv_bits(model, side.kv_bits)
         self._adapter: RowAdapter = NO_ADAPTER
         if side.adapter:
-            AdapterWeights(self._model).load("compared", Path(side.adapter))
+            AdapterWeights(model).load("compared", Path(side.adapter))
             self._adapter = "compared", 1.0
 
     def answer(self, prompt: Sequence[int], tokens: int, stops: Sequence[int]) -> list[int]:
@@ -88,7 +84,8 @@ def compared(job: ComparisonJob, file: IO[bytes]) -> Iterator[Finding]:
     """file: an empty one for the first side's distributions."""
     forced = [(list(prompt), 0) for prompt in job.prompts]
     for number, each in enumerate(job.sides):
-        began, side = time.perf_counter(), LoadedSide(each)
+        began = time.perf_counter()
+        side = LoadedSide(loaded(Path(each.checkpoint)), each)
         answers = [side.answer(prompt, job.tokens, job.stops) for prompt in job.prompts]
         if number == 0 and job.tokens:
             pairs = zip(job.prompts, answers, strict=True)

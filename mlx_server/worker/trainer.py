@@ -17,7 +17,9 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from fcntl import LOCK_EX, flock
 from itertools import islice
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +52,13 @@ from mlx_server.engine.training import (
 )
 from mlx_server.worker.comparison import LoadedSide
 from mlx_server.worker.server_connection import leave
-from mlx_server.worker.weights import load
+from mlx_server.worker.weights import loaded
 
 STATE, LAST = "state.safetensors", "last.safetensors"
+LOCK = "lock"
+"""Of the process that writes into the folder: the one of a server that was killed makes its step
+and saves it while the next server's is there already."""
+
 SAVED_STEPS = 20
 PATIENCE_SECONDS = 60.0
 """How long a step may take that is under way when the server ends."""
@@ -109,14 +115,16 @@ class Trainer:
         self._job, self._samples = _read_job(folder)
         method = self._job.method
         mx.random.seed(method.seed)
-        self._model = _loaded(Path(self._job.checkpoint))
+        self._model = loaded(Path(self._job.checkpoint))
+        self._base = self._model.leaf_modules()
         mx.random.seed(method.seed)
         _give_adapter(self._model, self._job)
         self._optimizer = optimizers.Adam(learning_rate=method.learning_rate)
         self._optimizer.init(self._model.trainable_parameters())
         self._step = self._read_state()
 
-    def run(self) -> None:
+    def run(self) -> nn.Module:
+        """Returns the model without the adapter."""
         if self._step == 0:
             self._evaluate()
         longest = max(len(each.tokens) for each in self._samples.learnt)
@@ -137,9 +145,15 @@ class Trainer:
             iterate_batches=self._batches,
             training_callback=self,
         )
+        self._model.update_modules(self._base)
+        return self._model.eval()
 
     def on_train_loss_report(self, numbers: dict[str, Any]) -> None:
-        self._report(Trained(self._step, numbers["train_loss"]))
+        if not isfinite(loss := numbers["train_loss"]):
+            raise ValueError(
+                f"the loss of step {self._step} is no number; a lower learning rate may help"
+            )
+        self._report(Trained(self._step, loss))
 
     def _batches(self, dataset: Dataset, **settings: Any) -> Iterator[tuple[mx.array, mx.array]]:
         """The batches that are left, between which the training is saved, evaluated and paused."""
@@ -187,18 +201,21 @@ class Trainer:
 
 
 def judge(
-    folder: Path, report: Callable[[TrainingReport], None], wait: Callable[[], object]
+    folder: Path,
+    base: nn.Module,
+    report: Callable[[TrainingReport], None],
+    wait: Callable[[], object],
 ) -> None:
     """Compares the best adapter with its base model, both as the engine computes them."""
     (job, samples), adapter = _read_job(folder), folder / ADAPTER
     evaluated = [each for each in kept_reports(folder) if isinstance(each, Evaluated) and each.step]
     best = min(evaluated, key=lambda each: each.held_out)
     shutil.copy(folder / file_of(best.step), adapter / ADAPTER_WEIGHTS)
+    gc.collect()  # the optimizer and the buffers of the training
+    mx.clear_cache()
 
     def losses(path: str | None) -> Losses:
-        gc.collect()
-        mx.clear_cache()
-        side = LoadedSide(Side(checkpoint=job.checkpoint, adapter=path), wait)
+        side = LoadedSide(base, Side(checkpoint=job.checkpoint, adapter=path), wait)
         held_out, public = (_loss(side, each) for each in (samples.held_out, samples.public))
         return Losses(held_out, public)
 
@@ -221,16 +238,6 @@ def _keep(folder: Path, report: Evaluated | Judged) -> None:
     """For a process that goes on, and a server that reads no report."""
     with (folder / EVALUATIONS).open("ab") as file:
         file.write(msgspec.json.encode(report) + b"\n")
-
-
-def _loaded(folder: Path) -> nn.Module:
-    reading = load(folder)
-    while True:
-        try:
-            next(reading)
-        except StopIteration as done:
-            model: nn.Module = done.value
-            return model
 
 
 def _give_adapter(model: nn.Module, job: TrainingJob) -> None:
@@ -282,9 +289,11 @@ def main() -> None:
 
     folder = Path(sys.argv[1])
     try:
-        Trainer(folder, report, controls).run()
-        wait()
-        judge(folder, report, wait)
+        with (folder / LOCK).open("wb") as lock:
+            flock(lock, LOCK_EX)
+            base = Trainer(folder, report, controls).run()
+            wait()
+            judge(folder, base, report, wait)
     except Exception:
         traceback.print_exc()
         sys.stderr.flush()

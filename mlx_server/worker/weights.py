@@ -142,6 +142,17 @@ def load(
     return model
 
 
+def loaded(path: Path) -> nn.Module:
+    """Reads all weights at once."""
+    reading = load(path)
+    while True:
+        try:
+            next(reading)
+        except StopIteration as end:
+            model: nn.Module = end.value
+            return model
+
+
 def _check_numbers(model: nn.Module) -> None:
     """mlx-lm makes layers with any of these numbers, which then fail or compute NaN."""
     for layer in model.modules():

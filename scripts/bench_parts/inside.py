@@ -1,13 +1,10 @@
-"""Helps to measure inside one process: it loads a network, and times a call."""
+"""Helps to measure inside one process: it times a call."""
 
 from collections.abc import Callable
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import mlx.core as mx
-
-from mlx_server.worker import weights
 
 
 def timed(work: Callable[[], Any]) -> float:
@@ -17,12 +14,3 @@ def timed(work: Callable[[], Any]) -> float:
     work()
     mx.synchronize()
     return perf_counter() - began
-
-
-def network(folder: Path) -> Any:
-    loading = weights.load(folder)
-    while True:
-        try:
-            next(loading)
-        except StopIteration as end:
-            return end.value

@@ -11,8 +11,8 @@ import tokenizers
 
 from bench_parts.tables import Row
 from mlx_server.sources.demo import demo_checkpoint
-from mlx_server.worker import weights
 from mlx_server.worker.kv_caches import make_caches, set_kv_bits
+from mlx_server.worker.weights import loaded
 
 COLUMNS = ("bits", "mean drift", "largest drift", "same first token", "bytes a token", "step, ms")
 
@@ -37,7 +37,7 @@ class Drift:
 
 def drifts() -> Iterator[Drift]:
     path = demo_checkpoint(lambda *progress: None)
-    network = _network(path)
+    network = loaded(path)
     tokenizer = tokenizers.Tokenizer.from_file(str(path / "tokenizer.json"))
     text = tokenizer.encode(TEXT.read_text("utf-8")).ids[:TOKENS]
     exact: mx.array | None = None
@@ -56,15 +56,6 @@ def drifts() -> Iterator[Drift]:
 
 def _float(x: mx.array) -> float:
     return cast(float, x.item())
-
-
-def _network(path: Path) -> Any:
-    loading = weights.load(path)
-    while True:
-        try:
-            next(loading)
-        except StopIteration as end:
-            return end.value
 
 
 def _log_probabilities(network: Any, text: list[int], cache: list[Any]) -> mx.array:

@@ -20,11 +20,12 @@ import mlx.core as mx
 from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.tuner.utils import linear_to_lora_layers, load_adapters
 
-from bench_parts.inside import network, timed
+from bench_parts.inside import timed
 from mlx_server.engine.messages import Generate
 from mlx_server.requests import SamplingParams
 from mlx_server.worker.batch import Batch
 from mlx_server.worker.lora_adapters import AdapterWeights
+from mlx_server.worker.weights import loaded
 
 ROWS = (1, 4, 8, 16)
 ADAPTERS = (0, 1, 2, 4, 8)
@@ -35,12 +36,12 @@ WARM, STEPS = 5, 40
 
 def measured(folder: Path, scratch: Path) -> dict[str, Any]:
     adapters = [_random_adapter(folder, scratch / f"{n}", n) for n in range(max(ADAPTERS))]
-    base, wrapped = network(folder), network(folder)
+    base, wrapped = loaded(folder), loaded(folder)
     gc.collect()
     mx.clear_cache()
     before = mx.get_active_memory()
-    loaded = AdapterWeights(wrapped)
-    loads = [timed(partial(loaded.load, f"{n}", a)) for n, a in enumerate(adapters)]
+    weights = AdapterWeights(wrapped)
+    loads = [timed(partial(weights.load, f"{n}", a)) for n, a in enumerate(adapters)]
     kept = (mx.get_active_memory() - before) / len(adapters)
     _decoding(wrapped, [f"{n}" for n in range(len(adapters))])
     gc.collect()
@@ -85,7 +86,7 @@ def _decoding(network: Any, uses: Iterable[str | None]) -> Batch:
 
 
 def _fused(folder: Path, adapter: Path) -> Any:
-    model = load_adapters(network(folder), str(adapter))
+    model = load_adapters(loaded(folder), str(adapter))
     layers = [(path, m.fuse()) for path, m in model.named_modules() if hasattr(m, "fuse")]
     model.update_modules(tree_unflatten(layers))
     mx.eval(model.parameters())
@@ -93,7 +94,7 @@ def _fused(folder: Path, adapter: Path) -> Any:
 
 
 def _random_adapter(base: Path, folder: Path, seed: int) -> Path:
-    model = network(base)
+    model = loaded(base)
     model.freeze()
     parameters = {"rank": RANK, "scale": 2.0, "dropout": 0.0}
     linear_to_lora_layers(model, len(model.layers), parameters)

@@ -26,7 +26,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.llama import Model, ModelArgs
 
-from bench_parts.inside import network, timed
+from bench_parts.inside import timed
 from mlx_server.engine.messages import Generate
 from mlx_server.families import family_named
 from mlx_server.grammars.lark import Lark
@@ -37,6 +37,7 @@ from mlx_server.worker.constrained_decoding.logit_constraints import (
     LogitConstraint,
     LogitConstraints,
 )
+from mlx_server.worker.weights import loaded
 
 ROWS = (1, 8)
 PROMPT = 32
@@ -89,7 +90,7 @@ def measured(folder: Path) -> dict[str, Any]:
         cases = {
             "49k": GrammarCase(_tiny(49_152), folder, 2),
             "200k": GrammarCase(_tiny(200_019), harmony, 200_002),
-            "49k, demo model": GrammarCase(network(folder), folder, 2),
+            "49k, demo model": GrammarCase(loaded(folder), folder, 2),
         }
         steps = {
             name: {str(rows): _steps(case, rows) for rows in ROWS} for name, case in cases.items()

@@ -9,7 +9,7 @@ import pytest
 from mlx_server import limits
 from mlx_server.api.fine_tuning import FineTuningJob
 from mlx_server.api.training_data import samples_of
-from mlx_server.engine.training import Judged, Losses, TrainingJob, TrainingMethod
+from mlx_server.engine.training import ADAPTER, Judged, Losses, TrainingJob, TrainingMethod
 from mlx_server.errors import TrainingDataInvalid
 from mlx_server.generation.training import Training
 from mlx_server.pool.prepare import ModelSpec, PreparedModel, prepare
@@ -78,3 +78,18 @@ def test_what_an_adapter_is_published_for(held_out: float, public: float, why: s
     )
     training.take(judged)
     assert (training.why_not() or "None").startswith(str(why))
+
+
+def test_an_adapter_that_is_published_already_is_not_published_twice(tmp_path: Path) -> None:
+    """The process may have been killed before it could say so."""
+    trained, adapters = tmp_path / "trained", tmp_path / "adapters"
+    (trained / ADAPTER).mkdir(parents=True)
+    adapters.mkdir()
+    job = TrainingJob(checkpoint="", steps=1, steps_per_epoch=1, tokens=1)
+    training = Training(trained, job, "data", judged=Judged(1, Losses(2.0, 3.0), Losses(1.0, 3.0)))
+    for _ in range(2):
+        assert training.publish(adapters, "abc") == adapters / "abc"
+    assert [each.name for each in adapters.iterdir()] == ["abc"]
+    training.data = "other data"
+    with pytest.raises(OSError, match="abc"):
+        training.publish(adapters, "abc")

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from fcntl import LOCK_EX, LOCK_NB, flock
 from pathlib import Path
 
 import mlx.core as mx
@@ -98,6 +99,11 @@ def test_a_name_that_is_taken_is_refused_until_its_adapter_is_dropped(trainings:
     assert subprocess.run([*drop, "with-dora"], cwd=trainings.folder).returncode == 2
 
 
+def trainers(process: "subprocess.Popen[bytes]") -> list[psutil.Process]:
+    children = psutil.Process(process.pid).children()
+    return [each for each in children if "mlx_server.worker.trainer" in each.cmdline()]
+
+
 def test_a_training_that_is_killed_goes_on_to_the_same_bits(trainings: Trainings) -> None:
     whole, killed, kills = "whole", "killed", 2
     options = (*QUICK, "--epochs", "6", "--learning-rate", "0.00001", "--name")
@@ -108,8 +114,7 @@ def test_a_training_that_is_killed_goes_on_to_the_same_bits(trainings: Trainings
         while trainings.saved() <= seen:
             assert process.poll() is None
             time.sleep(0.01)
-        children = psutil.Process(process.pid).children()
-        (trainer,) = (each for each in children if "mlx_server.worker.trainer" in each.cmdline())
+        (trainer,) = trainers(process)
         for each in (process, trainer) if kill % 2 else (trainer, process):
             each.kill()
         process.wait()
@@ -119,6 +124,28 @@ def test_a_training_that_is_killed_goes_on_to_the_same_bits(trainings: Trainings
     assert one.keys() == other.keys()
     for name in one:
         assert mx.array_equal(one[name], other[name]), name
+
+
+def test_the_trainer_of_a_killed_command_keeps_its_folder_to_its_end(trainings: Trainings) -> None:
+    options = (*QUICK, "--name", "left")
+    process = trainings.start(*options)
+    while not (children := trainers(process)) or not list(trainings.states()):
+        assert process.poll() is None
+        time.sleep(0.01)
+    (state,), (left,) = trainings.states(), children
+    left.suspend()
+    process.kill()
+    process.wait()
+    with (state.parent / "lock").open() as lock, pytest.raises(BlockingIOError):
+        flock(lock, LOCK_EX | LOCK_NB)
+    left.resume()
+    assert trainings.run(*options).returncode == 0
+
+
+def test_a_loss_that_is_no_number_ends_the_training(trainings: Trainings) -> None:
+    run = trainings.run(*QUICK, "--learning-rate", "1e30", "--name", "wild")
+    assert run.returncode == 1
+    assert "is no number; a lower learning rate may help" in " ".join(run.stderr.split())
 
 
 def test_an_adapter_that_is_not_better_is_not_published(trainings: Trainings) -> None:

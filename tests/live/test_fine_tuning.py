@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import openai
 import pytest
 from openai import OpenAI
 
+from tests.live.fork_server import ran
 from tests.live.server import TINY, LiveServer, eventually, serving
 
 QUICK = {"n_epochs": 4, "learning_rate_multiplier": 100, "layers": -1}
@@ -157,6 +159,46 @@ def test_stored_completions_that_were_marked_are_learnt(client: OpenAI) -> None:
     asked = [json.loads(line)["messages"] for line in lines]
     assert [(one["role"], other["role"]) for one, other in asked] == 10 * [("user", "assistant")]
     assert asked[3][0]["content"][0]["text"] == "number 3"
+
+
+def test_the_commands_read_stored_completions_too(client: OpenAI, folder: Path) -> None:
+    """The adapter of the first test is compared."""
+    run = partial(ran, folder=folder, MLX_SERVER_DATA=str(folder / "data"))
+    options = ("--layers", "-1", "--learning-rate", "0.01", "--name", "by-command")
+    trained = run("train", TINY, "stored:rating=good", *options)
+    assert f"{TINY}:by-command is in" in trained.stdout, trained
+    assert answer(client, f"{TINY}:by-command") != answer(client, TINY)
+    compared = run("compare", TINY, f"{TINY}:abc", "--requests", "stored:rating=good")
+    assert "10, " in compared.stdout, compared
+    assert f"{TINY}:abc" in compared.stdout
+
+
+def test_two_servers_are_compared(server: LiveServer, tmp_path: Path) -> None:
+    """A server next to itself, its adapter, a model without weights, and one that is none."""
+    tools = [{"type": "function", "function": {"name": "count", "parameters": {"type": "object"}}}]
+    lines = [{"prompt": "number 3", "completion": ""}, {**conversation(4), "tools": tools}]
+    asked = tmp_path / "asked.jsonl"
+    asked.write_text("".join(json.dumps(each) + "\n" for each in lines))
+    common = ("--requests", str(asked), "--tokens", "8", "--fail-over", "0")
+
+    def compared(other: str) -> Any:
+        arguments = ("compare", f"{server.url}#{TINY}", other, *common)
+        return ran(*arguments, folder=tmp_path, MLX_SERVER_API_KEYS="none")
+
+    same = compared(f"{server.url}/v1#{TINY}")
+    assert same.returncode == 0, same
+    assert "0.000000" in same.stdout
+    assert "0 of 1" in same.stdout
+    adapter = compared(f"{server.url}#{TINY}:abc")
+    assert adapter.returncode == 1
+    assert "KL divergence" in adapter.stdout
+    for other, why in (
+        (f"{server.url}#none", "answers with 404"),
+        (TINY, "the URLs of two servers"),
+    ):
+        refused = compared(other)
+        assert refused.returncode != 0
+        assert why in " ".join(refused.stderr.replace("│", " ").split()), refused
 
 
 def has_steps(client: OpenAI, id: str) -> bool:

@@ -19,12 +19,7 @@ LINEARS = (nn.Linear, nn.QuantizedLinear, SwitchLinear, QuantizedSwitchLinear)
 
 
 def network(path: Path) -> Any:
-    loading = weights.load(path)
-    while True:
-        try:
-            next(loading)
-        except StopIteration as end:
-            return end.value
+    return weights.loaded(path)
 
 
 def linears_of(path: Path) -> list[str]:

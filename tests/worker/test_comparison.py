@@ -5,14 +5,17 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
+import httpx
 import mlx.core as mx
 import mlx_lm.utils
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from mlx_server.cli.compare import Request, app, calls_well
+from mlx_server.cli.compare import Request, app, calls_well, said
+from mlx_server.clients import comparison
 from mlx_server.engine.comparison import Answers, ComparisonJob, Divergence, Finding, Side
+from mlx_server.errors import ComparisonFailed
 from mlx_server.messages import Tool
 from mlx_server.pool.prepare import ModelSpec, prepare
 from mlx_server.worker.comparison import compared
@@ -88,6 +91,21 @@ def test_the_command_shows_it_and_its_code_says_whether_it_is_too_much(
     assert text.count("<rect") == 8
 
 
+def test_a_server_without_log_probabilities_of_prompts_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answer: dict[str, Any] = {"tokens": [1, 2], "choices": [{"text": "a", "logprobs": None}]}
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, json=answer))
+    client = httpx.Client(transport=transport, base_url="http://other")
+    monkeypatch.setattr(comparison, "client_of", lambda *_: client)
+    sides = [comparison.ServedModel("http://other#model") for _ in "ab"]
+    with pytest.raises(ComparisonFailed, match=r"http://other.*no log probabilities of the prompt"):
+        [*comparison.served_findings(sides, [{"messages": []}], 4)]
+    del answer["choices"]
+    with pytest.raises(ComparisonFailed, match="without `choices`"):
+        [*comparison.served_findings(sides, [{"messages": []}], 4)]
+
+
 @pytest.mark.parametrize(
     ("arguments", "is_good"), [('{"n": 1}', True), ('{"n": "x"}', False), ("{", False), ("", False)]
 )
@@ -96,6 +114,8 @@ def test_a_call_is_good_if_its_schema_says_so(
 ) -> None:
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
     prepared = prepare(ModelSpec(id="tiny", source=str(tiny_path)), lambda *_: None, upcast=False)
-    said = f'{{"name": "count", "parameters": {arguments}}}' if arguments else "Nothing."
-    asked = Request("", (), tools=(Tool("count", parameters=schema),))
-    assert calls_well(prepared, asked, prepared.checkpoint.tokenizer.encode(said)) is is_good
+    text = f'{{"name": "count", "parameters": {arguments}}}' if arguments else "Nothing."
+    asked = Request("", tools=(Tool("count", parameters=schema),))
+    answer = said(prepared, asked.tools, prepared.checkpoint.tokenizer.encode(text))
+    assert calls_well(asked, answer) is is_good
+    assert calls_well(Request(""), answer) is None

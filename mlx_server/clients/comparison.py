@@ -1,0 +1,138 @@
+"""Compares the models of two servers over HTTP: `mlx-server compare URL URL`.
+
+The first server answers, and both say how likely they find each token of its answers, by `echo` and
+`logprobs` of /v1/completions. Only the likeliest tokens are sent, so the divergence is that of the
+tokens that both servers name and of all others together, which is at most that of all tokens.
+"""
+
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from mlx_server import limits
+from mlx_server.clients.chat import client_of, first_model, key_at_home, parsed_json
+from mlx_server.engine.comparison import Answers, Divergence, Finding
+from mlx_server.errors import ComparisonFailed
+
+Body = Mapping[str, Any]
+"""Of a chat completion: `messages`, and `tools` if there are any."""
+
+LEAST = 1e-12
+
+
+@dataclass(frozen=True)
+class Likely:
+    """What a server expected at one token."""
+
+    logprob: float
+    tops: Mapping[str, float]
+    """The log probabilities of the likeliest tokens, by their texts."""
+
+    @property
+    def likeliest(self) -> str:
+        return max(self.tops, key=lambda token: self.tops[token])
+
+
+class ServedModel:
+    def __init__(self, named: str) -> None:
+        """named: URL, or URL#MODEL."""
+        url, _, model = named.partition("#")
+        self._name, self._client = url, client_of(url, key_at_home())
+        self._model = model or first_model(self._client)
+
+    def prompt(self, body: Body) -> list[int]:
+        return [*self._post("/tokenize", body, "tokens")]
+
+    def tokens(self, text: str) -> list[int]:
+        return [*self._post("/tokenize", {"prompt": text, "add_special_tokens": False}, "tokens")]
+
+    def answer(self, prompt: Sequence[int], tokens: int) -> str:
+        body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0}
+        choice = self._post("/v1/completions", {**body, "skip_special_tokens": False}, "choices")
+        return str(choice[0]["text"])
+
+    def message(self, body: Body, tokens: int) -> dict[str, Any]:
+        """Returns the message of an answer, as clients read it, with the repairs of its calls."""
+        body = {**body, "max_tokens": tokens, "temperature": 0}
+        response = self._response("/v1/chat/completions", body)
+        message: dict[str, Any] = response["choices"][0]["message"]
+        return {**message, "repairs": response.get("mlx_server", {}).get("repairs", ())}
+
+    def expected(self, tokens: Sequence[int], begin: int) -> list[Likely]:
+        """Returns what was expected of the tokens from `begin` on."""
+        body = {"prompt": tokens, "max_tokens": 0, "echo": True, "logprobs": limits.TOP_LOGPROBS}
+        (choice,) = self._post("/v1/completions", {**body, "temperature": 0}, "choices")
+        scored = choice.get("logprobs") or {}
+        logprobs, tops = scored.get("token_logprobs"), scored.get("top_logprobs")
+        if not logprobs or not tops or len(logprobs) != len(tokens):
+            raise self._failed("it gives no log probabilities of the prompt's tokens")
+        return [*map(Likely, logprobs[begin:], tops[begin:])]
+
+    def nbytes(self) -> int:
+        pool = parsed_json(self._client.get("/v1/pool").content)
+        of = {each["id"]: each["bytes"] for each in pool["models"]}
+        return int(of.get(self._model.partition(":")[0], 0))
+
+    def _post(self, path: str, body: Body, wanted: str) -> Any:
+        response = self._response(path, body)
+        if wanted not in response:
+            raise self._failed(f"{path} answers without `{wanted}`")
+        return response[wanted]
+
+    def _response(self, path: str, body: Body) -> dict[str, Any]:
+        try:
+            response = self._client.post(path, json={"model": self._model, **body})
+        except httpx.HTTPError as error:
+            raise self._failed(str(error)) from error
+        answer = parsed_json(response.content)
+        if not response.is_success or not isinstance(answer, dict):
+            told = answer.get("error") if isinstance(answer, dict) else None
+            why = told.get("message", "") if isinstance(told, dict) else ""
+            raise self._failed(f"{path} answers with {response.status_code}. {why}")
+        return answer
+
+    def _failed(self, why: str) -> ComparisonFailed:
+        return ComparisonFailed(
+            f"{self._name} can't be compared: {why}. A server is compared by /tokenize and by "
+            "`echo` with `logprobs` of /v1/completions, as this server has them."
+        )
+
+
+def served_findings(
+    sides: Sequence[ServedModel], asked: Sequence[Body], tokens: int
+) -> Iterator[Finding]:
+    """Raises ComparisonFailed."""
+    first, second = sides
+    forced = list[tuple[list[int], int]]()
+    began = time.perf_counter()
+    for body in asked:
+        prompt = first.prompt(body)
+        text = first.answer(prompt, tokens)
+        answer = first.tokens(text)
+        if second.tokens(text) != answer:
+            raise ComparisonFailed("The servers' models have different vocabularies.")
+        forced.append(([*prompt, *answer], len(prompt)))
+    found = list[list[list[Likely]]]()
+    for side in (first, second):
+        found.append([side.expected(*each) for each in forced])
+        answers = [each[begin:] for each, begin in forced]
+        logprobs = [[token.logprob for token in each] for each in found[-1]]
+        seconds = time.perf_counter() - began
+        yield Answers(answers, logprobs, 0.0, seconds, side.nbytes())
+        began = time.perf_counter()
+    for ours, theirs in zip(*found, strict=True):
+        pairs = [*zip(ours, theirs, strict=True)]
+        kl = [_divergence(a.tops, b.tops) for a, b in pairs]
+        yield Divergence(kl, [a.likeliest == b.likeliest for a, b in pairs])
+
+
+def _divergence(ours: Mapping[str, float], theirs: Mapping[str, float]) -> float:
+    """Of two distributions: the tokens that both have, and the rest."""
+    both = [(math.exp(ours[token]), math.exp(theirs[token])) for token in ours.keys() & theirs]
+    rest = [max(LEAST, 1 - sum(each)) for each in zip(*both, strict=True)] or [1.0, 1.0]
+    both.append((rest[0], rest[1]))
+    return max(0.0, sum(p * math.log(p / q) for p, q in both if p > 0))
