@@ -50,20 +50,21 @@ class Mac:
     def name(self) -> str:
         return f"{self.machine} {self.model}{', experts shared' * self.shares}"
 
-    def pass_seconds(self, positions: int) -> float:
-        """Returns what a pass takes without keys and values."""
-        return _pass_seconds(self, positions)
-
     def cache_seconds(self, rows: int) -> float:
         """Returns what reading the keys and values takes, once for all positions of a row."""
         return rows * CONTEXT * MODELS[self.model].kv_bytes / MACHINES[self.machine].bandwidth
 
     def costs(self) -> CostCurve:
-        sizes = range(1, MOST_ROWS + 1)
-        return CostCurve({size: self.pass_seconds(size) for size in sizes}, {1: 1.0})
+        """Returns what passes take without keys and values, padded where that takes less."""
+        return _costs(self)
 
 
 @cache
+def _costs(mac: Mac) -> CostCurve:
+    sizes = range(1, MOST_ROWS + 1)
+    return CostCurve({size: _pass_seconds(mac, size) for size in sizes}, {1: 1.0})
+
+
 def _pass_seconds(mac: Mac, positions: int) -> float:
     machine: Machine = MACHINES[mac.machine]
     model: Model = MODELS[mac.model]
@@ -196,7 +197,7 @@ def _step(batch: list[Answer], mac: Mac, gate: Gate | None) -> float:
         answer.passes += 1
         answer.drafted += width
     drafted_ones = sum(widths)
-    seconds = mac.pass_seconds(rows + drafted_ones) + caches
+    seconds = mac.costs().step(rows + drafted_ones) + caches
     return seconds * (1 + LAUNCH * (drafted_ones > 0 or not launched))
 
 
