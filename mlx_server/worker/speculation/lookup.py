@@ -129,7 +129,7 @@ class TokenLookup:
 
     def _places(self, first: int, second: int) -> Iterator[int]:
         yield from reversed(self._generated.get((first, second), ()))
-        if first >= 0:
+        if first >= 0 and max(first, second) < 1 << 24:  # others are a picture's
             yield from (
                 place + 2
                 for place in self._index.places(first << 24 | second)

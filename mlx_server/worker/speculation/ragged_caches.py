@@ -53,6 +53,9 @@ class RaggedRows(BatchKVCache):
         self.columns, self.offset = list(columns), offset
         self.left_padding = mx.zeros(len(self.columns), mx.int32)
         self.window = window
+        self._of_pass: tuple[Side, Side] | None = None
+        """The keys and values of the latest pass, if old ones were dropped since: further layers
+        may read them, with the same mask."""
 
     @property
     def _idx(self) -> int:
@@ -60,6 +63,7 @@ class RaggedRows(BatchKVCache):
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Side, Side]:
         width, longest = keys.shape[2], max(self.columns)
+        self._of_pass = None
         if longest + width > _room(self.keys):
             step = STEP if self.window is None else WINDOW_STEP
             room = longest + -(-width // step) * step
@@ -71,6 +75,7 @@ class RaggedRows(BatchKVCache):
         fetched = self.keys_and_values()
         if self.window is not None and max(self.columns) >= self.window + width + SPARE:
             self._drop_old(self.window + width)
+            self._of_pass = fetched
         return fetched
 
     def _stored(self, new: mx.array) -> Side:
@@ -96,7 +101,7 @@ class RaggedRows(BatchKVCache):
 
     def keys_and_values(self) -> tuple[Side, Side]:
         longest = max(self.columns)
-        return _until(self.keys, longest), _until(self.values, longest)
+        return self._of_pass or (_until(self.keys, longest), _until(self.values, longest))
 
     def take_back(self, counts: Sequence[int]) -> None:
         """Takes back the latest tokens, so many of each row."""

@@ -59,6 +59,14 @@ def main(mode: Mode, path: str, tokenizer: str, seed: str, count: str) -> None:
     print(msgspec.json.encode(run.outcome).decode(), flush=True)
 
 
+RING: tuple[tuple[Mode, str], ...] = (
+    ("tensor", "llama"),
+    ("tensor", "gpt_oss"),
+    ("tensor", "qwen3_5"),
+    ("pipeline", "qwen3_moe"),
+    ("pipeline", "qwen2"),
+)
+
 SPLIT = {"num_key_value_heads": 4, "num_hidden_layers": 4}
 """So that two ranks can share the heads, or the layers."""
 

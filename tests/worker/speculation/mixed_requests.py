@@ -5,6 +5,7 @@ the other, are preempted, paused and cancelled between passes, and continue cach
 Passes send any part of any draft.
 """
 
+import json
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -33,8 +34,10 @@ from mlx_server.engine.messages import (
     UnpauseRows,
     media_ids,
 )
-from mlx_server.models.vision import Vision
+from mlx_server.models.vision import Vision, vision_of
 from mlx_server.worker.engine import Engine
+from tests.tiny import TOKENS
+from tests.tiny_vision import tiny_vision
 from tests.worker.constrained_decoding.grammars import ENDS, GRAMMARS
 from tests.worker.engine_runs import drain, failures, grammar_of, tokens
 from tests.worker.speculation.drafted_runs import SAMPLINGS, Wild, distance, drafted, is_same
@@ -60,6 +63,12 @@ class Model:
         model.sees, model.speculation = self.vision is not None, drafts
         adapters = (LoadAdapter("m", name, str(path)) for name, path in self.adapters.items())
         return [[model], [*adapters]]
+
+
+def seeing_model(family: str, folder: Path, tokenizer: Path) -> Model:
+    path = tiny_vision(folder / "m", family)
+    config = json.loads((path / "config.json").read_text("utf-8"))
+    return Model(path, TOKENS, tokenizer, vision=vision_of(path, config))
 
 
 @dataclass

@@ -1,6 +1,5 @@
 """Rows that draft get the tokens that they would get one by one, and nothing else changes."""
 
-import json
 from collections.abc import Callable
 from functools import partial
 from itertools import chain
@@ -11,7 +10,7 @@ import mlx.core as mx
 import pytest
 
 from mlx_server.engine.worker_arguments import Mode
-from mlx_server.models.vision import can_see, vision_of
+from mlx_server.models.vision import can_see
 from mlx_server.worker import decode_groups
 from mlx_server.worker.costs import CostCurve, products_of
 from mlx_server.worker.decode_groups import DecodeBatch
@@ -19,7 +18,6 @@ from mlx_server.worker.kernels import SORTED
 from mlx_server.worker.replay_model import ReplayModel
 from mlx_server.worker.speculation import ragged_caches
 from tests.tiny import TOKENS
-from tests.tiny_vision import tiny_vision
 from tests.worker.architectures import CONFIGS
 from tests.worker.batch_runs import MIXED, a_prompt
 from tests.worker.bench import GREEDY
@@ -34,8 +32,8 @@ from tests.worker.speculation.drafted_runs import (
     assert_equal,
     drafted,
 )
-from tests.worker.speculation.drafting_ranks import ring_outcome
-from tests.worker.speculation.mixed_requests import Model, drafted_run
+from tests.worker.speculation.drafting_ranks import RING, ring_outcome
+from tests.worker.speculation.mixed_requests import Model, drafted_run, seeing_model
 
 KEPT = {
     **{kind.name: kind for kind in KINDS if kind.name in ("llama", "gpt-oss", "lfm2", "mamba2")},
@@ -57,9 +55,7 @@ def adapted(name: str, folder: Path, tokenizer: Path) -> Model:
 def seeing(family: str, folder: Path, tokenizer: Path) -> Model:
     if not can_see():
         pytest.skip("the extra `vision` is not installed")
-    path = tiny_vision(folder / "m", family)
-    config = json.loads((path / "config.json").read_text("utf-8"))
-    return Model(path, TOKENS, tokenizer, vision=vision_of(path, config))
+    return seeing_model(family, folder, tokenizer)
 
 
 MODELS: dict[str, Callable[[Path, Path], Model]] = {
@@ -85,9 +81,7 @@ def test_random_requests_get_the_same_tokens(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("mode", "name"), [("tensor", "llama"), ("tensor", "qwen3_5"), ("pipeline", "qwen2")]
-)
+@pytest.mark.parametrize(("mode", "name"), RING[::2])
 def test_ranks_send_the_same_drafts(mode: Mode, name: str, tmp_path: Path, tiny_path: Path) -> None:
     outcome = ring_outcome(mode, name, tmp_path, tiny_path, seed=3, count=8)
     assert outcome.requests == 16

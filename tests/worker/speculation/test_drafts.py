@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher
 
+from mlx_server.engine.messages import FIRST_MEDIA_ID as PICTURE
 from mlx_server.grammars.grammar import text_of
 from mlx_server.worker.constrained_decoding.vocabulary import Vocabulary
 from mlx_server.worker.costs import FLAT
@@ -54,6 +55,8 @@ def tokens_per_pass(drafter: Drafter, answer: Sequence[int], most: int) -> float
         ([1, 2, 3, 4, 5, 6, 7], [1, 2, 30, 3, 4], [5, 6, 7]),  # and one was added
         ([1, 2, 3, 4, 5, 6, 7, 8], [1, 2, 5, 6], [7, 8, 1]),  # and others left out
         ([1, 2, 3], [7], []),
+        ([1, 2, PICTURE, PICTURE | 9], [1, 2], [PICTURE, PICTURE | 9, 1]),
+        ([1, 2, PICTURE, PICTURE | 9], [], []),
         ([], [1], []),
     ],
 )
