@@ -156,13 +156,19 @@ class RowPrompts:
         return is_reusable and not row.failure and self._memory.wants(tokens)
 
     def store(
-        self, row: Row, tokens: list[int], extracted: Callable[[], Cache], **how: bool
+        self,
+        row: Row,
+        tokens: list[int],
+        extracted: Callable[[], Cache],
+        *,
+        goes_on: bool = False,
+        handed_over: bool = False,
     ) -> None:
-        """Stores a row's cache if it is wanted. how: see `MemoryTier.store`.
+        """Stores a row's cache if it is wanted. goes_on, handed_over: see `MemoryTier.store`.
 
         extracted: called only then, since it is costly and fails for an empty cache.
         """
-        if self.wants(row, tokens):
+        if self.wants(row, tokens) and not (goes_on and self._has_nearly_all(row, tokens)):
             # without a template's word, the same prompt may come again
             continued_from = row.request.continued_from or len(row.request.prompt) - 1
             self._memory.store(
@@ -173,8 +179,16 @@ class RowPrompts:
                 shared=row.request.shared,
                 disk_length=len(tokens) if row.request.on_disk else 0,
                 gives_way=row.tier is Tier.BATCH,
-                **how,
+                goes_on=goes_on,
+                handed_over=handed_over,
             )
+
+    def _has_nearly_all(self, row: Row, tokens: list[int]) -> bool:
+        """Whether another copy of the keys and values is worth less than computing the few tokens
+        that it adds: the row stores them at its end."""
+        if self._needs_snapshots or row.deterministic:
+            return False
+        return self.known(row, tokens) > max(0, len(tokens) - NEAREST)
 
     def store_snapshot(self, row: Row, tokens: list[int], extracted: Callable[[], Cache]) -> None:
         """Stores the state of a prompt that is still being computed, if it is wanted here. It is

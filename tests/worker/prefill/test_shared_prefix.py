@@ -60,3 +60,23 @@ def test_they_take_the_passes_of_one(path: Path, monkeypatch: pytest.MonkeyPatch
     assert together == [(CLIENTS, OWN - 1)] == [(CLIENTS, tokens) for _, tokens in alone]
     expected = [cold.answer([*PREFIX, *words(seed, OWN)], 8) for seed in range(CLIENTS)]
     assert [answers[row] for row in rows] == expected
+
+
+def test_a_prompt_with_few_new_tokens_is_copied_at_its_end(tmp_path: Path) -> None:
+    """The keys and values of a long conversation take gigabytes: a copy for its last line, before
+    the first token, would be for nobody."""
+    bench = Bench(Kind("llama", CONFIGS["llama"]).save(tmp_path / "llama"), cache_bytes=1 << 30)
+    memory = bench.engine.prompts.memory
+    bench.begin(PREFIX, 2)
+    bench.finish()
+    before = memory.nbytes
+    for new, is_copied in ((5, False), (OWN, True)):
+        bench.begin([*PREFIX, *words(new, new)], 8)
+        while not bench.step():
+            pass
+        assert (memory.nbytes > before) is is_copied
+        bench.finish()
+        before = memory.nbytes
+    again = bench.begin([*PREFIX, *words(5, 5), *words(9, 9)], 2)
+    bench.finish()
+    assert bench.cached[again] == len(PREFIX) + 5
