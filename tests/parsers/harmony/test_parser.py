@@ -16,11 +16,11 @@ from mlx_server.events import (
     ToolCallDelta,
     ToolCallFinished,
 )
-from mlx_server.families.harmony import GPT_OSS
 from mlx_server.messages import Message, Tool, ToolCall
 from mlx_server.parsers.harmony_grammar import harmony_output
 from mlx_server.parsers.harmony_parser import HarmonyParser
-from mlx_server.parsers.parse_context import ParseContext, Section
+from mlx_server.parsers.harmony_text import DELIMITERS, HarmonyTextParser
+from mlx_server.parsers.parse_context import ParseContext
 from mlx_server.prompts.harmony.vocabulary import SPECIAL, TOKENS, encoding
 from tests.parsers.harmony.played import (
     BROWSER,
@@ -35,22 +35,6 @@ from tests.parsers.harmony.played import (
     played,
 )
 from tests.slowness import slowness
-
-# Built-in tools
-
-
-@pytest.mark.parametrize("recipient", ["python", "browser.search", "container.exec"])
-@pytest.mark.parametrize("channel", ["analysis", "commentary"])
-def test_built_in_tools_that_were_not_offered_are_told_of_apart(
-    recipient: str, channel: str
-) -> None:
-    output = f"<|channel|>{channel} to={recipient} code<|message|>x\n y"
-    for end in ("", "<|end|>", "<|call|>"):
-        assert played(ids(output + end)) == [BuiltInCall(0, recipient, "x\n y")]
-    assert played(ids(output), cut=True) == [BuiltInCall(0, recipient, "x\n y", is_whole=False)]
-    *_, answer = played(ids(output + "<|end|><|start|>assistant<|channel|>final<|message|>y"))
-    assert answer == TextDelta(0, "y", phase="final_answer")
-
 
 # Calls
 
@@ -110,64 +94,7 @@ def test_a_long_answer_without_a_header_is_passed_on_while_it_comes() -> None:
     assert heard(words) == [["text", words]]
 
 
-# Where it is
-
-
-@pytest.mark.parametrize(
-    ("output", "place"),
-    [
-        ("", "call"),
-        ("<|channel|>analysis", "call"),
-        ("<|channel|>analysis<|message|>", "reasoning"),
-        ("<|channel|>analysis<|message|>x<|end|><|start|>assistant<|channel|>", "call"),
-        ("<|channel|>final<|message|>x", "text"),
-        ("<|channel|>final<|message|>x<|end|><|start|>", "call"),
-        ("<|channel|>commentary<|message|>x", "text"),
-        (CALL, "call"),
-        ("<|channel|>analysis to=python code<|message|>x", "reasoning"),
-    ],
-)
-def test_its_place(output: str, place: Section) -> None:
-    reading = parser()
-    for token in ids(output):
-        reading.feed(token, "")
-    assert reading.section == place
-
-
-@pytest.mark.parametrize("end", ["", "<|end|>", "<|end|><|start|>assistant"])
-def test_an_answer_can_be_led_on_from_its_reasoning(end: str) -> None:
-    output = "<|channel|>analysis<|message|>I know." + end + GPT_OSS.answer_prefix
-    assert heard(output + "Four.") == [["reasoning", "I know."], ["text", "Four."]]
-    reading = parser()
-    for token in ids("<|channel|>analysis<|message|>I know." + end):
-        reading.feed(token, "")
-    assert reading.awaits_answer
-    for token in ids(GPT_OSS.answer_prefix):
-        reading.feed(token, "")
-    assert reading.section == "text"
-    assert not reading.awaits_answer
-
-
 # Headers and messages
-
-
-@pytest.mark.parametrize(
-    ("header", "phase"),
-    [
-        ("<|channel|>commentary<|message|>", "commentary"),
-        ("<|channel|>final<|message|>", "final_answer"),
-        ("<|channel|>final <|constrain|>json<|message|>", "final_answer"),
-        ("<|channel|>elsewhere<|message|>", "final_answer"),
-        ("<|message|>", "final_answer"),
-        ("<|channel|>commentary to=functions.unknown<|message|>", "final_answer"),
-        ("<|channel|>commentary one, two, three, four<|message|>", "commentary"),
-        ("", "final_answer"),
-    ],
-)
-def test_phases(header: str, phase: str) -> None:
-    found = [e for e in played(ids(header + "Hello")) if isinstance(e, TextDelta)]
-    assert "".join(e.text for e in found).endswith("Hello")
-    assert {e.phase for e in found} == {phase}
 
 
 @given(st.lists(st.integers(0, TOKENS - 1), max_size=30), st.booleans())
@@ -257,3 +184,25 @@ def test_an_answer_goes_on_in_the_message_that_the_prompt_began(
 ) -> None:
     wanted = [["text", output]] if expected is None else expected
     assert continued(f"<|channel|>{channel}<|message|>", output) == wanted
+
+
+# Harmony that came as text
+
+TEXTS = PIECES | st.sampled_from([*DELIMITERS, "<|", "assistantfinal", "assistantcommentary", ":"])
+
+
+def read(text: str, size: int, *, cut: bool) -> list[Any]:
+    reading = HarmonyTextParser(encoding(), ParseContext(tools=TOOLS))
+    pieces = (text[at : at + size] for at in range(0, len(text), size))
+    events = [event for piece in pieces for event in reading.feed(-1, piece)]
+    return content_of(events + reading.finish(cut=cut))
+
+
+@given(text=st.lists(TEXTS, max_size=8).map("".join), size=st.integers(1, 7), cut=st.booleans())
+def test_it_does_not_matter_how_a_text_is_cut(text: str, size: int, cut: bool) -> None:
+    try:
+        whole = read(text, len(text) + 1, cut=cut)
+    except ValueError:  # a call that is not closed has no JSON
+        return
+    assert read(text, size, cut=cut) == whole
+    assert not any(mark in part for part in whole if part[0] == "text" for mark in DELIMITERS)
