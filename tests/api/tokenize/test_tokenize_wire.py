@@ -9,7 +9,15 @@ from tokenizers import Tokenizer as HfTokenizer
 from tokenizers.processors import TemplateProcessing
 
 from mlx_server import limits
+from mlx_server.api.tokenize import (
+    TokenizeBody,
+    chat_request,
+    chat_tokens,
+    text_tokens,
+)
+from mlx_server.api.tokenize import text_of as spelled
 from mlx_server.models.tokenizer import Tokenizer
+from mlx_server.pool.prepare import ModelSpec, prepare
 from tests.api import wire
 from tests.api.wire import Json, ScriptedEngine, error, ok
 
@@ -170,3 +178,16 @@ def test_a_text_of_too_many_tokens(
     assert tokenize(client, prompt="x" * 16)["count"] == 16
     long: Json = {"prompt": "x" * 17, "messages": [HI]}
     assert refused(client, {kind: long[kind]})["param"] == kind
+
+
+def test_kwargs_of_the_template(tiny_path: Path) -> None:
+    template = "{{ color }}{% for message in messages %}{{ message.content }}{% endfor %}"
+    spec = ModelSpec("m", str(tiny_path), chat_template=template)
+    prepared = prepare(spec, lambda *progress: None, upcast=True)
+    red = chat_request(
+        TokenizeBody.model_validate({"messages": [HI], "chat_template_kwargs": {"color": "red"}}),
+        "m",
+    )
+    found = chat_tokens(prepared, red, add_special_tokens=False)
+    assert spelled(prepared, found) == "redSalü"
+    assert found[:3] == text_tokens(prepared, "red", "prompt", add_special_tokens=False)
