@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from mlx_server import limits
 from mlx_server.api.pool import LOAD, UNLOAD
 from mlx_server.app import create_app
 from mlx_server.config.settings import ModelSettings, ServerSettings, Settings
@@ -92,12 +91,6 @@ def test_what_is_missing_or_empty_is_named(
     client: TestClient, path: str, body: Json, param: str
 ) -> None:
     assert wire.error(client.post(path, json=body))["param"] == param
-
-
-def test_a_path_may_be_as_long_as_a_system_allows(client: TestClient) -> None:
-    most = limits.ADAPTER_PATH_CHARACTERS
-    wire.error(load(client, "x" * most), 404)
-    assert wire.error(load(client, "x" * (most + 1)))["param"] == "lora_path"
 
 
 def test_a_model_that_is_not_served(client: TestClient, adapter: Path) -> None:

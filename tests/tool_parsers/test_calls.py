@@ -1,13 +1,12 @@
 """What a call format finds becomes events: the arguments once, valid, and as early as certain."""
 
-import json
 import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from mlx_server.events import Event, Repaired, ToolCallDelta, ToolCallFinished, ToolCallStarted
+from mlx_server.events import Event, ToolCallDelta, ToolCallFinished, ToolCallStarted
 from mlx_server.messages import Tool
 from mlx_server.tool_parsers.calls import (
     HeldCall,
@@ -46,22 +45,6 @@ def heard() -> Heard:
     return Heard()
 
 
-@pytest.mark.parametrize("held", [False, True])
-def test_of_a_key_that_is_given_twice_the_last_value_counts(heard: Heard, *, held: bool) -> None:
-    heard.calls.holds_calls = held
-    call = heard.calls.start("write")
-    call.text("text", "a")
-    call.end_text("text")
-    call.value("count", 1)
-    call.value("text", "b")
-    call.untyped("count", "2")
-    call.finish()
-    last = '{"text": "b", "count": 2}'
-    first = '{"text": "a", "count": 1, "text": "b", "count": 2}'
-    assert heard.arguments() == (last if held else first)
-    assert heard.of(Repaired) == [Repaired(3, "json", "tool_calls[0].function.arguments")]
-
-
 @pytest.mark.parametrize(
     "found",
     [
@@ -78,15 +61,6 @@ def test_a_repair_is_made_of_all_calls_or_none(heard: Heard, found: Any) -> None
     with pytest.raises(Malformed):
         heard.calls.add_repaired(found)
     assert heard.events == reported
-
-
-@pytest.mark.parametrize("value", ["\ud800", ["\udc00"], {"\udbffx": "é"}])
-def test_half_of_a_surrogate_pair_stays_as_it_was_written(heard: Heard, value: Any) -> None:
-    call = heard.calls.start("now")
-    call.value("x", value)
-    call.finish()
-    assert heard.arguments().encode()
-    assert json.loads(heard.arguments()) == {"x": value}
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan"), [float("-inf")]])

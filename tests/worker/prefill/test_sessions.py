@@ -115,13 +115,6 @@ def test_a_place_where_prompts_have_parted_is_known_the_next_time(path: Path) ->
 
 
 @pytest.mark.slow
-def test_answers_are_those_of_a_cold_engine(engine: Counted, path: Path) -> None:
-    model = network(path)
-    for prompt, answer in engine.answered:
-        assert answer == expected(model, prompt, answer, TOKENS)
-
-
-@pytest.mark.slow
 def test_a_prompt_whose_client_left_goes_on_where_it_was(path: Path) -> None:
     warm = Bench(path, cache_bytes=1 << 30)
     random = Random(4)
