@@ -32,7 +32,9 @@ def text(content: str = " so", name: str = "content") -> str:
 
 
 def usage(prompt: int, completion: int) -> str:
-    return event(choices=[], usage={"prompt_tokens": prompt, "completion_tokens": completion})
+    details = {"accepted_prediction_tokens": completion // 2}
+    counts = {"prompt_tokens": prompt, "completion_tokens": completion}
+    return event(choices=[], usage={**counts, "completion_tokens_details": details})
 
 
 def chunked(*pieces: str) -> list[str]:
@@ -206,7 +208,8 @@ def test_the_command_prints_a_line_a_case(serve: Serve, tmp_path: Path) -> None:
     header, *lines = result.stdout.splitlines()
     assert re.split("  +", header.strip()) == list(COLUMNS)
     cells = [line.split() for line in lines]
-    assert [(c[0], c[1], c[-1]) for c in cells] == [("1", "9", "0/3"), ("2", "9", "0/3")]
+    shown = [(c[0], c[1], *c[-2:]) for c in cells]
+    assert shown == [(clients, "9", "2.00", "0/3") for clients in ("1", "2")]
     assert {len(line) for line in (header, *lines)} == {len(header)}
     assert {body["model"] for body in server.bodies} == {"first"}
     assert all("Bearer k" in head for head in server.heads)

@@ -1,4 +1,5 @@
-"""Deterministic rows: the same bits alone, in company, after preemptions and from any cache."""
+"""Deterministic rows: the same bits alone, next to rows that draft, after preemptions and from any
+cache."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -29,6 +30,7 @@ from tests.worker.engine_runs import of, tokens_of
 from tests.worker.kinds import KINDS, Kind
 from tests.worker.lora_files import mlx_adapter
 from tests.worker.prefill.disk_runs import QWEN3_5
+from tests.worker.speculation.mixed_requests import any_draft_is_sent
 
 PIECE = 32
 DRAWN = SamplingParams(temperature=0.9, top_p=0.95, seed=3, logprobs=3, frequency_penalty=0.1)
@@ -49,8 +51,8 @@ PROMPTS = [
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _short_pieces() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patched:
+def _short_pieces_and_drafts() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patched, any_draft_is_sent():
         for name in ("FIXED_PIECE", "EXPERTS_PIECE"):
             patched.setattr(batch, name, PIECE)
         yield

@@ -27,7 +27,7 @@ class Draft:
     chances: list[float] = field(default_factory=list)
     """For each token, how likely it and all before it are right."""
     pace: float = 1.0
-    """The tokens that passes with drafts lately promised for the row."""
+    """The tokens that the row lately got of a pass."""
 
     def kind(self, at: int) -> Kind:
         """Returns the kind of a token, given that all before it are right."""

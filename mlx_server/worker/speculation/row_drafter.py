@@ -32,8 +32,7 @@ class RowDrafter:
                     acceptance.learn(draft.kind(at), drafted == token)
                 if drafted != token:
                     break
-        promised = max((sum(draft.chances) for draft in self._open), default=0.0)
-        self._pace = PACE_FADE * self._pace + (1 - PACE_FADE) * min(1 + promised, MOST_PACE)
+        self._pace = PACE_FADE * self._pace + (1 - PACE_FADE) * min(len(tokens), MOST_PACE)
         self._open = []
         for drafter in self._drafters:
             drafter.extend(tokens)

@@ -1,6 +1,7 @@
 """How many drafted tokens a pass computes."""
 
 from collections.abc import Sequence
+from itertools import islice
 
 import pytest
 from bench_parts.speculation.corpora import copies, prose, quotes
@@ -142,6 +143,20 @@ def test_copies_are_faster(drafters: Drafters, rows: int, least: float) -> None:
     gate = Gate(mac.costs())
     plain = decode(samples, drafters, mac, rows, None)
     assert speed_up(plain, decode(samples, drafters, mac, rows, gate))[0] >= least
+
+
+@pytest.mark.parametrize("model", ["8b", "30b-a3b"])
+@pytest.mark.parametrize("rows", [2, 4, 8])
+def test_rows_next_to_one_that_copies_are_hardly_slower(
+    drafters: Drafters, model: str, rows: int
+) -> None:
+    mac, plain_ones = Mac("m4-pro", model), iter(prose() * 3)
+    samples = [
+        sample for copy in copies(count=4) for sample in (copy, *islice(plain_ones, rows - 1))
+    ]
+    plain = decode(samples, drafters, mac, rows, None)
+    drafted = decode(samples, drafters, mac, rows, Gate(mac.costs()))
+    assert speed_up(plain, drafted)[1] >= SLOWEST
 
 
 def test_quotes_take_fewer_passes(drafters: Drafters) -> None:
