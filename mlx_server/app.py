@@ -168,10 +168,10 @@ def create_app(
     app.state.reasoning_field = server.reasoning_field
     app.state.runtime_models = server.runtime_models
     errors.install(app)
-    if server.page:
-        app.router.routes.extend(page_routes())
     # FastAPI would make included routes anew, in the first request of each app
     app.router.routes.extend(_routes(server, pool))
+    if server.page:
+        app.router.routes.extend(page_routes())
     app.add_api_route(
         "/openapi.json", _openapi, include_in_schema=False, dependencies=[Depends(authorised)]
     )

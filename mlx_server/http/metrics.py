@@ -254,6 +254,8 @@ class AnswerMetrics:
 class EngineMetrics:
     def __init__(self, pool: Pool, registry: CollectorRegistry) -> None:
         self._pool = pool
+        self._step = StepOutput("", [], 0, active_bytes=0, cache_bytes=0)
+        """The latest one."""
         counter = partial(Counter, registry=registry)
         gauge = partial(Gauge, registry=registry)
         self._ahead = {
@@ -272,13 +274,7 @@ class EngineMetrics:
         )
 
     def on_step(self, step: StepOutput) -> None:
-        self._set(
-            batch_size=len(step.tokens),
-            queue=step.waiting,
-            active_bytes=step.active_bytes,
-            buffer_bytes=step.buffer_bytes,
-            peak_bytes=step.peak_bytes,
-        )
+        self._step = step
 
     def on_ahead(self, ahead: ComputedAhead) -> None:
         self._ahead["ahead_tokens"].labels(ahead.model).inc(ahead.computed)
@@ -294,9 +290,13 @@ class EngineMetrics:
             self._gauges[name].set(value)
 
     def refresh(self) -> None:
-        """Sets the gauges that no report sets."""
-        if not self._pool.row_slots.taken:  # no step follows that would reset the gauges
-            self._set(batch_size=0, queue=0)
+        """Sets the gauges when they are read: of steps, by the latest one."""
+        is_idle, step = not self._pool.row_slots.taken, self._step
+        self._set(
+            batch_size=0 if is_idle else len(step.tokens), queue=0 if is_idle else step.waiting
+        )
+        self._set(active_bytes=step.active_bytes, buffer_bytes=step.buffer_bytes)
+        self._set(peak_bytes=step.peak_bytes)
         self._set(engine_restarts=self._pool.restarts, resumed_requests=self._pool.resumed)
         training = self._pool.training or TrainingProgress("", 0)
         self._set(training_steps=training.steps, training_step=training.step)

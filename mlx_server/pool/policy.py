@@ -240,7 +240,8 @@ class Policy:
 
     def preload(self, model: str, now: float) -> Actions:
         """Loads the model if it fits in memory that no request waits for. It evicts nothing."""
-        room = self._serve(now)
+        queue = self._serve(now)
+        room = 0 if queue.stuck else min(self._free, self._free_soon - queue.promised)
         if self._models[model].state == "unloaded" and self._models[model].nbytes <= room:
             self._load(self._models[model])
         return self.tick(now)
@@ -336,7 +337,8 @@ class Policy:
         if self._refuse_late(now):
             self._serve(now)
         self._unload_stale(now)
-        self._evict(-self._free_soon, self._models.evictable())
+        if idle := self._models.evictable():
+            self._evict(-self._free_soon, idle)
         return self._taken()
 
     def _preempt(self, now: float) -> None:
@@ -346,8 +348,8 @@ class Policy:
             last.preempted, last.stopped_at = True, now
             self._actions.append(PreemptAction(last.ticket))
 
-    def _serve(self, now: float) -> int:
-        """Resumes, grants, loads and evicts in order; returns the bytes that no request waits for.
+    def _serve(self, now: float) -> WaitQueue:
+        """Resumes, grants, loads and evicts in order; returns those that still wait.
 
         Tiers are served one after the other. In each, preempted reservations come first, and no
         request is granted while one of them waits. Then waiting requests are served in turns by
@@ -374,7 +376,7 @@ class Policy:
                 )
             else:
                 self._wait_in(queue, reservation)
-        return 0 if queue.stuck else min(self._free, self._free_soon - queue.promised)
+        return queue
 
     def _refusal_reason(self, reservation: Reservation) -> NeverFits | None:
         model = self._models[reservation.model]
