@@ -343,6 +343,7 @@ CLIENT_PICTURE_PROCESSES       = _limit(1,             "processes",  "client",  
 IDLE_PICTURE_PROCESSES         = _limit(1,             "processes",  "server",     "idle processes that decode pictures", "it ends")
 PIXEL_BYTES                    = _limit(768 << 20,     "bytes",      "client",     "pixels in a client's requests that run or wait; a third more for all", "503 with Retry-After")
 DECODED_PICTURE_BYTES          = _limit(128 << 20,     "bytes",      "server",     "decoded pictures that are kept for a conversation's next turn", "the least recently used is dropped")
+TOWER_BYTES                    = _limit(4 << 30,       "bytes",      "model",      "what a tower takes to compute its largest picture", "pictures are shown smaller")
 PICTURE_FEATURE_BYTES          = _limit(256 << 20,     "bytes",      "model",      "what a model's tower has computed of pictures", "the least recently used is dropped")
 
 _section("Errors and logs")

@@ -8,7 +8,7 @@ import logging
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 from mlx_server import limits
 from mlx_server.models.files import read_optional_json
 from mlx_server.system.sandbox.picture_fits import (
+    MOST_PATCHES,
     Filled,
     Fit,
     Grid,
@@ -268,6 +269,8 @@ class VisionFamily:
     """What replaces the placeholder in the prompt's text, where that is not the same. It has one
     image token, which becomes as many as a picture has."""
     filter: int = BICUBIC
+    pads_heads: bool = False
+    """Whether the tower's heads get a width for which attention keeps no scores."""
     is_normalized: bool = True
     """Whether a mean and a deviation apply to pixels, unless the files say it."""
     sees_whole: Literal["", "all", "sliding"] = ""
@@ -375,10 +378,10 @@ GEMMA3 = "\n\n<start_of_image><image_soft_token><end_of_image>\n\n"
 FAMILIES: Mapping[str, VisionFamily] = {
     "qwen2_vl": VisionFamily("qwen2_vl", QWEN, _patch_grid(14), "consecutive"),
     "qwen2_5_vl": VisionFamily("qwen2_5_vl", QWEN, _patch_grid(14), "consecutive"),
-    "qwen3_vl": VisionFamily("qwen3_vl", QWEN, _patch_grid(16), "interleaved"),
-    "qwen3_vl_moe": VisionFamily("qwen3_vl_moe", QWEN, _patch_grid(16), "interleaved"),
-    "qwen3_5": VisionFamily("qwen3_5", QWEN, _patch_grid(16), "interleaved"),
-    "qwen3_5_moe": VisionFamily("qwen3_5_moe", QWEN, _patch_grid(16), "interleaved"),
+    **{
+        package: VisionFamily(package, QWEN, _patch_grid(16), "interleaved", pads_heads=True)
+        for package in ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
+    },
     "glm4v": VisionFamily("glm4v", GLM, _patch_grid(14, FramesGrid), "consecutive"),
     "glm4v_moe": VisionFamily("glm4v_moe", GLM, _patch_grid(14, FramesGrid), "consecutive"),
     "internvl": VisionFamily("internvl", INTERN, _intern, text=INTERN_TEXT),
@@ -394,6 +397,7 @@ FAMILIES: Mapping[str, VisionFamily] = {
         _gemma4,
         text="<|image><|image|><image|>",
         is_normalized=False,
+        pads_heads=True,
         sees_whole="sliding",
     ),
     "lfm2_vl": VisionFamily(
@@ -431,14 +435,16 @@ class Vision:
     filter: int
     sees_whole: Literal["", "all", "sliding"]
     """As the family's, for this checkpoint."""
+    tokens: int = limits.PICTURE_TOKENS
+    """The most of a picture whose size decides on them."""
 
     @property
     def text(self) -> str:
         return self.family.text or self.family.placeholder
 
     def fit(self, detail: str | None = None) -> Fit:
-        low = detail == "low"
-        return self.recipe.fit(limits.LOW_DETAIL_TOKENS if low else limits.PICTURE_TOKENS)
+        low = min(limits.LOW_DETAIL_TOKENS, self.tokens)
+        return self.recipe.fit(low if detail == "low" else self.tokens)
 
     def layout(self, sizes: Sequence[Size]) -> Layout:
         return self.recipe.layout(sizes)
@@ -490,10 +496,20 @@ def vision_of(folder: Path, config: Mapping[str, Any]) -> Vision | None:
     return vision
 
 
+SHAPES = ((1, 1), (4000, 4000), (4000, 20), (20, 4000))
+"""Sizes of pictures of which one has the most pixels and tokens for a model."""
+
+BYTES_OF_PIXEL, ROWS_OF_WIDTH, ROWS_OF_INNER = 100, 10, 3
+"""What is there at a time: of a picture's pixels, and of a tower's layer for each patch."""
+
+FUSED_HEADS = (64, 80, 128)
+"""The widths of heads for which MLX computes attention on a GPU without keeping its scores."""
+
+
 def _is_bounded(vision: Vision) -> bool:
     """Whether pictures of all shapes stay within the limits on pixels and tokens: a number in a
     checkpoint's files may be any."""
-    for size in ((1, 1), (4000, 4000), (4000, 20), (20, 4000)):
+    for size in SHAPES:
         try:
             resizes = vision.fit().resizes(*size)
             pixels = sum(width * height for chain in resizes for width, height in chain)
@@ -506,6 +522,41 @@ def _is_bounded(vision: Vision) -> bool:
         if not 0 < tokens <= limits.PICTURE_TOKENS:
             return False
     return True
+
+
+def within_memory(vision: Vision, config: Mapping[str, Any], *, upcast: bool) -> tuple[Vision, int]:
+    """The vision with smaller pictures if the tower would take too much memory, and what it takes.
+    upcast: see `tower_bytes`."""
+    while (nbytes := tower_bytes(vision, config, upcast=upcast)) > limits.TOWER_BYTES:
+        if vision.tokens <= limits.LOW_DETAIL_TOKENS:
+            break
+        vision = replace(vision, tokens=vision.tokens // 2)
+    return vision, nbytes
+
+
+def tower_bytes(vision: Vision, config: Mapping[str, Any], *, upcast: bool) -> int:
+    """The memory that a layer of the tower takes for the largest picture, beside its weights. It is
+    measured in tests/worker/test_sight.py. upcast: whether it computes in float32, without a GPU.
+    """
+    tower, recipe, nbytes = config["vision_config"], vision.recipe, 4 if upcast else 2
+    width = _natural(tower.get("embed_dim"), tower.get("hidden_size"), 1024)
+    heads = _natural(tower.get("num_heads"), tower.get("num_attention_heads"), 16)
+    inner = _natural(tower.get("intermediate_size"), 4 * width)
+    patch = _natural(getattr(recipe, "patch", None), *_list(tower.get("patch_size")), 14)
+    head = width // heads
+    if vision.family.pads_heads:
+        head = next((fused for fused in FUSED_HEADS if head <= fused), head)
+    scores = heads * 4 if upcast or head not in FUSED_HEADS else 0
+    most = 0
+    for shape in SHAPES:
+        sizes = [chain[-1] for chain in vision.fit().resizes(*shape)]
+        pixels = sum(wide * high for wide, high in sizes)
+        side = getattr(recipe, "tile", 0) or getattr(recipe, "side", 0)
+        patches, seen = (area // patch**2 + 1 for area in (pixels, side**2 or pixels))
+        values = (ROWS_OF_WIDTH * width + ROWS_OF_INNER * inner) * nbytes + scores * seen
+        most = max(most, pixels * BYTES_OF_PIXEL + patches * values)
+    # MoonViT makes the positions of its largest picture for each
+    return most + (MOST_PATCHES**2 * head * 20 if isinstance(recipe, CutGrid) else 0)
 
 
 def _natural(*given: object) -> int:

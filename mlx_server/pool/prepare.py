@@ -39,7 +39,8 @@ from mlx_server.models.files import (
     weights_bytes,
     weights_on_disk,
 )
-from mlx_server.models.vision import IN_TOWER, NO_TOKEN, Vision, can_see, vision_of
+from mlx_server.models.vision import IN_TOWER, NO_TOKEN, Vision, can_see, vision_of, within_memory
+from mlx_server.pool.memory import WORKING_BYTES
 from mlx_server.prompts.infill import infill_tokens_of
 from mlx_server.requests import (
     ALL_REPAIRS,
@@ -335,14 +336,17 @@ def _read(
     check_layer_count(checkpoint.config, path)
     check_task(spec, checkpoint)
     vision = _vision(spec, path, checkpoint)
-    features = limits.PICTURE_FEATURE_BYTES if vision else 0
+    seen = 0
+    if vision:
+        vision, working = within_memory(vision, checkpoint.config, upcast=upcast)
+        seen = limits.PICTURE_FEATURE_BYTES + max(0, working - WORKING_BYTES)
     prepared = PreparedModel(
         spec=spec,
         path=path,
         checkpoint=checkpoint,
         family=fitted(family_of(checkpoint, spec.family), checkpoint),
         tokenizer_json=tokenizer,
-        weights=weights_bytes(path, upcast) + features,
+        weights=weights_bytes(path, upcast) + seen,
         adapters=_catalog(spec, path, progress),
         stamp=stamp,
         size_bytes=weights_on_disk(path),

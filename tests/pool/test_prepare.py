@@ -7,17 +7,21 @@ from typing import Any
 
 import pytest
 
+from mlx_server import limits
 from mlx_server.errors import ModelUnusable
 from mlx_server.families import family_named
 from mlx_server.families.base import ModelFamily
 from mlx_server.families.json_families import PLAIN
 from mlx_server.models.checkpoint import read_checkpoint
+from mlx_server.models.files import weights_bytes
+from mlx_server.models.vision import tower_bytes
 from mlx_server.pool.prepare import ModelSpec, PreparedModel, prepare
 from tests.pool.machine import WEIGHTS, held, run, running
 from tests.pool.preparing import of
 from tests.sources.replay_tokenizers import SOME_FAMILIES
 from tests.tiny import tiny_llama
 from tests.tiny_encoders import BERT, ranking, tiny_encoder
+from tests.tiny_vision import tiny_vision
 
 
 def test_a_model_is_what_its_files_and_its_owner_say(a: ModelSpec) -> None:
@@ -114,6 +118,30 @@ def test_a_replay_model_weighs_nothing(
     assert found.path.parent == tmp_path / "cache" / "replay"
     assert found.transcript
     assert found.transcript.pick("x").entry.output == "Hello."
+
+
+def test_memory_for_towers_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("PIL", reason="the extra `vision` is not installed")
+    folder = tiny_vision(tmp_path)
+    spec = ModelSpec("a", str(folder))
+    sees = prepare(spec, lambda *_: None, upcast=True)
+    assert sees.vision
+    assert sees.vision.fit("high").resizes(900, 900) == [[(256, 256)]]
+    assert sees.weights == weights_bytes(folder, True) + limits.PICTURE_FEATURE_BYTES
+    monkeypatch.setattr("mlx_server.pool.prepare.WORKING_BYTES", 0)
+    more = prepare(spec, lambda *_: None, upcast=True)
+    assert more.weights - sees.weights == tower_bytes(sees.vision, read(folder), upcast=True)
+    monkeypatch.setattr(limits, "TOWER_BYTES", 10 << 20)
+    monkeypatch.setattr(limits, "LOW_DETAIL_TOKENS", 16)
+    less = prepare(spec, lambda *_: None, upcast=True)
+    assert less.vision
+    ((size,),) = less.vision.fit("high").resizes(900, 900)
+    assert 32 * 32 * 16 <= size[0] * size[1] < 256 * 256
+    assert 0 < less.weights - sees.weights <= limits.TOWER_BYTES
+
+
+def read(folder: Path) -> Any:
+    return json.loads((folder / "config.json").read_text("utf-8"))
 
 
 def test_the_owners_template_goes_over_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,14 @@ from mlx_server.engine.messages import Generate
 from mlx_server.generation.pictures import ShownPicture, expanded, with_vocabulary
 from mlx_server.models.architectures import text_config_of
 from mlx_server.models.tokenizer import Tokenizer, read_tokenizer
-from mlx_server.models.vision import PatchGrid, TileGrid, Vision, can_see, vision_of
+from mlx_server.models.vision import (
+    PatchGrid,
+    TileGrid,
+    Vision,
+    can_see,
+    tower_bytes,
+    vision_of,
+)
 from mlx_server.prompts.template_prompt import RenderedPrompt
 from mlx_server.requests import SamplingParams
 from mlx_server.worker import weights
@@ -29,7 +36,7 @@ from mlx_server.worker.kv_caches import set_kv_bits
 from mlx_server.worker.lora_adapters import AdapterWeights
 from mlx_server.worker.prompt_store import PromptStore
 from mlx_server.worker.rows import check_row
-from mlx_server.worker.sight import Sight, sight_of
+from mlx_server.worker.sight import RowPictures, Sight, sight_of
 from mlx_server.worker.vision_towers import make_tower
 from tests.tiny import tokenizer
 from tests.tiny_vision import FURTHER, VISION_FAMILIES, tiny_vision
@@ -446,6 +453,31 @@ def test_rows_with_and_without_pictures_are_answered_as_alone(model: Any) -> Non
     ]
     found = answers(Batch(model, concurrency=8), asks)
     assert found == [alone(model, each) for each in asks]
+
+
+@pytest.mark.parametrize("times", [1, 16])
+def test_a_tower_takes_no_more_memory_than_is_counted_for_it(
+    folder: Path, model: Any, times: int
+) -> None:
+    """The peak of a picture with as many pixels and tokens as the files allow, and 16 times more
+    where they decide on them."""
+    vision = sight(model).vision
+    if times > 1 and not isinstance(vision.recipe, PatchGrid):
+        pytest.skip("a fixed number of tokens")
+    if isinstance(vision.recipe, PatchGrid):
+        vision = replace(vision, recipe=replace(vision.recipe, most=times * vision.recipe.most))
+    asked = ask(1, [image(70 + times, 900, 900)], vision)
+    owner = RowPictures(asked, vision)
+    shown, sight(model).vision = sight(model).vision, vision
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    while sight(model).encode(owner, 0, lambda: False):
+        pass
+    peak = mx.get_peak_memory() - before
+    sight(model).vision = shown
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    assert 0.9 * peak < tower_bytes(vision, config, upcast=True) < 10 * peak
 
 
 def test_the_picture_decides_on_the_answer(qwen: Any) -> None:
