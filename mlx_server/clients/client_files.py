@@ -20,6 +20,8 @@ from mlx_server.system.files import own_path, read_regular, write_private
 CONTEXT, OUTPUT = "{context as a number}", "{output as a number}"
 """Placeholders that a number replaces, where `{context}` would give a string of its digits."""
 
+INPUTS = "{inputs as a list}"
+
 PLACEHOLDER = re.compile(r"\{(?:url|key|model|context)\}")
 
 ANSWER_SHARE = 4
@@ -37,6 +39,8 @@ class Connection:
     model: str
     context: int
     """The model's context length in tokens."""
+    inputs: tuple[str, ...] = ("text",)
+    """What the model reads: some clients send no picture to others than those that see."""
 
 
 def filled(template: Any, connection: Connection) -> Any:
@@ -48,6 +52,8 @@ def filled(template: Any, connection: Connection) -> Any:
         return [filled(value, connection) for value in template]
     if template in (CONTEXT, OUTPUT):
         return connection.context // (1 if template == CONTEXT else ANSWER_SHARE)
+    if template == INPUTS:
+        return list(connection.inputs)
     if not isinstance(template, str):
         return template
     values = {

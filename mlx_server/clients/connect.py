@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import httpx
 import msgspec
@@ -39,18 +40,25 @@ def connection_to(url: str, key: str, model: str | None, context: int | None) ->
     """
     base = url.rstrip("/").removesuffix("/v1")
     checked_url(base)
+    facts: Mapping[str, Any] = {}
     if model is None or context is None:
         with client_of(base, key) as client:
             model = model or first_model(client)
-            context = context or _context_of(client, model)
-    return Connection(base, key or NO_KEY, model, context)
+            facts = {} if context else _facts(client, model)
+    inputs = (facts.get("architecture") or {}).get("input_modalities") or ("text",)
+    length = context or _context_of(facts, model)
+    return Connection(base, key or NO_KEY, model, length, tuple(map(str, inputs)))
 
 
-def _context_of(client: httpx.Client, model: str) -> int:
+def _facts(client: httpx.Client, model: str) -> Mapping[str, Any]:
     try:
-        context = model_facts(client, model).get("context_length")
+        return model_facts(client, model)
     except BadRequest as error:
         raise SettingsError(error.message) from None
+
+
+def _context_of(facts: Mapping[str, Any], model: str) -> int:
+    context = facts.get("context_length")
     if type(context) is not int:
         raise SettingsError(
             f"That server does not know yet how long the context of {model} is. Set it with "

@@ -1,9 +1,9 @@
 """What pictures add to one of mlx-lm's text models: a vision tower of mlx-vlm's, and hooks on the
 model's modules.
 
-A forward pass without pictures is the model's own: each hook then calls the module's own method.
-The hooks find the pictures of a pass in the model's `Sight`, as LoRA's layers find adapters in its
-`ForwardPass`: no state of a row is left on the model.
+A forward pass without pictures is the model's own: the hooks are there for those with pictures
+alone. They find these in the model's `Sight`, as LoRA's layers find adapters in its `ForwardPass`:
+no state of a row is left on the model.
 """
 
 from collections import OrderedDict, deque
@@ -126,6 +126,11 @@ class Sight:
         """How many pictures the tower has computed."""
         self.rows: Sequence[RowPictures | None] = ()
         """Of the present forward pass; empty if no row has pictures."""
+        self.hooks: list[tuple[nn.Module, Callable[[Call], Call]]] = []
+        """The modules that have another method while pictures are shown, and what makes it of their
+        own."""
+        self._classes: dict[tuple[int, type[nn.Module]], type[nn.Module]] = {}
+        """Those of the hooked modules, by the hook's number and the module's own class."""
         self._starts: list[int] = []
         self._positions: mx.array | None = None
         self._masks: dict[int | None, tuple[Any, mx.array]] = {}
@@ -141,9 +146,17 @@ class Sight:
     def showing(self, rows: Sequence[RowPictures | None], starts: list[int]) -> Iterator[None]:
         """starts: the tokens of each row that come before the pass."""
         self.rows, self._starts, self._positions = rows, starts, None
+        own = [(module, type(module)) for module, _ in self.hooks]
         try:
+            for number, (module, hooked) in enumerate(self.hooks):
+                key = number, type(module)
+                if key not in self._classes:
+                    self._classes[key] = _with_hook(type(module), hooked)
+                module.__class__ = self._classes[key]
             yield
         finally:
+            for module, kind in own:
+                module.__class__ = kind
             self.rows, self._positions = (), None
             self._masks.clear()
 
@@ -211,7 +224,7 @@ class Sight:
         lists = (each for module in self.tower.modules() for each in module.values())
         layers = [each for each in lists if isinstance(each, list) and each]
         for layer in max(layers, key=len, default=[]):
-            _hook(layer, noting)
+            layer.__class__ = _with_hook(type(layer), noting)
 
     def _with_texts(self, features: Features, picture: Picture) -> Features:
         """The features with the embeddings of the tokens of text between the picture's."""
@@ -293,10 +306,13 @@ def give_sight(model: nn.Module, folder: Path, config: Mapping[str, Any]) -> Non
 
 
 def hook_model(model: nn.Module, inner: nn.Module, sight: Sight, config: Mapping[str, Any]) -> None:
+    def hook(module: nn.Module, hooked: Callable[[Call], Call]) -> None:
+        sight.hooks.append((module, hooked))
+
     if config["model_type"] in WRAPPING:  # their text models take no embeddings
-        _hook(inner.embed_tokens, _embedding_pictures(sight))
+        hook(inner.embed_tokens, _embedding_pictures(sight))
     else:
-        _hook(model, _passing_embeddings(sight))
+        hook(model, _passing_embeddings(sight))
     family, text = sight.vision.family, text_config_of(config)
     deep = len(config["vision_config"].get("deepstack_visual_indexes") or ())
     axes: list[int] = []
@@ -305,31 +321,28 @@ def hook_model(model: nn.Module, inner: nn.Module, sight: Sight, config: Mapping
         axes = axes_of(scaling["mrope_section"], family.sections)
     for number, layer in enumerate(inner.layers):
         if number < deep:
-            _hook(layer, _adding_features(sight, number + 1))
+            hook(layer, _adding_features(sight, number + 1))
         if axes and "self_attn" in layer:
-            _hook(layer.self_attn.rope, _turning(sight, layer.self_attn.rope, axes))
+            hook(layer.self_attn.rope, _turning(sight, layer.self_attn.rope, axes))
         sees_whole = sight.vision.sees_whole
         is_sliding = bool(layer.self_attn.is_sliding) if sees_whole else False
         if sees_whole == "all" or is_sliding:
-            _hook(layer, _seeing_whole(sight, inner.window_size if is_sliding else None))
+            hook(layer, _seeing_whole(sight, inner.window_size if is_sliding else None))
 
 
-def _hook(module: nn.Module, hooked: Callable[[Call], Call]) -> None:
-    """Has the module call `hooked` of its own method; its weights keep their names."""
-    base = type(module)
+def _with_hook(base: type[nn.Module], hooked: Callable[[Call], Call]) -> type[nn.Module]:
+    """The class of a module that calls `hooked` of its own method; its weights keep their names."""
 
     def call(self: nn.Module, *given: Any, **named: Any) -> mx.array:
         return hooked(lambda *given, **named: base.__call__(self, *given, **named))(*given, **named)
 
-    module.__class__ = type(
-        base.__name__, (base,), {"__call__": call, "__module__": base.__module__}
-    )
+    return type(base.__name__, (base,), {"__call__": call, "__module__": base.__module__})
 
 
 def _passing_embeddings(sight: Sight) -> Callable[[Call], Call]:
     def hooked(own: Call) -> Call:
         def call(ids: mx.array, *given: Any, **named: Any) -> mx.array:
-            spans = list(sight.spans(ids.shape[1])) if sight.rows else []
+            spans = list(sight.spans(ids.shape[1]))
             if not spans:
                 return own(ids, *given, **named)
             ids = mx.where(ids < FIRST_MEDIA_ID, ids, 0)
@@ -345,7 +358,7 @@ def _embedding_pictures(sight: Sight) -> Callable[[Call], Call]:
     def hooked(own: Call) -> Call:
         def call(ids: mx.array) -> mx.array:
             # the text within a picture is embedded alone, outside the rows of a pass
-            spans = list(sight.spans(ids.shape[1])) if sight.rows and ids.ndim == 2 else []
+            spans = list(sight.spans(ids.shape[1])) if ids.ndim == 2 else []
             hidden = own(mx.where(ids < FIRST_MEDIA_ID, ids, 0) if spans else ids)
             return _with_pictures(sight, hidden, spans)
 
@@ -365,7 +378,7 @@ def _adding_features(sight: Sight, number: int) -> Callable[[Call], Call]:
     def hooked(own: Call) -> Call:
         def call(*given: Any, **named: Any) -> mx.array:
             hidden = own(*given, **named)
-            for span in sight.spans(hidden.shape[1]) if sight.rows else ():
+            for span in sight.spans(hidden.shape[1]):
                 features = sight.features(span)[number][span.tokens]
                 hidden[span.row, span.columns] += features.astype(hidden.dtype)
             return hidden
@@ -380,7 +393,7 @@ def _seeing_whole(sight: Sight, window: int | None) -> Callable[[Call], Call]:
 
     def hooked(own: Call) -> Call:
         def call(hidden: mx.array, mask: Any = None, cache: Any = None, **named: Any) -> mx.array:
-            if sight.rows and hidden.shape[1] > 1:
+            if hidden.shape[1] > 1:
                 mask = sight.mask(mask, hidden.shape[1], window)
             return own(hidden, mask, cache, **named)
 
@@ -405,8 +418,6 @@ def _turning(sight: Sight, rope: nn.Module, axes: list[int]) -> Callable[[Call],
 
     def hooked(own: Call) -> Call:
         def call(x: mx.array, offset: Any = 0) -> mx.array:
-            if not sight.rows:
-                return own(x, offset)
             positions = sight.positions(x.shape[2])
             if x.shape[2] == 1 and not any(True for _ in sight.spans(1)):
                 return own(x, positions[0, :, 0])  # all three are equal after a picture

@@ -28,6 +28,8 @@ from conformance_parts.long_sessions import long_sessions
 from conformance_parts.mcp_suite import SUITE as MCP
 from conformance_parts.mcp_suite import mcp
 from conformance_parts.outcomes import Outcome
+from conformance_parts.pictures import SUITE as PICTURES
+from conformance_parts.pictures import pictures
 from conformance_parts.probe import SUITE as PROBE
 from conformance_parts.probe import probe
 from conformance_parts.served import THINKER, forwarding, server
@@ -43,6 +45,7 @@ PROGRAMS = {
     CODEX: codex,
     AGENTS: agents,
     LONG: long_sessions,
+    PICTURES: pictures,
     UPSTREAMS: upstreams,
     MCP: mcp,
     WATSONX: watsonx,

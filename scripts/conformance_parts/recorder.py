@@ -40,7 +40,7 @@ def recorded(server: LiveServer, client: str) -> Iterator[LiveServer]:
         yield server
         return
     exchanges: list[Exchange] = []
-    with _proxy(server.port, exchanges) as url:
+    with proxied(server.port, exchanges) as url:
         yield replace(server, url=url)
     answered = [each for each in exchanges if each.status == 200]
     text = anonymous((each.path, each.body) for each in answered)
@@ -48,7 +48,7 @@ def recorded(server: LiveServer, client: str) -> Iterator[LiveServer]:
 
 
 @contextmanager
-def _proxy(port: int, exchanges: list[Exchange]) -> Iterator[str]:
+def proxied(port: int, exchanges: list[Exchange]) -> Iterator[str]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self._forward(b"")

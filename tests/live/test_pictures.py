@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from ollama import Client as Ollama
 from openai import OpenAI
 
+from mlx_server.clients.langchain import ChatMLX
 from mlx_server.models.vision import can_see
 from tests.live.common import Models, common_models
 from tests.live.server import LiveServer
@@ -111,6 +113,30 @@ def test_each_client_shows_the_same_picture(server: LiveServer, client: OpenAI) 
     )
     assert responses.usage
     assert (responses.output_text, responses.usage.input_tokens) == (answer, tokens)
+
+
+def read_by(message: AIMessage) -> int:
+    assert message.usage_metadata
+    return message.usage_metadata["input_tokens"]
+
+
+def test_langchain_shows_pictures(server: LiveServer, client: OpenAI) -> None:
+    shown = picture(6)
+    data = shown["image_url"]["url"].partition(",")[2]
+    text = question()["content"][0]
+    answer, tokens, _ = asked(client, SEES, [question(shown)])
+    model = ChatMLX(model=SEES, base_url=server.url, temperature=0, max_tokens=8)
+    block = {"type": "image", "base64": data, "mime_type": "image/png"}
+    old = {"type": "image", "source_type": "base64", "data": data, "mime_type": "image/png"}
+    for part in (block, old, shown):
+        said = model.invoke([HumanMessage([part, text])])
+        assert (said.content, read_by(said)) == (answer, tokens)
+    call = {"id": "a", "name": "look", "args": {}}
+    turn = [HumanMessage("look"), AIMessage("", tool_calls=[call])]
+    tool = ToolMessage([block, text], tool_call_id="a")
+    without = ToolMessage([text], tool_call_id="a")
+    seen, blind = (read_by(model.invoke([*turn, each])) for each in (tool, without))
+    assert seen - blind > 4
 
 
 def test_an_answer_about_a_picture_has_all_options(client: OpenAI) -> None:

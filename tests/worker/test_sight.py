@@ -3,6 +3,8 @@ batch."""
 
 import json
 import math
+import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
@@ -53,8 +55,8 @@ BEFORE, BETWEEN, AFTER = [1, 40, 41, 259], [261, 42, 43, 259], [261, 44, 45, 2, 
 """Text around pictures: 259 and 261 begin and end one."""
 
 
-def load(folder: Path) -> Any:
-    loading = weights.load(folder, sees=True)
+def load(folder: Path, *, sees: bool = True) -> Any:
+    loading = weights.load(folder, sees=sees)
     while True:
         try:
             next(loading)
@@ -557,18 +559,48 @@ def test_penalties_pass_over_pictures(qwen: Any) -> None:
     assert len(alone(qwen, ask(1, [image(1)], vision, sampling=penalties))) == COUNT
 
 
-def test_text_is_computed_as_by_a_model_that_does_not_see(tmp_path: Path) -> None:
-    folder = tiny_vision(tmp_path)
-    seeing, ids = load(folder), mx.array([a_prompt(40)])
-    loading = weights.load(folder)
-    blind: Any = None
-    while blind is None:
-        try:
-            next(loading)
-        except StopIteration as end:
-            blind = end.value
+def calls_of_steps(batch: Batch, asks: Sequence[Generate]) -> int:
+    """The calls of Python functions in ten steps that decode these rows."""
+    for each in asks:
+        each.max_tokens = 20
+        batch.add(each)
+    while batch.decoding < len(asks):
+        batch.step()
+    batch.step()
+    count = 0
+
+    def counting(_: Any, event: str, __: Any) -> None:
+        nonlocal count
+        count += event == "call"
+
+    before = sys.getprofile()
+    sys.setprofile(counting)
+    try:
+        for _ in range(10):
+            batch.step()
+    finally:
+        sys.setprofile(before)
+    return count
+
+
+def test_a_step_of_text_costs_what_it_costs_a_model_that_does_not_see(
+    folder: Path, model: Any, tmp_path: Path
+) -> None:
+    ids, blind = mx.array([a_prompt(40)]), load(folder, sees=False)
     assert sight_of(blind) is None
-    assert mx.array_equal(seeing(ids), blind(ids))
+    alone(model, ask(1, [image(1)], sight(model).vision))
+    graphs = list[Any]()
+    for each in (model, blind):
+        with (tmp_path / "graph").open("w") as file:
+            logits = each(ids)
+            mx.export_to_dot(file, logits)
+        graphs += re.findall(r'label ="(\w+)"', (tmp_path / "graph").read_text()), logits
+    assert len(graphs[0]) > 100
+    assert graphs[0] == graphs[2]
+    assert mx.array_equal(graphs[1], graphs[3])
+    asks = [text(row, 20 + row) for row in range(3)]
+    own, other = (calls_of_steps(Batch(each, concurrency=4), asks) for each in (model, blind))
+    assert own <= 1.02 * other
 
 
 WRONG: Mapping[str, Any] = {
