@@ -9,9 +9,8 @@ other clients than one that has all others.
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -172,16 +171,6 @@ _shared = RequestThreads()
 async def in_thread(work: Callable[..., T], *args: Any, model: str | None = None) -> T:
     """Like `asyncio.to_thread`, in the threads that all requests share."""
     return await _shared.run(lambda: work(*args), model)
-
-
-@contextmanager
-def sized(size: int) -> Iterator[None]:
-    """Sets the size in bytes of the request that the block works for."""
-    before = size_of_request.set(size)
-    try:
-        yield
-    finally:
-        size_of_request.reset(before)
 
 
 def grow_request(size: int) -> None:

@@ -18,7 +18,7 @@ from mlx_server.request_threads import (
     RequestThreads,
     check_wanted,
     client_of_request,
-    sized,
+    size_of_request,
 )
 
 LARGE = LARGE_BYTES + 1
@@ -42,8 +42,8 @@ def begin(
 ) -> asyncio.Task[Any]:
     async def run() -> Any:
         client_of_request.set(client)
-        with sized(size):
-            return await threads.run(work, model)
+        size_of_request.set(size)  # of this task alone
+        return await threads.run(work, model)
 
     return asyncio.create_task(run())
 

@@ -141,14 +141,6 @@ class ModelFamily(ABC):
         """The delimiters that open a call within the text of an answer."""
         return self.layout_with(tools).calls
 
-    def invisible_delimiters(self) -> tuple[str, ...]:
-        """The delimiters that are neither part of any text nor reported by an event."""
-        opens, closes = self.thinking_delimiters()
-        layout = self.layout_with()
-        ends = [delimiter for each in layout.call_formats for delimiter in each.closes]
-        calls = [delimiter for delimiter in ends if delimiter.startswith(self.special_tokens)]
-        return (*opens, *closes, *calls, *layout.dropped, *layout.transparent)
-
     def thinks(self, checkpoint: Checkpoint) -> bool:
         """Whether the model may reason, since its template or vocabulary has the delimiters."""
         opens, _ = self.thinking_delimiters()
