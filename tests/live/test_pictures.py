@@ -6,6 +6,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from ollama import Client as Ollama
@@ -14,7 +15,8 @@ from openai import OpenAI
 from mlx_server.clients.langchain import ChatMLX
 from mlx_server.models.vision import can_see
 from tests.live.common import Models, common_models
-from tests.live.server import LiveServer
+from tests.live.server import LiveServer, children
+from tests.sandbox.test_pictures import HARMFUL, ODD
 from tests.tiny_vision import tiny_vision
 
 Image = pytest.importorskip("PIL.Image", reason="the extra `vision` is not installed")
@@ -137,6 +139,29 @@ def test_langchain_shows_pictures(server: LiveServer, client: OpenAI) -> None:
     without = ToolMessage([text], tool_call_id="a")
     seen, blind = (read_by(model.invoke([*turn, each])) for each in (tool, without))
     assert seen - blind > 4
+
+
+def test_harmful_files_are_answered_and_change_nothing(server: LiveServer, client: OpenAI) -> None:
+    turn = [question(picture(7))]
+    answer, *_ = asked(client, SEES, turn)
+    files = [given if isinstance(given, bytes) else given() for given, _ in [*ODD, *HARMFUL]]
+    assert len(files) >= 48
+    with server.http() as http:
+        before = 0
+        for data in [files[0], *files]:
+            url = f"data:image/png;base64,{base64.b64encode(data).decode()}"
+            part = {"type": "image_url", "image_url": {"url": url}}
+            body = {"model": SEES, "messages": [question(part)], "max_tokens": 1}
+            response = http.post("/v1/chat/completions", json=body, timeout=60)
+            assert response.status_code in (200, 400), response.text
+            before = before or memory(server)
+    assert asked(client, SEES, turn)[0] == answer
+    assert memory(server) - before < 64 << 20
+
+
+def memory(server: LiveServer) -> int:
+    processes = [psutil.Process(server.process.pid), *children(server.process.pid)]
+    return sum(process.memory_info().rss for process in processes)
 
 
 def test_an_answer_about_a_picture_has_all_options(client: OpenAI) -> None:

@@ -64,38 +64,42 @@ def refusal(data: bytes) -> str:
     return str(refused.value)
 
 
+ODD: list[tuple[Callable[[], bytes], tuple[int, ...]]] = [
+    (lambda: saved(image(), "PNG"), RED),
+    (lambda: saved(image(WHITE), "JPEG"), WHITE),
+    (lambda: saved(image(WHITE).convert("CMYK"), "JPEG"), WHITE),
+    (lambda: saved(image(), "WEBP", lossless=True), RED),
+    (lambda: saved(image((255, 0, 0, 0), mode="RGBA"), "PNG"), WHITE),
+    (lambda: saved(image((9, 0), mode="LA"), "PNG"), WHITE),
+    (lambda: saved(image(0, mode="P"), "PNG", transparency=0), WHITE),
+    (lambda: saved(image(51400, mode="I;16"), "PNG"), (200, 200, 200)),
+    (lambda: saved(image(1, mode="1"), "PNG"), WHITE),
+    (lambda: saved(image(), "GIF", save_all=True, append_images=[halves()] * 200), RED),
+    (
+        lambda: saved(image(), "WEBP", save_all=True, lossless=True, append_images=[halves()]),
+        RED,
+    ),
+    (lambda: saved(image(size=(1, 1)), "PNG"), RED),
+    (lambda: saved(image(), "PNG", save_all=True, append_images=[halves()] * 200), RED),
+    (lambda: saved(image(WHITE), "JPEG", progressive=True), WHITE),
+    (lambda: saved(image(255, mode="L"), "JPEG"), WHITE),
+    (
+        lambda: saved(image(WHITE), "JPEG", exif=b"Exif\0\0" + b"MM\0*\xff\xff\xff\xff" * 99),
+        WHITE,
+    ),
+    (lambda: saved(image(WHITE), "JPEG", icc_profile=bytes(60000)), WHITE),
+    (lambda: saved(image(WHITE), "JPEG") + ZEROS, WHITE),
+    (lambda: png(8, 8, SMALL, chunk(b"acTL", struct.pack(">II", 1 << 30, 0))), (0, 0, 0)),
+    (lambda: png(8, 8, SMALL, chunk(b"fOOo", bytes(9))), (0, 0, 0)),
+    (lambda: png(8, 8, SMALL, chunk(b"PLTE", bytes(3 * 300))), (0, 0, 0)),
+    (lambda: png(8, 8, SMALL)[:-12], (0, 0, 0)),
+]
+"""Pictures of all kinds, and the colour of their first pixel."""
+
+
 @pytest.mark.parametrize(
     ("data", "first"),
-    [
-        (lambda: saved(image(), "PNG"), RED),
-        (lambda: saved(image(WHITE), "JPEG"), WHITE),
-        (lambda: saved(image(WHITE).convert("CMYK"), "JPEG"), WHITE),
-        (lambda: saved(image(), "WEBP", lossless=True), RED),
-        (lambda: saved(image((255, 0, 0, 0), mode="RGBA"), "PNG"), WHITE),
-        (lambda: saved(image((9, 0), mode="LA"), "PNG"), WHITE),
-        (lambda: saved(image(0, mode="P"), "PNG", transparency=0), WHITE),
-        (lambda: saved(image(51400, mode="I;16"), "PNG"), (200, 200, 200)),
-        (lambda: saved(image(1, mode="1"), "PNG"), WHITE),
-        (lambda: saved(image(), "GIF", save_all=True, append_images=[halves()] * 200), RED),
-        (
-            lambda: saved(image(), "WEBP", save_all=True, lossless=True, append_images=[halves()]),
-            RED,
-        ),
-        (lambda: saved(image(size=(1, 1)), "PNG"), RED),
-        (lambda: saved(image(), "PNG", save_all=True, append_images=[halves()] * 200), RED),
-        (lambda: saved(image(WHITE), "JPEG", progressive=True), WHITE),
-        (lambda: saved(image(255, mode="L"), "JPEG"), WHITE),
-        (
-            lambda: saved(image(WHITE), "JPEG", exif=b"Exif\0\0" + b"MM\0*\xff\xff\xff\xff" * 99),
-            WHITE,
-        ),
-        (lambda: saved(image(WHITE), "JPEG", icc_profile=bytes(60000)), WHITE),
-        (lambda: saved(image(WHITE), "JPEG") + ZEROS, WHITE),
-        (lambda: png(8, 8, SMALL, chunk(b"acTL", struct.pack(">II", 1 << 30, 0))), (0, 0, 0)),
-        (lambda: png(8, 8, SMALL, chunk(b"fOOo", bytes(9))), (0, 0, 0)),
-        (lambda: png(8, 8, SMALL, chunk(b"PLTE", bytes(3 * 300))), (0, 0, 0)),
-        (lambda: png(8, 8, SMALL)[:-12], (0, 0, 0)),
-    ],
+    ODD,
     ids=[
         *("PNG", "JPEG", "CMYK", "WebP", "transparent", "gray and alpha", "palette", "16 bits"),
         *("1 bit", "GIF", "animated WebP", "one pixel", "animated PNG", "progressive", "gray JPEG"),
@@ -122,43 +126,44 @@ def test_a_picture_has_the_size_for_the_model() -> None:
     assert len(pixels) == 3 * 96 * 64
 
 
-@pytest.mark.parametrize(
-    ("data", "why"),
-    [
-        (b"", "no PNG, JPEG, WEBP or GIF"),
-        (b"GIF89a", "no PNG"),
-        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "no PNG"),
-        (
-            b"<svg xmlns='http://www.w3.org/2000/svg'><image href='file:///etc/passwd'/></svg>",
-            "no PNG",
-        ),
-        (b"\0\0\0\x18ftypheic" + bytes(100), "sips -s format jpeg"),
-        (b"\0\0\0\x18ftypavif" + bytes(100), "Convert it to JPEG"),
-        (lambda: saved(image(), "BMP"), "no PNG"),
-        (lambda: saved(image(), "TIFF"), "no PNG"),
-        (lambda: saved(image(), "JPEG")[:400], "damaged"),
-        (lambda: saved(image(), "PNG")[:60], "damaged"),
-        (png(60000, 60000, SMALL), "60000 x 60000; the limit is 20,000,000 pixels"),
-        (png(1, 20000, ZEROS), "over 200 times"),
-        (png(8, 8, SMALL, chunk(b"zTXt", b"a\0\0" + ZEROS)), "damaged"),
-        (png(8, 8, SMALL, chunk(b"iCCP", b"a\0\0" + ZEROS)), "damaged"),
-        (png(8, 8, b"\xff" * 100), "damaged"),
-        (png(0, 0, SMALL), ""),
-        (png(8, 8, b""), "damaged"),
-        (png(8, 8, SMALL).replace(b"IDAT", b"IDAX"), "no PNG"),
-        (png((1 << 31) - 1, 1, SMALL), "the limit is 20,000,000 pixels"),
-        (png(4472, 4472, SMALL), "damaged"),
-        (lambda: saved(image(), "GIF")[:30], "no PNG"),
-        (lambda: saved(image(), "WEBP")[:40], "damaged"),
-        (b"RIFF\xff\xff\xff\xffWEBPVP8X" + b"\xff" * 40, ""),
-        (b"GIF89a\xff\xff\xff\xff" + bytes(9), "no PNG"),
-        (b"\xff\xd8" + b"\xff\xe1\0\x02" * 50_000, ""),
-        (
-            lambda: saved(image(), "JPEG").replace(b"\0\x28\0\x50", b"\xff\xff\xff\xff"),
-            "65535 x 65535",
-        ),
-    ],
-)
+HARMFUL: list[tuple[bytes | Callable[[], bytes], str]] = [
+    (b"", "no PNG, JPEG, WEBP or GIF"),
+    (b"GIF89a", "no PNG"),
+    (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "no PNG"),
+    (
+        b"<svg xmlns='http://www.w3.org/2000/svg'><image href='file:///etc/passwd'/></svg>",
+        "no PNG",
+    ),
+    (b"\0\0\0\x18ftypheic" + bytes(100), "sips -s format jpeg"),
+    (b"\0\0\0\x18ftypavif" + bytes(100), "Convert it to JPEG"),
+    (lambda: saved(image(), "BMP"), "no PNG"),
+    (lambda: saved(image(), "TIFF"), "no PNG"),
+    (lambda: saved(image(), "JPEG")[:400], "damaged"),
+    (lambda: saved(image(), "PNG")[:60], "damaged"),
+    (png(60000, 60000, SMALL), "60000 x 60000; the limit is 20,000,000 pixels"),
+    (png(1, 20000, ZEROS), "over 200 times"),
+    (png(8, 8, SMALL, chunk(b"zTXt", b"a\0\0" + ZEROS)), "damaged"),
+    (png(8, 8, SMALL, chunk(b"iCCP", b"a\0\0" + ZEROS)), "damaged"),
+    (png(8, 8, b"\xff" * 100), "damaged"),
+    (png(0, 0, SMALL), ""),
+    (png(8, 8, b""), "damaged"),
+    (png(8, 8, SMALL).replace(b"IDAT", b"IDAX"), "no PNG"),
+    (png((1 << 31) - 1, 1, SMALL), "the limit is 20,000,000 pixels"),
+    (png(4472, 4472, SMALL), "damaged"),
+    (lambda: saved(image(), "GIF")[:30], "no PNG"),
+    (lambda: saved(image(), "WEBP")[:40], "damaged"),
+    (b"RIFF\xff\xff\xff\xffWEBPVP8X" + b"\xff" * 40, ""),
+    (b"GIF89a\xff\xff\xff\xff" + bytes(9), "no PNG"),
+    (b"\xff\xd8" + b"\xff\xe1\0\x02" * 50_000, ""),
+    (
+        lambda: saved(image(), "JPEG").replace(b"\0\x28\0\x50", b"\xff\xff\xff\xff"),
+        "65535 x 65535",
+    ),
+]
+"""Files that are no pictures, and what their refusal says."""
+
+
+@pytest.mark.parametrize(("data", "why"), HARMFUL)
 def test_a_file_that_is_no_picture_is_refused_and_the_next_one_is_read(
     data: bytes | Callable[[], bytes], why: str
 ) -> None:
