@@ -93,12 +93,3 @@ def test_a_tokens_logprob_comes_once_in_order_and_not_beyond_the_cut(
 
 def logprob(number: int) -> TokenLogprob:
     return TokenLogprob(str(number), b"", -1.0)
-
-
-def test_a_logprob_comes_with_the_first_character_of_its_token() -> None:
-    strings = StopStrings(["STOP"])
-    first = strings.feed(TextDelta(0, "so S", (logprob(0),)))
-    assert first == [TextDelta(0, "so ", (logprob(0),))]
-    second = strings.feed(TextDelta(0, "Twice", (logprob(1),)))
-    assert second == [TextDelta(0, "S"), TextDelta(0, "Twice", (logprob(1),))]
-    assert strings.finish() == []

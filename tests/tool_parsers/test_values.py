@@ -10,10 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlx_server import limits
-from mlx_server.events import ToolCallDelta, ToolCallFinished, ToolCallStarted
+from mlx_server.events import ToolCallFinished, ToolCallStarted
+from mlx_server.tool_parsers import values as reader
 from mlx_server.tool_parsers.model_json import Malformed
+from mlx_server.tool_parsers.source import complete_source
+from mlx_server.tool_parsers.values import JSON, Syntax, gemma_syntax
 from tests.slowness import slowness
-from tests.tool_parsers.values import TYPED, arguments, read
+from tests.tool_parsers.values import PYTHON, TYPED, arguments, read
 
 scalars = st.one_of(
     st.none(),
@@ -93,41 +96,6 @@ def test_any_object_in_any_spelling_cut_anywhere(data: st.DataObject) -> None:
     assert arguments(events) == json.dumps(value, ensure_ascii=False)
 
 
-@pytest.mark.slow
-@given(st.data())
-def test_what_is_cut_off_or_garbled_is_malformed_and_nothing_else(data: st.DataObject) -> None:
-    _, text = data.draw(written_objects())
-    at = data.draw(st.integers(0, len(text)))
-    noise = data.draw(st.text(max_size=3) | st.sampled_from(list('{}[]",:\\u')))
-    broken = text[:at] + noise + text[at + data.draw(st.integers(0, 3)) :]
-    try:
-        events = read(data.draw(cuts(broken)))
-    except Malformed:
-        return
-    assert isinstance(json.loads(arguments(events)), dict)
-
-
-@given(st.text(alphabet='{}[]",:\\u0aetrfnl-. \n', max_size=20), st.integers(1, 5))
-def test_noise_is_malformed_wherever_it_is_cut(noise: str, size: int) -> None:
-    def outcome(size: int) -> str:
-        pieces = [noise[i : i + size] for i in range(0, len(noise), size)]
-        try:
-            return arguments(read(["{", *pieces]))
-        except Malformed:
-            return "malformed"
-
-    assert outcome(size) == outcome(len(noise) + 1)
-
-
-def test_text_that_stays_text_streams_and_other_values_come_whole() -> None:
-    deltas = [
-        e.arguments
-        for e in read(list('{"s": "ab\\nc", "n": [1, 2]}'))
-        if isinstance(e, ToolCallDelta)
-    ]
-    assert deltas == ['{"s": "', "a", "b", "\\n", "c", '"', ', "n": [1, 2]', "}"]
-
-
 LONG_STRINGS = [
     pytest.param(size, key, written, id=f"{name}-{key}-{written}")
     for name, size in (("tokens", 4), ("whole", 1 << 20))
@@ -152,3 +120,30 @@ def test_a_value_of_too_many_parts_is_malformed(item: str, monkeypatch: pytest.M
     assert json.loads(arguments(read([f'{{"a": [{item}{f", {item}" * 10}]}}'])))
     with pytest.raises(Malformed, match="too many values"):
         read([f'{{"a": [{item}{f", {item}" * 100}]}}'])
+
+
+@pytest.mark.parametrize(
+    ("syntax", "text"),
+    [
+        (JSON, '{"a": [1, {"b": "x"}], "c": null}'),
+        (PYTHON, "{'a': (1, {'b': {'x'}},), 'c': None}"),
+        (gemma_syntax("~"), '{a:[1,{b:~x~}],"c":None}'),
+    ],
+    ids=["json", "python", "gemma"],
+)
+def test_a_value_is_whole_or_malformed_wherever_it_ends(syntax: Syntax, text: str) -> None:
+    for size in range(len(text)):
+        with pytest.raises(Malformed):
+            next(reader.value(complete_source(text[:size]), syntax))
+    with pytest.raises(StopIteration) as found:
+        next(reader.value(complete_source(text), syntax))
+    inside = found.value.value["a"][1]["b"]
+    assert found.value.value == {"a": [1, {"b": inside}], "c": None}
+    assert inside in ("x", ["x"])
+
+
+@pytest.mark.parametrize("character", ["\n", "\t", "\r", "\0", "\x1f", "\x7f", "\u2028"])
+def test_line_breaks_and_control_characters_in_strings_are_let_pass(character: str) -> None:
+    for key in ("s", "other"):
+        events = read([f'{{"{key}": "a{character}b"}}'])
+        assert json.loads(arguments(events)) == {key: f"a{character}b"}
