@@ -13,6 +13,7 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
+from threading import Lock
 from typing import Any, Literal
 
 CONTEXT = (
@@ -132,10 +133,17 @@ def _mlx_lm() -> Path:
     return Path(spec.origin).parent
 
 
+PARSING = Lock()
+"""CPython 3.11 counts the depth of a tree for all threads together, and raises SystemError if two
+parse at once: models are prepared in threads."""
+
+
 @lru_cache(maxsize=2)
 def _table(name: Literal["MODEL_ARCHITECTURE_REMAPPING", "MODEL_REMAPPING"]) -> dict[Any, Any]:
     """A dict that mlx-lm's utils.py defines."""
-    for node in ast.parse((_mlx_lm() / "utils.py").read_text("utf-8")).body:
+    with PARSING:
+        tree = ast.parse((_mlx_lm() / "utils.py").read_text("utf-8"))
+    for node in tree.body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
             table: dict[Any, Any] = ast.literal_eval(node.value)
             return table
