@@ -474,7 +474,7 @@ def leaves(caches: Iterable[Any]) -> Iterator[Any]:
         yield from leaves(cache.caches) if isinstance(cache, CacheList) else (cache,)
 
 
-DRAFTED_COLUMNS = 144
+DRAFTED_COLUMNS = 176
 """The most columns that a sliding window has besides its own while its row drafts."""
 
 

@@ -79,6 +79,8 @@ def text_ids(command: Generate, batch: Batch) -> list[int]:
     if command.prompt_logprobs:
         raise ValueError("a prompt with pictures has no log probabilities")
     begins, ends = [each.at for each in command.pictures], pictures.ends
+    if max(ends) == len(command.prompt):  # penalties of the first token would count an id of it
+        raise ValueError("no token follows the prompt's last picture")
     spans = zip([0, *ends], [*begins, len(command.prompt)], strict=True)
     return [id for begin, end in spans for id in command.prompt[begin:end]]
 

@@ -634,6 +634,10 @@ def test_ids_of_pictures_need_a_picture(qwen: Any, tiny_model: Any) -> None:
     asked = ask(1, [image(1)], sight(qwen).vision)
     with pytest.raises(ValueError, match="sees no pictures"):
         check_row(asked, Batch(tiny_model, concurrency=1))
+    (picture,) = asked.pictures
+    asked.prompt = asked.prompt[: picture.at + picture.tokens]
+    with pytest.raises(ValueError, match="no token follows"):
+        check_row(asked, batch)
     asked.pictures = []
     with pytest.raises(ValueError, match="outside the vocabulary"):
         check_row(asked, batch)

@@ -53,9 +53,9 @@ def _git(*arguments: str) -> str:
 
 @cache
 def edits() -> list[Edit]:
-    """Changes of few lines to one file of the package."""
-    commits = _git("log", "--no-merges", "--format=%H", f"-{LOGGED}").split()
-    random.Random(3).shuffle(commits)  # noqa: S311  nothing secret
+    """Changes of few lines to one file of the package, by their hashes: a new commit changes at
+    most two of them."""
+    commits = sorted(_git("log", "--no-merges", "--format=%H", f"-{LOGGED}").split())
     found = list[Edit]()
     for commit in commits:
         stat = _git("show", "--numstat", "--format=", "--diff-filter=M", commit)

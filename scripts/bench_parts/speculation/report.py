@@ -49,7 +49,7 @@ COPYING = {4: 1.8, 8: 2.0}
 """How much faster rows that all copy are to be on the first Mac, by their number."""
 LEAST, EVEN = 0.98, 1 - 1e-9
 
-MOST, TOKENS, PROMPT = 20, range(20, 2500), 6000
+MOST, TOKENS, PROMPT = 40, range(20, 2500), 6000
 """The most answers of a case, the tokens that one has, and the most tokens of its prompt."""
 
 COLUMNS = (

@@ -145,7 +145,7 @@ def _with_pictures(
         (count,) = vision.layout([size])
         assert isinstance(count, int)
         pictures.append(Picture(len(seen), digest, count, [size], pixels))
-        seen += [*media_ids(digest, count), *prompt[20:40]]
+        seen += [*media_ids(digest, count), *prompt[20:40], 5]
     return seen, pictures
 
 
