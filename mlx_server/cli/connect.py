@@ -7,10 +7,9 @@ import typer
 
 from mlx_server.cli.root import command_app
 from mlx_server.clients.chat import key_at_home
-from mlx_server.clients.client_files import changes
-from mlx_server.clients.client_files import write as written
-from mlx_server.clients.connect import CLIENTS, command_of, connection_to, listing, shown
+from mlx_server.clients.connect import CLIENTS, changes, command_of, connection_to, listing, shown
 from mlx_server.clients.connect import markdown as table
+from mlx_server.clients.connect import write as written
 from mlx_server.errors import SettingsError, nearest_names
 
 app = command_app()

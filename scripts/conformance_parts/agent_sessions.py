@@ -20,8 +20,7 @@ from typing import Any, Self
 from conformance_parts.connected import AGENTS, Agent
 from conformance_parts.namespaces import raise_loopback
 from conformance_parts.recorder import recorded
-from mlx_server.clients.client_files import Connection, filled
-from mlx_server.clients.connect import CLIENTS, NO_KEY
+from mlx_server.clients.connect import CLIENTS, NO_KEY, Connection, filled
 from tests.live.server import LiveServer, eventually, serving
 
 MODEL, SHORT = "talker", "short"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mlx_server.clients.client_files import (
+from mlx_server.clients.connect import (
     CannotMerge,
     ClientFile,
     ClientRecord,

@@ -12,26 +12,24 @@ import pytest
 from conformance_parts.connected import AGENTS
 from conformance_parts.installed import CLAUDE_CODE
 
-from mlx_server.clients.client_files import (
+from mlx_server.clients.connect import (
+    CLIENTS,
     CONTEXT,
+    NO_KEY,
     ClientFile,
     ClientRecord,
     Connection,
     changes,
-    filled,
-    parsed,
-    write,
-)
-from mlx_server.clients.client_files import written as text_of
-from mlx_server.clients.connect import (
-    CLIENTS,
-    NO_KEY,
     command_of,
     connection_to,
+    filled,
     listing,
     markdown,
+    parsed,
     shown,
+    write,
 )
+from mlx_server.clients.connect import written as text_of
 from mlx_server.errors import ServerError, SettingsError
 from tests.cli.running import NO_URLS
 

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from mlx_server.cli import app
-from mlx_server.clients.client_files import ClientFile, ClientRecord, Connection, changes, write
+from mlx_server.clients.connect import ClientFile, ClientRecord, Connection, changes, write
 from mlx_server.errors import SettingsError
 from mlx_server.http.security import KEY_BYTES, KEY_FILE, secret_key
 from mlx_server.prompt_files import PromptFolder
