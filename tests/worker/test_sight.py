@@ -4,6 +4,7 @@ batch."""
 import json
 import math
 import re
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -14,9 +15,11 @@ from statistics import median
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 import msgspec
 import numpy as np
 import pytest
+from mlx.utils import tree_flatten
 
 from mlx_server import limits
 from mlx_server.engine.messages import Generate
@@ -738,6 +741,25 @@ def test_a_checkpoint_may_have_the_names_of_transformers(tmp_path: Path) -> None
     mx.save_safetensors(str(folder / "model.safetensors"), tensors, metadata={"format": "pt"})
     asked = ask(1, [image(1)], sight(before).vision)
     assert alone(load(folder), asked) == alone(before, asked)
+
+
+def test_a_quantised_checkpoint_sees(folder: Path, tmp_path: Path) -> None:
+    copied = Path(shutil.copytree(folder, tmp_path / folder.name))
+    own = load(copied)
+    weights = dict[str, mx.array]()
+    for part in (own, sight(own).tower):
+        nn.quantize(part, 32, 8, class_predicate=lambda _, layer: is_quantised(layer))
+        weights |= dict(tree_flatten(part.parameters()))
+    mx.save_safetensors(str(copied / "model.safetensors"), weights, metadata={"format": "mlx"})
+    config = json.loads((copied / "config.json").read_text("utf-8"))
+    config["quantization"] = {"group_size": 32, "bits": 8, "mode": "affine"}
+    (copied / "config.json").write_text(json.dumps(config))
+    asked = ask(1, [image(1)], sight(own).vision)
+    assert alone(load(copied), asked) == alone(own, asked)
+
+
+def is_quantised(layer: nn.Module) -> bool:
+    return isinstance(layer, nn.Linear) and layer.weight.shape[-1] % 32 == 0
 
 
 def test_a_model_whose_tower_is_damaged_reads_text(tmp_path: Path) -> None:
