@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
@@ -36,6 +37,8 @@ log = logging.getLogger("mlx_server.models")
 
 INSTALL = "pip install --no-deps 'mlx-vlm>=0.7.10,<0.8' 'pillow>=13,<14'"
 """Installs all that is needed: what else mlx-vlm names as its dependencies is not used."""
+
+KNOWN_VERSIONS = re.compile(r"0\.7\.[1-9]\d")
 
 LANCZOS, BILINEAR, BICUBIC = 1, 2, 3
 
@@ -576,12 +579,13 @@ def _three(given: object) -> tuple[float, ...]:
 
 @cache
 def can_see() -> bool:
-    """Whether the extra `vision` is installed. What is missing is logged once."""
-    missing = [name for name in ("mlx_vlm", "PIL") if find_spec(name) is None]
-    if missing:
-        log.warning(
-            "models are shown no pictures, since %s is not installed: %s",
-            " and ".join(missing),
-            INSTALL,
-        )
-    return not missing
+    """Whether the extra `vision` is installed, in versions that are known. What is not is logged
+    once."""
+    why = ""
+    if missing := [name for name in ("mlx_vlm", "PIL") if find_spec(name) is None]:
+        why = f"{' and '.join(missing)} is not installed"
+    elif not KNOWN_VERSIONS.match(found := version("mlx-vlm")):
+        why = f"mlx-vlm {found} is not known here"
+    if why:
+        log.warning("models are shown no pictures, since %s: %s", why, INSTALL)
+    return not why

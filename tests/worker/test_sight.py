@@ -27,6 +27,7 @@ from mlx_server.generation.pictures import ShownPicture, expanded, with_vocabula
 from mlx_server.models.architectures import text_config_of
 from mlx_server.models.tokenizer import Tokenizer, read_tokenizer
 from mlx_server.models.vision import (
+    INSTALL,
     PatchGrid,
     TileGrid,
     Vision,
@@ -677,6 +678,32 @@ def test_published_settings_make_both_models(published: Any, tmp_path: Path) -> 
     sizes = [chain[-1] for chain in vision.fit().resizes(1600, 1200)]
     layout = vision.layout(sizes)
     assert sum(part for part in layout if isinstance(part, int)) == published["tokens"]
+
+
+@pytest.mark.parametrize(
+    ("modules", "installed", "why"),
+    [
+        ((), "0.7.10", ""),
+        ((), "0.7.9", "mlx-vlm 0.7.9 is not known here"),
+        ((), "0.8.0", "mlx-vlm 0.8.0 is not known here"),
+        (("mlx_vlm", "PIL"), "", "mlx_vlm and PIL is not installed"),
+    ],
+)
+def test_what_is_missing_to_see_is_logged_with_the_command_that_installs_it(
+    modules: tuple[str, ...],
+    installed: str,
+    why: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(
+        "mlx_server.models.vision.find_spec", lambda name: None if name in modules else object()
+    )
+    monkeypatch.setattr("mlx_server.models.vision.version", lambda _: installed)
+    with caplog.at_level("WARNING"):
+        assert can_see.__wrapped__() is not bool(why)
+    assert why in caplog.text
+    assert (INSTALL in caplog.text) is bool(why)
 
 
 def places(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
