@@ -129,8 +129,8 @@ def create_app(
                 await pool.preloaded()
             on.push_async_callback(pool.stop)
             clients = client_states([key.get_secret_value() for key in server.api_keys])
-            places = max(1, server.concurrency // 2)  # until a batch's rows make way for others
-            app.state.batches = runner = BatchRunner(app, store, clients, places)
+            # its rows make way for those of others
+            app.state.batches = runner = BatchRunner(app, store, clients, server.concurrency)
             on.push_async_callback(runner.stop)
             app.state.fine_tuning = tuning = _fine_tuning(settings, pool, store, clients)
             on.push_async_callback(tuning.stop)
@@ -171,7 +171,9 @@ def create_app(
     # FastAPI would make included routes anew, in the first request of each app
     app.router.routes.extend(_routes(server, pool))
     if server.page:
-        app.router.routes.extend(page_routes())
+        index, *others = page_routes()
+        app.router.routes.insert(0, index)  # to all but browsers, Ollama's `/` answers
+        app.router.routes.extend(others)
     app.add_api_route(
         "/openapi.json", _openapi, include_in_schema=False, dependencies=[Depends(authorised)]
     )

@@ -19,12 +19,14 @@ from rich.console import Console, RenderableType
 from bench_parts import (
     adapters,
     against,
+    background,
     distributed,
     first_token,
     gateway,
     grammars,
     parsing,
     tables,
+    training,
 )
 from bench_parts import kv_bits as drift
 from bench_parts.adapters import Columns, Measured
@@ -114,7 +116,17 @@ def main(
     ] = False,
     by_tiers: Annotated[
         bool,
-        typer.Option("--tiers", help="Simulate a stream next to sub-agents and a batch instead."),
+        typer.Option(
+            "--tiers",
+            help="Measure instead a stream next to sub-agents and a batch: simulated, and here.",
+        ),
+    ] = False,
+    by_batch: Annotated[
+        bool, typer.Option("--batch", help="Measure instead a batch next to its requests alone.")
+    ] = False,
+    by_training: Annotated[
+        bool,
+        typer.Option("--train", help="Measure trainings instead, and streams next to one."),
     ] = False,
     of_first_token: Annotated[
         bool,
@@ -160,6 +172,8 @@ def main(
     scripts/bench --kv-bits
     scripts/bench --speculation
     scripts/bench --tiers
+    scripts/bench --batch
+    scripts/bench --train
     scripts/bench --first-token
     scripts/bench --gateway
     scripts/bench --sessions --restart --swap --only mlx-server
@@ -193,8 +207,13 @@ def main(
         _show({"parsing": read}, [(parsing.COLUMNS, parsing.rows(read))], json, markdown)
         return
     if by_tiers:
-        found = list(tiers.measurements())
-        _show({"tiers": found}, [(tiers.COLUMNS, tiers.rows(found))], json, markdown)
+        _tiers(model or "tiny", json, markdown)
+        return
+    if by_batch:
+        _batch(json, markdown)
+        return
+    if by_training:
+        _training(json, markdown)
         return
     if of_first_token:
         parts = list(first_token.shares())
@@ -319,6 +338,30 @@ def _speculation(json: Path | None, markdown: bool) -> None:
         found.append(each)
         progress.out(" ".join(next(report.rows([each]))))
     _show({"speculation": found}, [(report.COLUMNS, report.rows(found))], json, markdown)
+
+
+def _tiers(model: Model, json: Path | None, markdown: bool) -> None:
+    found, others = list(tiers.measurements()), Others()
+    pace = background.kept_pace(model)
+    shown = [(tiers.COLUMNS, tiers.rows(found)), (background.COLUMNS, background.pace_rows(pace))]
+    _show({"tiers": found, "here": pace}, shown, json, markdown)
+    _warn(others.cores())
+
+
+def _batch(json: Path | None, markdown: bool) -> None:
+    others, cost = Others(), background.batch_cost()
+    _show({"batch": cost}, [(background.COLUMNS, background.batch_rows(cost))], json, markdown)
+    _warn(others.cores())
+
+
+def _training(json: Path | None, markdown: bool) -> None:
+    others, costs, streams = Others(), training.costs(), background.streams_beside()
+    shown = [
+        (training.COLUMNS, training.rows(costs)),
+        (background.COLUMNS, background.stream_rows(streams)),
+    ]
+    _show({"costs": costs, "streams": streams}, shown, json, markdown)
+    _warn(others.cores())
 
 
 def _distributed(models: list[Model], json: Path | None, markdown: bool) -> None:

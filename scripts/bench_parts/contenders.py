@@ -58,7 +58,7 @@ Start = Callable[[Path], AbstractContextManager[Contender]]
 
 @contextmanager
 def _raw(kind: str, folder: Path) -> Iterator[Contender]:
-    with _child(["bench_parts.raw", kind, str(folder)], folder, fast()) as child:
+    with child_process(["bench_parts.raw", kind, str(folder)], folder, fast()) as child:
 
         def measured(load: Workload) -> Result:
             assert child.stdin
@@ -175,14 +175,14 @@ def answering(
     """python: the interpreter that has the command's module."""
     port = free_port()
     target = Target(f"http://127.0.0.1:{port}", model, api="completions")
-    with _child([*command, "--port", str(port)], folder, variables, python) as child:
+    with child_process([*command, "--port", str(port)], folder, variables, python) as child:
         if not _answers(child, f"{target.url}/health"):
             raise RuntimeError(f"{command[0]} does not serve.")
         yield child.pid, target
 
 
 @contextmanager
-def _child(
+def child_process(
     module: list[str], folder: Path, variables: Variables, python: Path = Path(sys.executable)
 ) -> Iterator["subprocess.Popen[bytes]"]:
     command, pipe = [str(python), "-m", *module], subprocess.PIPE

@@ -1,6 +1,7 @@
 """The models that are measured, each a folder of float32 weights that every contender loads.
 
-Their answers never end early: the output head gives the tokens that end one a logit of zero.
+Their answers, but for those of `real`, never end early: the output head gives the tokens that end
+one a logit of zero.
 """
 
 import json
@@ -49,7 +50,7 @@ SIMULATED: Config = {
 
 
 def model_folder(name: str) -> Path:
-    """Returns the folder of the model: demo, tiny or simulated. It is made if it does not exist."""
+    """Returns the folder of one of MODELS. It is made if it does not exist."""
     folder = cache_dir() / "bench" / f"{name}-{FORMAT}"
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -70,8 +71,14 @@ def _write(folder: Path, make: Callable[[Path, Config], Weights]) -> None:
     save_file(weights, folder / "model.safetensors", metadata={"format": "mlx"})
 
 
+def _real(checkpoint: Path, config: Config) -> Weights:
+    """The answers of this one do end. Those of `demo` can't be trained: the loss of an end token
+    whose embedding is zero has no gradient."""
+    return {name: array.astype(np.float32) for name, array in load_file(checkpoint).items()}
+
+
 def _demo(checkpoint: Path, config: Config) -> Weights:
-    weights = {name: array.astype(np.float32) for name, array in load_file(checkpoint).items()}
+    weights = _real(checkpoint, config)
     assert config["tie_word_embeddings"]
     weights["model.embed_tokens.weight"][END_TOKENS] = 0
     return weights
@@ -121,6 +128,7 @@ def _simulated(checkpoint: Path, config: Config) -> Weights:
 
 MODELS: dict[str, Callable[[Path, Config], Weights]] = {
     "demo": _demo,
+    "real": _real,
     "tiny": _tiny,
     "simulated": _simulated,
 }

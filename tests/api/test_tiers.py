@@ -72,6 +72,8 @@ BACKGROUND: list[tuple[str, dict[str, Any]]] = [
     ("/v1/messages", {"headers": {"x-claude-code-request-class": "compaction"}}),
     ("/v1/messages", {"system": [{"type": "text", "text": AGENT}]}),
     ("/v1/responses", {"headers": {"x-openai-subagent": "review"}}),
+    ("/v1/responses", {"headers": {"x-openai-memgen-request": "true"}}),
+    ("/v1/messages", {"headers": {"x-claude-code-auxiliary-type": "title"}}),
     (
         "/v1/chat/completions",
         {"messages": [{"role": "system", "content": TITLE}, *BODIES["/api/chat"]["messages"]]},

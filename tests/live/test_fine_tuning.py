@@ -11,6 +11,7 @@ import openai
 import pytest
 from openai import OpenAI
 
+from mlx_server.engine.training import ADAPTER_WEIGHTS
 from tests.live.fork_server import ran
 from tests.live.server import TINY, LiveServer, eventually, serving
 
@@ -205,22 +206,39 @@ def has_steps(client: OpenAI, id: str) -> bool:
     return any(each.type == "metrics" for each in client.fine_tuning.jobs.list_events(id))
 
 
-def test_a_job_goes_on_with_the_next_server(tmp_path: Path, config: dict[str, Any]) -> None:
-    parameters = {**QUICK, "n_epochs": 40, "learning_rate_multiplier": 1}
-    with_adapters(tmp_path)
-    with serving(tmp_path, config) as server, server.openai() as client:
-        lines = "".join(json.dumps(conversation(number)) + "\n" for number in range(40))
-        file = client.files.create(file=("abc.jsonl", lines.encode()), purpose="fine-tune")
-        job = create(client, file.id, parameters, suffix="late")
-        states = tmp_path / "data" / "training"
-        eventually(lambda: bool(list(states.glob("*/state.safetensors"))), "a state is saved", 60)
-        server.process.kill()
-        server.process.wait()
-    with serving(tmp_path, config) as server, server.openai() as client:
+def test_a_job_goes_on_with_the_next_servers_to_the_same_bits(
+    tmp_path: Path, config: dict[str, Any]
+) -> None:
+    parameters, kills = {**QUICK, "n_epochs": 40, "learning_rate_multiplier": 1}, 2
+    folder, seen, job = with_adapters(tmp_path), 0, None
+    lines = "".join(json.dumps(conversation(number)) + "\n" for number in range(40))
+
+    def saved() -> int:
+        states = (folder / "data" / "training").glob("*/state.safetensors")
+        return max((each.stat().st_mtime_ns for each in states), default=0)
+
+    def is_saved() -> bool:
+        return saved() > seen
+
+    for _ in range(kills):
+        with serving(folder, config) as server, server.openai() as client:
+            if job is None:
+                file = client.files.create(file=("abc.jsonl", lines.encode()), purpose="fine-tune")
+                job = create(client, file.id, parameters, suffix="late", seed=1)
+            eventually(is_saved, "a state is saved", 60)
+            server.process.kill()
+            server.process.wait()
+        seen = saved()
+    assert job
+    with serving(folder, config) as server, server.openai() as client:
         job = ended(client, job.id)
         assert (job.status, job.error) == ("succeeded", None)
         began = list(client.fine_tuning.jobs.list_events(job.id, limit=100))
         assert sum(each.message == "The job has begun." for each in began) <= 1
+        whole = create(client, job.training_file, parameters, suffix="whole", seed=1)
+        assert ended(client, whole.id).status == "succeeded"
+    one, other = (folder / "adapters" / name / ADAPTER_WEIGHTS for name in ("late", "whole"))
+    assert one.read_bytes() == other.read_bytes()
 
 
 @pytest.mark.parametrize(

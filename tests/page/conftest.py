@@ -21,6 +21,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, tiny_path: Path) -> Iterato
     """Two families play the same recordings; `tiny` has random weights and an adapter."""
     folder = tmp_path_factory.mktemp("page")
     adapter = mlx_adapter(folder / "lora", tiny_path)
+    (folder / "learnt").mkdir()
     lines = "\n".join(json.dumps(entry) for entry in ENTRIES)
     (folder / "said.jsonl").write_text(lines, "utf-8")
     models = {
@@ -37,7 +38,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, tiny_path: Path) -> Iterato
     settings = {
         "models": models,
         "connectors": {"release-notes": sample},
-        "server": {"page": "texts"},
+        "server": {"page": "texts", "adapters_dir": str(folder / "learnt")},
     }
     with serving(folder, settings) as server:
         yield server

@@ -59,6 +59,20 @@ def test_numbers_follow_what_the_server_does(now: Tab, server: LiveServer) -> No
     assert "pirate" in now.text(".adapters")
 
 
+def test_a_training_is_shown_while_it_runs(now: Tab, server: LiveServer) -> None:
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    lines = 20 * (json.dumps({"messages": messages}).encode() + b"\n")
+    shown = "document.querySelector('.gauges').innerText.includes('of training tiny:long')"
+    with server.openai() as client:
+        file = client.files.create(file=("ab.jsonl", lines), purpose="fine-tune").id
+        job = client.fine_tuning.jobs.create(
+            model="tiny", training_file=file, suffix="long", hyperparameters={"n_epochs": 1000}
+        )
+        now.until(shown)
+        client.fine_tuning.jobs.cancel(job.id)
+    now.until(f"!({shown})")
+
+
 def test_models_are_suggested_with_the_commands_that_fetch_them(now: Tab) -> None:
     now.click("details.panel summary")
     now.until("document.querySelector('.suggested code')?.innerText.startsWith('mlx-server pull ')")
