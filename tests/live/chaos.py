@@ -36,13 +36,14 @@ from tests.live.server import (
     is_engine,
     serving,
 )
-from tests.tiny import tiny_embedder, tiny_llama
+from tests.tiny import tiny_embedder, tiny_llama, tiny_reranker
 from tests.worker.kinds import GPT_OSS, Kind
 from tests.worker.lora_files import mlx_adapter
 from tests.worker.prefill.disk_runs import QWEN3_5
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
-OLLAMA, COMPLETIONS, EMBEDDINGS = "/api/chat", "/v1/completions", "/v1/embeddings"
+OLLAMA, COMPLETIONS = "/api/chat", "/v1/completions"
+EMBEDDINGS, RERANK = "/v1/embeddings", "/v1/rerank"
 
 TOOL = {
     "type": "function",
@@ -94,7 +95,11 @@ def streams(tokens: int) -> dict[str, tuple[str, dict[str, Any]]]:
         "message": (MESSAGES, {**length, "temperature": 0}),
         "Ollama": (OLLAMA, {"options": {"num_predict": tokens, "temperature": 0}}),
         "embeddings": (EMBEDDINGS, {}),
+        "rerank": (RERANK, {}),
     }
+
+
+PIECES = [("The sea and the hills and the town. " * 4)[:length] for length in range(1, 60)]
 
 
 def asked(kind: str, model: str, tokens: int) -> tuple[str, dict[str, Any]]:
@@ -106,7 +111,9 @@ def asked(kind: str, model: str, tokens: int) -> tuple[str, dict[str, Any]]:
     if route == COMPLETIONS:
         said = {"prompt": text}
     if route == EMBEDDINGS:
-        return route, {"model": model, "input": [text[:n] for n in range(1, 60)]}
+        return route, {"model": model, "input": PIECES}
+    if route == RERANK:
+        return route, {"model": model, "query": "Is it the sea?", "documents": PIECES}
     return route, {"model": model, "stream": True, **said, **body}
 
 
@@ -169,8 +176,8 @@ class Chaos:
     """How many of the kills are restarts of the server."""
     ways: Counter[str] = field(default_factory=Counter)
     """How often the engine ended in each way."""
-    grown: Sequence[str] = ()
-    """What the server's process had before and after, where it was the same one."""
+    grown: list[str] = field(default_factory=list)
+    """What the server's process had before, and after each quarter of the kills."""
     came: dict[int, float] = field(default_factory=dict)
     """When each answer under way was sent or had its last event, by a number of its own."""
 
@@ -181,7 +188,7 @@ class Chaos:
         ]
 
     def _can(self, kind: str, model: str) -> bool:
-        of_one = {"embeddings": "embeddings", "thinking budget": "thinker"}
+        of_one = {each: each for each in ("embeddings", "rerank")} | {"thinking budget": "thinker"}
         if kind in of_one or model in of_one.values():
             return of_one.get(kind) == model
         return kind != "adapter" or model in ("llama", DEMO)
@@ -247,6 +254,8 @@ class Chaos:
                     self.restart()
                 else:
                     self.kill_engine(chance)
+                if self.kills * 4 >= times * len(self.grown) and not self.restarts:
+                    self.grown.append(used(self.server))
                 if self.kills % 10 == 0:
                     print(f"{self.kills} times, {self.answers} answers, {len(self.wrong)} wrong")
         finally:
@@ -317,6 +326,7 @@ def configuration(folder: Path, *, demo: bool) -> dict[str, Any]:
     (thinker / "tokenizer_config.json").write_text(json.dumps(settings))
     models["thinker"] = {"source": str(thinker)}
     models["embeddings"] = {"source": str(tiny_embedder(folder / "embedder"))}
+    models["rerank"] = {"source": str(tiny_reranker(folder / "reranker"))}
     if demo:
         models[DEMO] = {**DEMO_MODEL, "adapters": {"x": {"path": str(next(SAMPLES.iterdir()))}}}
     return {"server": {"log_level": "info"}, "models": models}
@@ -340,9 +350,8 @@ def raged(
     with patch.dict(os.environ, environment), serving(folder, config) as server:
         chaos = Chaos(server, wounding, models or [*config["models"]], tokens)
         chaos.learn(clients)
-        before = used(server)
+        chaos.grown.append(used(server))
         chaos.rage(kills, clients, seed, restarting)
-        chaos.grown = () if chaos.restarts else (before, used(server))
     return chaos
 
 
@@ -380,7 +389,7 @@ def main(
     what = f"{chaos.kills - chaos.restarts} kills, {chaos.restarts} restarts"
     print(f"{what}, {chaos.answers} answers, {len(chaos.wrong)} lost or different")
     print(*(f"{how}: {times}" for how, times in chaos.ways.items()), sep=", ")
-    print("the server had", *chaos.grown, sep=" | ")
+    print("the server had, at each quarter until it was replaced", *chaos.grown, sep=" | ")
     if chaos.pauses:
         longest = f"median {median(chaos.pauses):.2f} s, most {max(chaos.pauses):.2f} s"
         print(f"{len(chaos.pauses)} pauses: {longest}")
