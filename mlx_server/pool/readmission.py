@@ -23,7 +23,9 @@ from mlx_server.pool.lease import Lease
 from mlx_server.pool.scheduler import now
 
 LONGEST_TURN = 5.0
-"""Seconds after which the next request is let in, though a long prompt has no token yet."""
+"""Seconds after which the next request is let in, though a long prompt has no token yet; four times
+as many for each further engine that is lost while several have none, so that in the end the one
+that ends them is alone."""
 
 MINUTE = 60.0
 
@@ -39,6 +41,8 @@ class Attempts:
         """The number of engines that were lost while they had it."""
         self.strikes = 0
         """How many of these in a row it has ended, as far as can be told."""
+        self.doubts = 0
+        """How many of these in a row it or another one has ended."""
         self.was_sent = self.has_answered = False
         """Whether the present engine was given its rows, and whether one has had a token."""
         self.number = 0
@@ -113,7 +117,7 @@ class Readmission:
 
     def answered(self, attempts: Attempts) -> None:
         if not attempts.has_answered:
-            attempts.has_answered, attempts.strikes = True, 0
+            attempts.has_answered, attempts.strikes, attempts.doubts = True, 0, 0
             self._answered.add(attempts.model)
             self._end_turn(attempts)
 
@@ -149,6 +153,9 @@ class Readmission:
         suspects = [each for each in self._inside if each.was_sent and not each.has_answered]
         if len(suspects) == 1 and engine is not before:
             suspects[0].strikes += 1
+        elif engine is not before:
+            for each in suspects:
+                each.doubts += 1
         for model in {each.model for each in self._inside} - self._answered:
             self._deaths.setdefault(model, deque(maxlen=limits.MODEL_DEATHS)).append(now())
         self.resumed += len(self._inside)
@@ -182,7 +189,8 @@ class Readmission:
             await self._changed.wait()
         self._turn = attempts
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(LONGEST_TURN, self._end_turn, attempts)
+        seconds = LONGEST_TURN * 4 ** max(0, attempts.doubts - 1)
+        self._timer = loop.call_later(seconds, self._end_turn, attempts)
 
     def _leave(self, attempts: Attempts) -> None:
         self._end_turn(attempts)

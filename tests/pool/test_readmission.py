@@ -39,18 +39,33 @@ class Engines:
     async def lease(self) -> AsyncIterator[Any]:
         yield self
 
-    async def ask(self, name: str, *, model: str = "m", answers: bool = True) -> int:
-        """A request that has its first token at once, or never; returns how often it began."""
+    async def ask(
+        self,
+        name: str,
+        *,
+        model: str = "m",
+        answers: bool = True,
+        seconds: float = 0.0,
+        ends: bool = False,
+    ) -> int:
+        """A request that has its first token after some seconds, or never; returns how often it
+        began. ends: whether it ends its engine."""
         attempts, times = Attempts(model, lambda: name), 0
         while not attempts.is_done:
             async with self.readmission.visit(attempts, self.lease):
                 times += 1
                 self.began.append(name)
                 attempts.was_sent = True
-                if answers:
+                if ends:
+                    asyncio.get_running_loop().call_soon(self.end)
+                if answers and not seconds:
                     self.readmission.answered(attempts)
                 lost = asyncio.create_task(self.lost.wait())
                 done = asyncio.create_task(self.let_go.wait())
+                if seconds:
+                    await asyncio.wait({lost}, timeout=seconds)
+                    if not lost.done():
+                        self.readmission.answered(attempts)
                 try:
                     await asyncio.wait({lost, done}, return_when=asyncio.FIRST_COMPLETED)
                 finally:
@@ -140,6 +155,18 @@ async def test_who_ends_two_engines_alone_fails_alone_and_is_known(
     assert await engines.ask("fatal") == 1, "only so many are kept"
     assert await asyncio.gather(*others) == [5, 5]
     assert await engines.ask("c") == 1
+
+
+@asynchronous
+async def test_who_ends_engines_is_found_next_to_slow_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readmission, "LONGEST_TURN", 0.01)
+    engines = Engines()
+    others = engines.begin("quick") + engines.begin("a", "b", seconds=0.05)
+    (fatal,) = engines.begin("fatal", answers=False, ends=True)
+    with pytest.raises(RequestEndsEngine):
+        await fatal
+    engines.let_go.set()
+    await asyncio.gather(*others)
 
 
 @asynchronous
