@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from mlx_server import limits
+from mlx_server import errors, limits
 from mlx_server.engine import messages
 from mlx_server.engine.engine_process import (
     SOCKET_BUFFER_BYTES,
@@ -105,6 +105,9 @@ class RowStream:
 
 def error_of(report: RowFailed | RowRefused | RowTurnedAway) -> ServerError:
     match report:
+        case RowFailed(message=message, error=name) if of := getattr(errors, name, None):
+            error: ServerError = of(message)
+            return error
         case RowRefused(message=message):
             return InvalidGrammar(f"The answer can't be constrained: {message}")
         case RowFailed(message=message, lost=True):

@@ -552,6 +552,8 @@ class RowFailed(msgspec.Struct, tag=True):
     message: str
     lost: bool = False
     """Whether it did not fail by itself, but with all work of the device, and may be sent again."""
+    error: str = ""
+    """The name of the error's class, if another server has computed the row."""
 
 
 class RowLeftGrammar(msgspec.Struct, tag=True):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from mlx_server.engine import messages
 from mlx_server.engine.messages import Embed, Generate, PromptLogprobs, Report, Token
-from mlx_server.errors import AdapterInvalid, ModelReplaced, ServerError, public_message
+from mlx_server.errors import AdapterInvalid, ModelReplaced, ServerError, message_of
 from mlx_server.generation.embeddings import compute
 from mlx_server.pool.adapters import LeasedAdapter, catalog_of
 from mlx_server.pool.lease import MemoryDemand
@@ -101,8 +101,7 @@ class RowRelay:
                 case _:
                     self._send(await self._reply(prepared, command))
         except Exception as error:
-            what = error.message if isinstance(error, ServerError) else public_message(error)
-            self._send(_failure(command, number, what))
+            self._send(_failure(command, number, error))
 
     async def _reply(self, prepared: PreparedModel, command: Asked) -> Report:
         match command:
@@ -161,7 +160,8 @@ class RowRelay:
                         await self._unpaused.wait()
 
 
-def _failure(command: Generate | Embed | Asked, number: int, message: str) -> Report:
+def _failure(command: Generate | Embed | Asked, number: int, error: Exception) -> Report:
+    message = message_of(error)
     match command:
         case messages.LoadModel(model):
             return messages.ModelLoadFailed(model, message)
@@ -169,4 +169,5 @@ def _failure(command: Generate | Embed | Asked, number: int, message: str) -> Re
             return messages.AdapterFailed(model, adapter, message)
         case messages.MeasureCache(model):
             return messages.CacheNotMeasured(model, message)
-    return messages.RowFailed(number, message)
+    known = type(error).__name__ if isinstance(error, ServerError) else ""
+    return messages.RowFailed(number, message, error=known)

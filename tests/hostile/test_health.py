@@ -14,6 +14,8 @@ from websockets.sync.client import connect
 
 from tests.hostile.wounds import IGNORED, NO_MEMORY, POISON, Knife, knife
 from tests.live.server import PLAIN, LiveServer, eventually, serving
+from tests.tiny import tiny_llama
+from tests.worker.lora_files import mlx_adapter
 
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
 PATIENCE_SECONDS = 300.0
@@ -24,6 +26,15 @@ SAID = "word " * 100
 LONG: dict[str, Any] = {"model": "slow", "messages": MESSAGES}
 ASKED: dict[str, Any] = {"model": "slow", "input": "Hi"}
 TO_LOAD: dict[str, Any] = {"model": "other", "messages": MESSAGES}
+TEXT = [{"role": "user", "content": "The sea. " * 150}]
+REAL: dict[str, Any] = {
+    "model": "real",
+    "messages": TEXT,
+    "adapter": "x",
+    "temperature": 0,
+    "max_tokens": 400,
+    "logit_bias": {str(id): -100 for id in range(3)},  # so that it does not end early
+}
 TO_COMPILE: dict[str, Any] = {**TO_LOAD, "guided_regex": "(word )+"}
 
 
@@ -39,8 +50,14 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     plays = {"slow": slow, "quick": quick, "other": quick}
     for id, played in plays.items():
         (folder / f"{id}.jsonl").write_text(json.dumps(played))
-    models = {id: {"source": f"replay:{id}.jsonl", "family": "plain"} for id in plays}
-    config = {"server": {"concurrency": 2}, "models": models}
+    models: dict[str, Any] = {
+        id: {"source": f"replay:{id}.jsonl", "family": "plain"} for id in plays
+    }
+    path = tiny_llama(folder / "real")
+    adapters = {"x": {"path": str(mlx_adapter(folder / "x", path))}}
+    models["real"] = {"source": str(path), "adapters": adapters}
+    limits = {"concurrency": 2, "prompt_cache": {"memory": 0, "disk": 0}}
+    config = {"server": limits, "models": models}
     with pytest.MonkeyPatch.context() as patched:
         made, environment = knife(folder / "knife")
         for name, value in environment.items():
@@ -209,6 +226,45 @@ def test_a_request_that_ends_each_engine_fails_alone(place: Place) -> None:
         pid = engine_pid(place)
         assert http.post(CHAT, json=poisoned).json()["error"]["code"] == "request_ends_engine"
         assert engine_pid(place) == pid, "it is not tried again"
+
+
+def test_a_prompt_that_is_half_computed(place: Place) -> None:
+    with patient(place.server) as http:
+        expected = text_of(http, CHAT, REAL)
+    place.knife.strike("step", "slow 0.3")
+    with one(place.server, REAL) as reported, patient(place.server) as http:
+        eventually(lambda: is_in_prefill(http), "a piece is computed", PATIENCE_SECONDS)
+        place.server.engine.kill()
+        place.knife.heal()
+        assert reported[0].result(PATIENCE_SECONDS) == expected
+
+
+def is_in_prefill(http: httpx.Client) -> bool:
+    models = http.get("/v1/pool").json()["models"]
+    return any(row["computed_tokens"] for each in models for row in each["prefilling"])
+
+
+@pytest.mark.parametrize(
+    ("file", "code"),
+    [("x/adapter_config.json", "adapter_invalid"), ("real/config.json", "model_replaced")],
+)
+def test_what_changed_meanwhile(place: Place, file: str, code: str) -> None:
+    place.knife.strike("step", "slow 0.05")
+    path = place.server.log_file.parent / file
+    with (
+        ended(place.server),
+        patient(place.server) as http,
+        http.stream("POST", CHAT, json={**REAL, "stream": True}) as response,
+    ):
+        pieces = response.iter_text()
+        while "content" not in next(pieces):
+            pass
+        path.write_text(json.dumps({**json.loads(path.read_text()), "note": "another"}))
+        place.server.engine.kill()
+        place.knife.heal()
+        assert f'"{code}"' in "".join(pieces)
+        again = http.post(CHAT, json={**REAL, "max_tokens": 4})
+        assert again.is_success, again.text
 
 
 def memory(http: httpx.Client) -> dict[str, int]:

@@ -1,5 +1,6 @@
 """A client that does not read: little is kept for it, not for long, and no one waits for it."""
 
+import asyncio
 import json
 import random
 import socket
@@ -13,7 +14,8 @@ import pytest
 
 from mlx_server.config.settings import Settings, validated
 from mlx_server.engine.messages import PauseRows, Report, StepOutput, UnpauseRows
-from tests.hostile.inside import LONG, Inside, request, serving
+from mlx_server.generation.relay import RowRelay
+from tests.hostile.inside import LONG, Inside, request, reset, serving
 from tests.live.server import eventually
 from tests.worker.batch_runs import MIXED, ids
 from tests.worker.constrained_decoding.grammars import GRAMMARS, loaded
@@ -27,7 +29,7 @@ DETAILED: dict[str, Any] = {"logprobs": True, "top_logprobs": 20}
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
+def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
     folder = tmp_path_factory.mktemp("readers")
     said = folder / "said.jsonl"
     # no model's step is shorter: one of no time takes hundreds of steps until it hears of a pause
@@ -36,7 +38,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
     lines = [json.dumps(entry) for entry in said_so]
     said.write_text("\n".join(lines), "utf-8")
     model = {"source": f"replay:{said}", "family": "plain", "preload": True}
-    settings = validated(Settings, {"server": {"port": 0}, "models": {MODEL: model}})
+    return validated(Settings, {"server": {"port": 0}, "models": {MODEL: model}})
+
+
+@pytest.fixture(scope="module")
+def server(settings: Settings) -> Iterator[Inside]:
     with serving(settings) as found, patience(found, LONG):
         yield found
 
@@ -156,6 +162,29 @@ def test_who_reads_late_is_told_everything(server: Inside) -> None:
     client = stalled(server, STREAMS["chat"])
     eventually(lambda: is_full(server), "its rows are held")
     assert "".join(pieces(client)) == SAID["Long"]
+
+
+def test_rows_that_another_server_computes_are_held_there(
+    server: Inside, settings: Settings
+) -> None:
+    """And they go on here once it does no more."""
+    first = stalled(server, STREAMS["chat"])
+    eventually(lambda: is_full(server), "its rows are held")
+    tasks: list[asyncio.Task[None]] = []  # which the loop itself would forget
+    with serving(settings) as new:
+        ours, theirs = socket.socketpair()
+        relay = RowRelay(new.pool, theirs)
+        new.within(lambda: tasks.append(asyncio.create_task(relay.serve())))
+        server.within(lambda: tasks.append(asyncio.create_task(server.pool.hand_over(ours))))
+        assert "".join(pieces(first)) == SAID["Long"]
+        leaves, late = stalled(server, STREAMS["chat"]), stalled(server, STREAMS["chat"])
+        eventually(lambda: held(server) == held(new) == 2, "its rows are held")
+        assert "".join(read(server, chat("Short"))) == SAID["Short"]
+        assert held(server) == held(new) == 2
+        reset(leaves)
+        eventually(lambda: new.given() == 1, "a row is gone")
+        new.within(tasks[0].cancel)
+    assert "".join(pieces(late)) == SAID["Long"]
 
 
 def test_rows_that_are_held_now_and_then_answer_as_alone(tiny_path: Path) -> None:

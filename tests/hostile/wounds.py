@@ -31,8 +31,8 @@ if "mlx_server.worker.process" in sys.orig_argv:
         if not wound.exists() or not wound.read_text().startswith(where):
             return
         _, how = wound.read_text().split(maxsplit=1)
-        if how == "slow":
-            return time.sleep(0.05)
+        if how.startswith("slow"):
+            return time.sleep(float(how.split()[1]))
         wound.unlink()
         if how.startswith("["):
             raise RuntimeError(how)
@@ -74,7 +74,8 @@ class Knife:
 
     def strike(self, where: str, how: str) -> None:
         """Once, at a step, what it computes, load or compile: raise, block, or hold, which stops
-        all threads; or what MLX says of a GPU command that failed. Or slow, until it is healed."""
+        all threads; or what MLX says of a GPU command that failed. Or slow by
+        some seconds, until it is healed."""
         ready = self.folder / "ready"
         ready.write_text(f"{where} {how}")
         ready.rename(self.folder / "wound")

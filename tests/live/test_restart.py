@@ -5,6 +5,8 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -17,9 +19,11 @@ from typer.testing import CliRunner, Result
 
 from mlx_server.cli import app
 from mlx_server.errors import ServerError
-from mlx_server.system import handover
+from mlx_server.models.vision import can_see
+from mlx_server.system import handover, service
 from mlx_server.system.servers import FOLDER
-from tests.hostile.wounds import knife
+from tests.hostile.wounds import POISON, knife
+from tests.live.chaos import CHAT, COMPLETIONS, EMBEDDINGS, PIECES, RERANK, is_same, normalised
 from tests.live.server import (
     PLAIN,
     STOP_SECONDS,
@@ -28,13 +32,12 @@ from tests.live.server import (
     assert_gone,
     children,
     eventually,
-    is_engine,
     serving,
 )
-from tests.tiny import tiny_llama
+from tests.tiny import tiny_embedder, tiny_llama, tiny_reranker
+from tests.tiny_vision import tiny_vision
 from tests.worker.lora_files import mlx_adapter
 
-CHAT = "/v1/chat/completions"
 LONG: dict[str, Any] = {
     "model": TINY,
     "messages": [{"role": "user", "content": "Tell me a story."}],
@@ -56,10 +59,10 @@ def server(tmp_path: Path, tiny_path: Path) -> Iterator[LiveServer]:
         yield server
 
 
-def restarted(server: LiveServer, *flags: str) -> Result:
-    """What `mlx-server restart` prints."""
+def restarted(server: LiveServer, *command: str) -> Result:
+    """What `mlx-server restart` prints, or another command."""
     data = str(server.log_file.parent / "data")
-    return CliRunner().invoke(app, ["restart", *flags], env={"MLX_SERVER_DATA": data})
+    return CliRunner().invoke(app, command or ["restart"], env={"MLX_SERVER_DATA": data})
 
 
 def ask(server: LiveServer) -> str:
@@ -88,7 +91,9 @@ def answer(server: LiveServer, body: dict[str, Any] = LONG) -> str:
     return "".join(choice["delta"].get("content") or "" for choice in choices)
 
 
-def test_no_stream_ends_and_no_connection_is_refused(server: LiveServer) -> None:
+def test_no_stream_ends_and_no_connection_is_refused(
+    server: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     expected, over = answer(server), Event()
     kept = httpx.Client(**PLAIN, base_url=server.url, timeout=120)
     made: list[str] = []
@@ -127,7 +132,10 @@ def test_no_stream_ends_and_no_connection_is_refused(server: LiveServer) -> None
             # once its answers have ended, the first process holds sockets and nothing else
             first = psutil.Process(server.process.pid)
             eventually(lambda: handover.__name__ in first.cmdline(), "it executes another", 60)
-            assert f"process {new.pid}" not in ask(server)
+            monkeypatch.setattr(service, "main_pid", lambda: first.pid)
+            again = restarted(server, "service", "restart")
+            assert f"process {new.pid}" not in again.output
+            assert again.exit_code == 0
             eventually(lambda: new not in servers(server), "the one before ends", 60)
         finally:
             over.set()
@@ -166,7 +174,7 @@ def test_one_that_can_not_start_changes_nothing(server: LiveServer) -> None:
     assert not servers(server)
     with server.http() as http:
         assert http.post("/v1/completions", json={"model": TINY, "prompt": "a"}).is_success
-    unknown = restarted(server, "--port", "1")
+    unknown = restarted(server, "restart", "--port", "1")
     assert isinstance(unknown.exception, ServerError)
     assert server.url in unknown.exception.message
     # what has replaced a server does not outlive the first process
@@ -180,49 +188,162 @@ def test_one_that_can_not_start_changes_nothing(server: LiveServer) -> None:
 
 SMALL_MACHINE = """
 import psutil
-memory = psutil.virtual_memory()._replace(total=90_000_000)
+memory = psutil.virtual_memory()._replace(total={total})
 psutil.virtual_memory = lambda: memory
 """
+
+
+PNG = (
+    "iVBORw0KGgoAAAANSUhEUgAAAEAAAAAgAQMAAACYU+zHAAAAA1BMVEUAAP+KeNJXAAAADUlEQVR42mNgGAX4AAABIAAB"
+    "88VDdwAAAABJRU5ErkJggg=="
+)
+IMAGE = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PNG}"}}
+DRAWN: dict[str, Any] = {**LONG, "max_tokens": 1500, "temperature": 1, "seed": 4}
+SEEN = {**DRAWN, "model": "sees", "messages": [{"role": "user", "content": [IMAGE]}]}
+ECHOED = {"model": TINY, "prompt": "The sea. " * 60, "echo": True, "logprobs": 2, "temperature": 0}
+RANKED = {"model": "ranks", "query": "The sea?", "documents": PIECES[:9]}
+LETTERS = {"structured_outputs": {"regex": "[a-z ]{1800}"}, "logit_bias": {}}
+
+EARLY: dict[str, tuple[str, dict[str, Any]]] = {
+    "adapter": (CHAT, {**DRAWN, "adapter": "x"}),
+    "grammar": (CHAT, {**DRAWN, **LETTERS}),
+    "n of 2": (CHAT, {**DRAWN, "n": 2, "frequency_penalty": 0.5}),
+    "echo": (COMPLETIONS, {**ECHOED, "max_tokens": 1400, "stream": True}),
+    "picture": (CHAT, SEEN),
+}
+"""Requests whose answers the first server has begun."""
+
+LATE: dict[str, tuple[str, dict[str, Any]]] = {
+    "no tokens": (COMPLETIONS, {**ECHOED, "max_tokens": 0}),
+    "late echo": (COMPLETIONS, {**ECHOED, "max_tokens": 20}),
+    "embeddings": (EMBEDDINGS, {"model": "embeds", "input": PIECES}),
+    "rerank": (RERANK, RANKED),
+    "late picture": (CHAT, {**SEEN, "max_tokens": 20}),
+}
+"""Those that it has completely once it has no engine any more."""
+
+
+@dataclass
+class Client:
+    """One who may hold the end of its request back."""
+
+    route: str
+    body: dict[str, Any]
+    completes: Event = field(default_factory=Event)
+    """Set for the last byte of the request to be sent."""
+    has_begun: Event = field(default_factory=Event)
+    """Set once the answer has begun."""
+
+    def ask(self, server: LiveServer) -> str:
+        """The answer without ids and times."""
+        sent, answer = json.dumps(self.body).encode(), ""
+        head = {"content-type": "application/json", "content-length": str(len(sent))}
+
+        def content() -> Iterator[bytes]:
+            yield sent[:-1]
+            self.completes.wait()
+            yield sent[-1:]
+
+        with (
+            httpx.Client(**PLAIN, base_url=server.url, timeout=300) as http,
+            http.stream("POST", self.route, headers=head, content=content()) as response,
+        ):
+            assert response.is_success or self.body.get("max_tokens") == POISON, response.read()
+            for piece in response.iter_text():
+                answer += piece
+                self.has_begun.set()
+        return normalised(answer)
+
+
+def models_of(folder: Path) -> dict[str, Any]:
+    path = tiny_llama(folder / "m", vocabulary=10000, hidden=256)
+    adapters = {"x": {"path": str(mlx_adapter(folder / "x", path))}}
+    models: dict[str, Any] = {
+        TINY: {"source": str(path), "preload": True, "adapters": adapters},
+        "embeds": {"source": str(tiny_embedder(folder / "embeds"))},
+        "ranks": {"source": str(tiny_reranker(folder / "ranks"))},
+    }
+    if can_see():
+        models["sees"] = {"source": str(tiny_vision(folder / "sees", "qwen3_vl"))}
+    return models
 
 
 @pytest.mark.slow
 def test_where_memory_holds_no_second_model_the_new_engine_goes_on_with_the_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tiny_llama(tmp_path / "m", vocabulary=5000, hidden=256)
-    adapter = mlx_adapter(tmp_path / "x", path)
-    model = {"source": str(path), "preload": True, "adapters": {"x": {"path": str(adapter)}}}
-    config = {"models": {TINY: model}}
-    drawn = {**LONG, "max_tokens": 700, "temperature": 1, "seed": 4}
-    letters = {"structured_outputs": {"regex": "[a-z ]{900}"}, "logit_bias": {}}
-    asked: list[dict[str, Any]] = [
-        {**drawn, "adapter": "x"},
-        {**drawn, **letters},
-        {**drawn, "n": 2, "frequency_penalty": 0.5},
-    ]
-    wounding, environment = knife(tmp_path / "knife")
+    """And then that of a third server, while a client leaves and a request ends engines."""
+    models, (wounding, environment) = models_of(tmp_path), knife(tmp_path / "knife")
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     with (wounding.folder / "sitecustomize.py").open("a") as file:
-        file.write(SMALL_MACHINE)
-    with serving(tmp_path, config) as server, ThreadPoolExecutor(3) as threads:
-        expected = [answer(server, body) for body in asked]
-        wounding.strike("step", "slow")
-        streams = [threads.submit(answer, server, body) for body in asked]
-        eventually(lambda: server.gauge("mlx_server_batch_size") == 4, "all have a token")
-        ask(server)
-        while "goes on with its answers" not in server.log:  # the old one may take one more
-            new = httpx.post(
-                f"{server.url}/v1/completions",
-                **PLAIN,
-                json={"model": TINY, "prompt": "a", "max_tokens": 4},
-                timeout=120,
-            )
-            assert new.is_success, new.text
-        eventually(lambda: server.gauge("mlx_server_batch_size") > 0, "some go on")
-        (engine,) = filter(is_engine, children(server.process.pid))
-        engine.kill()
-        assert not any(stream.done() for stream in streams)
+        file.write(SMALL_MACHINE.format(total=1_070_000_000 if can_see() else 130_000_000))
+    cases = {name: case for name, case in {**EARLY, **LATE}.items() if case[1]["model"] in models}
+    clients = {name: Client(*case) for name, case in cases.items()}
+    large = "sees" if can_see() else TINY
+    begun = [each for name, each in clients.items() if name in EARLY]
+    held = [each for name, each in clients.items() if name in LATE]
+    poisoned, told = Client(CHAT, {**LONG, "max_tokens": POISON}), {"model": TINY, "input": "Hi"}
+    config = {"server": {"receive_seconds": 900}, "models": models}
+    with (
+        ThreadPoolExecutor(len(clients) + 1) as threads,
+        serving(tmp_path, config) as server,
+        server.http() as http,
+        ExitStack() as stack,
+    ):
+        for each in (*clients.values(), poisoned):
+            each.completes.set()
+            stack.callback(each.completes.set)
+
+        def hand_over(times: int) -> None:
+            ask(server)
+            while server.log.count("goes on with its answers") < times:  # it may take one more
+                body = {"model": large, "prompt": "a", "max_tokens": 4}
+                new = httpx.post(f"{server.url}{COMPLETIONS}", **PLAIN, json=body, timeout=300)
+                assert new.is_success, new.text
+
+        def respond(**more: Any) -> dict[str, Any]:
+            body = {**told, "temperature": 0, "max_output_tokens": 1500, **more}
+            response = http.post("/v1/responses", json=body, timeout=300)
+            found: dict[str, Any] = response.raise_for_status().json()
+            return found
+
+        def response_of(id: str) -> dict[str, Any]:
+            found: dict[str, Any] = http.get(f"/v1/responses/{id}").raise_for_status().json()
+            return found
+
+        def leases() -> int:
+            return sum(each["leases"] for each in http.get("/v1/pool").json()["models"])
+
+        alone = threads.map(lambda client: client.ask(server), clients.values())
+        expected, response = dict(zip(clients, alone, strict=True)), respond()["output"]
+        for each in clients.values():
+            each.has_begun.clear()
+        for each in (*held, poisoned):
+            each.completes.clear()
+        wounding.strike("step", "slow 0.05")
+        failing = threads.submit(poisoned.ask, server)
+        answers = {name: threads.submit(c.ask, server) for name, c in clients.items()}
+        id = respond(background=True)["id"]
+        leaver = stack.enter_context(
+            httpx.stream("POST", f"{server.url}{CHAT}", **PLAIN, json=DRAWN, timeout=300)
+        )
+        pieces = leaver.iter_text()
+        assert next(pieces)
+        assert all(each.has_begun.wait(60) for each in begun)
+        hand_over(1)
+        poisoned.completes.set()
+        assert "request_ends_engine" in failing.result(300)
+        for each in held:
+            each.completes.set()
+        done = {name: answers[name].result(300) for name in clients if name in LATE}
+        before = leases()
+        leaver.close()
+        eventually(lambda: leases() < before, "its row is gone", 60)
+        hand_over(2)
+        assert not any(answers[name].done() for name in clients if name in EARLY)
         wounding.heal()
-        assert [stream.result(120) for stream in streams] == expected
-        assert server.log.count("goes on with its answers") == 1
+        done |= {name: answers[name].result(300) for name in clients if name in EARLY}
+        assert [name for name in cases if not is_same(done[name], expected[name])] == []
+        eventually(lambda: response_of(id)["status"] in ENDED, "the response ends", 60)
+        assert response_of(id)["output"][0]["content"] == response[0]["content"]
