@@ -59,7 +59,7 @@ class HttpServer(uvicorn.Server):
         """Called when the server listens."""
         self._app = app
         self._drain_seconds = drain_seconds
-        self._successor: socket.socket | None = None
+        self._successors: list[socket.socket] = []
         self._is_leaving = self._is_stopping = self._had_signal = False
 
     def leave(self, successor: socket.socket) -> None:
@@ -67,7 +67,7 @@ class HttpServer(uvicorn.Server):
 
         successor: a connection to the server that takes this one's place.
         """
-        self._successor = successor
+        self._successors.append(successor)
         self.config.timeout_graceful_shutdown = (
             limits.LEAVING_SECONDS + int(self._drain_seconds) + 5
         )
@@ -102,9 +102,9 @@ class HttpServer(uvicorn.Server):
         ending = asyncio.create_task(self._end_streams())
         for server in self.servers:  # no new connections; uvicorn would also cut off WebSockets
             server.close()
-        if self._successor:
+        handing_over: list[asyncio.Task[None]] = []
+        if self._successors:
             runs.stopping.set()
-            handing_over = asyncio.create_task(pool.hand_over(self._successor))
             # connections that were kept open may bring one more request each
             asyncio.get_running_loop().call_later(limits.IDLE_SECONDS, pool.retire)
         while self._is_leaving and (
@@ -115,13 +115,16 @@ class HttpServer(uvicorn.Server):
                     connection.leave()
             if self._is_stopping:
                 break
+            while self._successors:
+                successor = self._successors.pop()
+                handing_over.append(asyncio.create_task(pool.hand_over(successor)))
             await asyncio.sleep(POLL_SECONDS)
         draining = asyncio.create_task(runs.drain())
         while not (draining.done() or self.force_exit):
             await asyncio.wait({draining}, timeout=POLL_SECONDS)
         draining.cancel()
         await super().shutdown(sockets)
-        await cancelled([ending, *([handing_over] if self._successor else ())])
+        await cancelled([ending, *handing_over])
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A second signal exits at once; MCP servers are ended by their guard processes."""

@@ -151,6 +151,14 @@ class Successor:
         return code if code >= 0 else 128 - code
 
 
+def _followed(child: Successor) -> socket.socket:
+    """A server's end of a connection whose other end the server gets that takes its place."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        child.say(FOLLOW, theirs)
+    return ours
+
+
 @dataclass
 class LogOptions:
     """Of the process that executes this module."""
@@ -179,7 +187,7 @@ class Succession:
     code: int = 0
     """The exit code: that of the last server that served."""
     on_replaced: Leave = lambda successor: successor.close()
-    """Called in another thread when a new server has taken the place of this process's own."""
+    """Called in another thread whenever a new server has taken the place of the one before."""
     on_lost: Callable[[], None] = lambda: None
     """Called in another thread when there is no server left."""
 
@@ -310,17 +318,12 @@ class Succession:
         before, self._serving, self._starting = self._serving, child, None
         log.info("the new server (process %d) takes the requests from now on", child.pid)
         self._answer("done", f"The new server (process {child.pid}) takes the requests.")
-        ours, theirs = socket.socketpair()
-        with theirs:
-            child.say(FOLLOW, theirs)
-        if self.serves_here:
-            self.serves_here = False
-            self.on_replaced(ours)
-        else:
-            with ours:
-                if before:
-                    before.say(LEAVE, ours)
-                    self._leaving.append(before)
+        self.serves_here = False
+        self._leaving += [before] if before else []
+        self.on_replaced(_followed(child))
+        for each in self._leaving:  # those that a server before has told to leave, too
+            with _followed(child) as connection:
+                each.say(LEAVE, connection)
         if self._is_stopping:
             child.say_stop()
 

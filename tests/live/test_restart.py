@@ -256,7 +256,7 @@ class Client:
 
 
 def models_of(folder: Path) -> dict[str, Any]:
-    path = tiny_llama(folder / "m", vocabulary=10000, hidden=256)
+    path = tiny_llama(folder / "m", vocabulary=12000, hidden=256)
     adapters = {"x": {"path": str(mlx_adapter(folder / "x", path))}}
     models: dict[str, Any] = {
         TINY: {"source": str(path), "preload": True, "adapters": adapters},
@@ -272,12 +272,12 @@ def models_of(folder: Path) -> dict[str, Any]:
 def test_where_memory_holds_no_second_model_the_new_engine_goes_on_with_the_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And then that of a third server, while a client leaves and a request ends engines."""
+    """And then that of the next server, while a client leaves and a request ends engines."""
     models, (wounding, environment) = models_of(tmp_path), knife(tmp_path / "knife")
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     with (wounding.folder / "sitecustomize.py").open("a") as file:
-        file.write(SMALL_MACHINE.format(total=1_070_000_000 if can_see() else 130_000_000))
+        file.write(SMALL_MACHINE.format(total=1_070_000_000 if can_see() else 150_000_000))
     cases = {name: case for name, case in {**EARLY, **LATE}.items() if case[1]["model"] in models}
     clients = {name: Client(*case) for name, case in cases.items()}
     large = "sees" if can_see() else TINY
@@ -331,6 +331,7 @@ def test_where_memory_holds_no_second_model_the_new_engine_goes_on_with_the_rows
         pieces = leaver.iter_text()
         assert next(pieces)
         assert all(each.has_begun.wait(60) for each in begun)
+        ask(server)  # whom memory holds as well
         hand_over(1)
         poisoned.completes.set()
         assert "request_ends_engine" in failing.result(300)
