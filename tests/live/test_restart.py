@@ -272,7 +272,7 @@ def models_of(folder: Path) -> dict[str, Any]:
 def test_where_memory_holds_no_second_model_the_new_engine_goes_on_with_the_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And then that of the next server, while a client leaves and a request ends engines."""
+    """That of the third server and then of the fourth, while a request ends engines."""
     models, (wounding, environment) = models_of(tmp_path), knife(tmp_path / "knife")
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
@@ -295,8 +295,7 @@ def test_where_memory_holds_no_second_model_the_new_engine_goes_on_with_the_rows
             each.completes.set()
             stack.callback(each.completes.set)
 
-        def hand_over(times: int) -> None:
-            ask(server)
+        def knock_until(times: int) -> None:
             while server.log.count("goes on with its answers") < times:  # it may take one more
                 body = {"model": large, "prompt": "a", "max_tokens": 4}
                 new = httpx.post(f"{server.url}{COMPLETIONS}", **PLAIN, json=body, timeout=300)
@@ -331,8 +330,11 @@ def test_where_memory_holds_no_second_model_the_new_engine_goes_on_with_the_rows
         pieces = leaver.iter_text()
         assert next(pieces)
         assert all(each.has_begun.wait(60) for each in begun)
-        ask(server)  # whom memory holds as well
-        hand_over(1)
+        ask(server)
+        (second,) = servers(server)
+        ask(server)
+        eventually(lambda: second not in servers(server), "it had nothing to answer", 60)
+        knock_until(1)
         poisoned.completes.set()
         assert "request_ends_engine" in failing.result(300)
         for each in held:
@@ -341,7 +343,8 @@ def test_where_memory_holds_no_second_model_the_new_engine_goes_on_with_the_rows
         before = leases()
         leaver.close()
         eventually(lambda: leases() < before, "its row is gone", 60)
-        hand_over(2)
+        ask(server)
+        knock_until(2)
         assert not any(answers[name].done() for name in clients if name in EARLY)
         wounding.heal()
         done |= {name: answers[name].result(300) for name in clients if name in EARLY}
