@@ -144,6 +144,8 @@ def load_model(
         utils.load_config = theirs
     if getattr(model, "model_type", "") == "nemotron_h":
         _mend_nemotron()
+    if getattr(model, "model_type", "") == "plamo3":
+        model.config.window_size += 1  # of its caches, since its masks show so many tokens
     return model
 
 

@@ -81,6 +81,21 @@ def test_a_shorter_row_of_a_pass_keeps_its_state(served: Served) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "served",
+    [kind for kind in ARCHITECTURES if "window" in str(kind.config) and kind.name not in ALONE],
+    indirect=True,
+    ids=lambda kind: kind.name,
+)
+def test_a_window_has_as_many_tokens_after_a_piece(served: Served) -> None:
+    tokens, caches = mx.array([served.prompts[3]]), make_caches(served.model)
+    served.model(tokens[:, :-3], cache=caches)
+    last = served.model(tokens[:, -3:], cache=caches)[:, -1]
+    whole = served.model(tokens, cache=make_caches(served.model))[:, -1]
+    assert mx.allclose(last, whole, atol=1e-3)
+
+
+@pytest.mark.slow
 def test_drafts_change_no_answer(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ragged_caches, "SPARE", 0)  # windows drop old columns in each pass
     asked = [Asked(prompt, GREEDY, TOKENS, right=0.8) for prompt in served.prompts]
