@@ -359,7 +359,10 @@ def _read(
 def _vision(spec: ModelSpec, path: Path, checkpoint: Checkpoint) -> Vision | None:
     """How the model is shown pictures. Of a model over several machines, no rank has the tower."""
     vision = vision_of(path, checkpoint.config)
-    if vision is None or spec.group or task_of(spec, checkpoint) != "generate":
+    if vision is None or task_of(spec, checkpoint) != "generate":
+        return None
+    if spec.group:
+        log.warning("%s is shown no pictures: it runs on several machines", spec.id)
         return None
     tokens = checkpoint.tokenizer.control_tokens
     if vision.token == NO_TOKEN:

@@ -15,7 +15,7 @@ from openai import OpenAI
 from mlx_server.clients.langchain import ChatMLX
 from mlx_server.models.vision import can_see
 from tests.live.common import Models, common_models
-from tests.live.server import LiveServer, children
+from tests.live.server import LiveServer, children, serving, start, stop
 from tests.sandbox.test_pictures import HARMFUL, ODD
 from tests.tiny_vision import tiny_vision
 
@@ -68,6 +68,21 @@ def test_a_picture_is_cached_and_no_other_one_is_taken_for_it(client: OpenAI, mo
     assert cached > 0.9 * tokens
     _, _, cached = asked(client, model, [question(picture(1))])
     assert cached < 30, "only what is before the picture"
+
+
+def test_a_restart_of_the_server_keeps_what_was_computed_of_a_picture(tmp_path: Path) -> None:
+    config = {"models": {SEES: {"source": str(tiny_vision(tmp_path / SEES))}}}
+    turn = [question(picture(0))]
+    server = start(tmp_path, config)
+    answer, tokens, cached = asked(server.openai(), SEES, turn)
+    assert cached == 0
+    stop(server)
+    with serving(tmp_path, config) as server:
+        _, _, cached = asked(server.openai(), SEES, [question(picture(1))])
+        assert cached < 30, "another picture"
+        again, _, cached = asked(server.openai(), SEES, turn)
+    assert again == answer
+    assert cached > 0.9 * tokens
 
 
 def test_each_client_shows_the_same_picture(server: LiveServer, client: OpenAI) -> None:

@@ -29,6 +29,9 @@ DROP = """(() => {
   const event = new DragEvent("drop", { dataTransfer: drop, bubbles: true, cancelable: true });
   document.querySelector(".composer").dispatchEvent(event);
 })()"""
+PASTE = DROP.replace(
+    'DragEvent("drop", { dataTransfer', 'ClipboardEvent("paste", { clipboardData'
+).replace('".composer"', '".composer textarea"')
 IMPORT = """(() => {
   const files = new DataTransfer();
   files.items.add(new File([%s], "conversations.json", { type: "application/json" }));
@@ -211,9 +214,11 @@ def test_a_full_store_is_said_and_the_talk_goes_on(talk: Tab) -> None:
     assert answered(talk) == ["Hello, you."]
 
 
-def test_files_are_dropped_into_a_message(talk: Tab) -> None:
+def test_files_are_dropped_and_pasted_into_a_message(talk: Tab) -> None:
     text = ("t.csv", "text/csv", "YSxiCjEsMg==")
-    talk.evaluate(DROP % json.dumps([text, ("p.png", "image/png", PIXEL)]))
+    talk.evaluate(DROP % json.dumps([text]))
+    talk.until("document.querySelectorAll('.files li').length === 1")
+    talk.evaluate(PASTE % json.dumps([("p.png", "image/png", PIXEL)]))
     talk.until("document.querySelectorAll('.files li').length === 2")
     talk.evaluate(DROP % json.dumps([("x.bin", "", "AAEC/w==")]))
     assert "x.bin is neither text" in talk.until(

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from mlx_server import limits
+from mlx_server.engine.worker_arguments import RankGroup, RankHost
 from mlx_server.errors import ModelUnusable
 from mlx_server.families import family_named
 from mlx_server.families.base import ModelFamily
@@ -138,6 +139,16 @@ def test_memory_for_towers_is_counted(tmp_path: Path, monkeypatch: pytest.Monkey
     ((size,),) = less.vision.fit("high").resizes(900, 900)
     assert 32 * 32 * 16 <= size[0] * size[1] < 256 * 256
     assert 0 < less.weights - sees.weights <= limits.TOWER_BYTES
+
+
+def test_a_model_over_several_machines_reads_text(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("PIL", reason="the extra `vision` is not installed")
+    hosts = (RankHost("here", ("127.0.0.1",)), RankHost("there", ("127.0.0.2",)))
+    spec = ModelSpec("a", str(tiny_vision(tmp_path)), group=RankGroup("pipeline", hosts))
+    assert prepare(spec, lambda *_: None, upcast=True).vision is None
+    assert "a is shown no pictures: it runs on several machines" in caplog.text
 
 
 def read(folder: Path) -> Any:
