@@ -527,12 +527,15 @@ def _is_bounded(vision: Vision) -> bool:
     return True
 
 
-def within_memory(vision: Vision, config: Mapping[str, Any], *, upcast: bool) -> tuple[Vision, int]:
-    """The vision with smaller pictures if the tower would take too much memory, and what it takes.
-    upcast: see `tower_bytes`."""
+def within_memory(
+    vision: Vision, config: Mapping[str, Any], *, upcast: bool
+) -> tuple[Vision | None, int]:
+    """The vision with smaller pictures if the tower would take too much memory, and what it takes;
+    None if the smallest ones do, as by damaged settings. upcast: see `tower_bytes`."""
     while (nbytes := tower_bytes(vision, config, upcast=upcast)) > limits.TOWER_BYTES:
         if vision.tokens <= limits.LOW_DETAIL_TOKENS:
-            break
+            log.warning("a model is shown no pictures: its tower would take %d bytes", nbytes)
+            return None, 0
         vision = replace(vision, tokens=vision.tokens // 2)
     return vision, nbytes
 

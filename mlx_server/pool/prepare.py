@@ -339,7 +339,7 @@ def _read(
     seen = 0
     if vision:
         vision, working = within_memory(vision, checkpoint.config, upcast=upcast)
-        seen = limits.PICTURE_FEATURE_BYTES + max(0, working - WORKING_BYTES)
+        seen = limits.PICTURE_FEATURE_BYTES * bool(vision) + max(0, working - WORKING_BYTES)
     prepared = PreparedModel(
         spec=spec,
         path=path,

@@ -74,13 +74,14 @@ def test_a_restart_of_the_server_keeps_what_was_computed_of_a_picture(tmp_path: 
     config = {"models": {SEES: {"source": str(tiny_vision(tmp_path / SEES))}}}
     turn = [question(picture(0))]
     server = start(tmp_path, config)
-    answer, tokens, cached = asked(server.openai(), SEES, turn)
+    with server.openai() as client:
+        answer, tokens, cached = asked(client, SEES, turn)
     assert cached == 0
     stop(server)
-    with serving(tmp_path, config) as server:
-        _, _, cached = asked(server.openai(), SEES, [question(picture(1))])
+    with serving(tmp_path, config) as server, server.openai() as client:
+        _, _, cached = asked(client, SEES, [question(picture(1))])
         assert cached < 30, "another picture"
-        again, _, cached = asked(server.openai(), SEES, turn)
+        again, _, cached = asked(client, SEES, turn)
     assert again == answer
     assert cached > 0.9 * tokens
 

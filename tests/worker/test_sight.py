@@ -34,6 +34,7 @@ from mlx_server.models.vision import (
     can_see,
     tower_bytes,
     vision_of,
+    within_memory,
 )
 from mlx_server.prompts.template_prompt import RenderedPrompt
 from mlx_server.requests import SamplingParams
@@ -732,6 +733,9 @@ def test_no_setting_takes_a_picture_beyond_the_limits(folder: Path, tmp_path: Pa
             (tmp_path / path[0]).write_text(json.dumps(changed[path[0]]))
             if (vision := vision_of(tmp_path, changed["config.json"])) is None:
                 continue
+            fitting, nbytes = within_memory(vision, changed["config.json"], upcast=True)
+            assert nbytes <= limits.TOWER_BYTES
+            assert fitting or not nbytes
             for size in ((90, 60), (60_000, 300), (1, 1), (4472, 4472)):
                 sizes = [chain[-1] for chain in vision.fit().resizes(*size)]
                 layout = vision.layout(sizes)
