@@ -103,7 +103,6 @@ LEFT_OUT = {
     "rope_theta": 10000.0,
     "rope_scaling": None,
     "vocab_size": 32000,
-    "partial_rotary_factor": 0.5,
     "use_qk_norm": False,
     "tie_word_embeddings": False,
 }
@@ -114,7 +113,8 @@ def text_config_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """The config of a multimodal model's text model, which older checkpoints do not nest."""
     own = next(islice(texts(config), 1, None), config)
     ties = {name: config[name] for name in ("tie_word_embeddings",) if name in config}
-    return {**LEFT_OUT, **ties, **(own.get("rope_parameters") or {}), **own}
+    half = {"partial_rotary_factor": 0.5} if "glm4" in str(own.get("model_type")) else {}
+    return {**LEFT_OUT, **half, **ties, **(own.get("rope_parameters") or {}), **own}
 
 
 def _remapped(config: Mapping[str, Any], name: str) -> str:

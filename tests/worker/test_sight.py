@@ -681,6 +681,14 @@ def test_published_settings_make_both_models(published: Any, tmp_path: Path) -> 
     assert sum(part for part in layout if isinstance(part, int)) == published["tokens"]
 
 
+@pytest.mark.parametrize(("kind", "turned"), [("phi3", 1.0), ("glm4v_text", 0.5)])
+def test_how_much_of_a_head_is_turned_if_settings_leave_it_out(kind: str, turned: float) -> None:
+    text = {"model_type": kind, "max_position_embeddings": 4096, "attention_bias": True}
+    text |= {"num_key_value_heads": 2, "rope_theta": 1e4}
+    _, arguments = weights.model_classes({"model_type": "internvl_chat", "llm_config": text})
+    assert arguments.from_dict({}).partial_rotary_factor == turned
+
+
 @pytest.mark.parametrize(
     ("modules", "installed", "why"),
     [
