@@ -29,6 +29,7 @@ from mlx_server.engine.comparison import (
     Side,
     findings,
 )
+from mlx_server.errors import ComparisonFailed
 from mlx_server.events import folded
 from mlx_server.generation.rendering import tokenized
 from mlx_server.messages import Conversation, Tool
@@ -88,6 +89,10 @@ class Measured:
         """said: reads the answers of a side."""
         sides = [each for each in found if isinstance(each, Answers)]
         divergences = [each for each in found if isinstance(each, Divergence)]
+        if not any(each.kl for each in divergences):
+            raise ComparisonFailed(
+                "The first model answers nothing: there are no tokens to compare."
+            )
         return cls(divergences, sides, [*map(said, range(len(sides)), sides)])
 
     @property
@@ -206,7 +211,7 @@ def _served(
     def answers(number: int, _: Answers) -> list[Said]:
         """They are asked for only where something is expected of them."""
         return [
-            _read(models[number].message(body, tokens)) if each.schema or each.tools else Said("")
+            models[number].message(body, tokens, _read) if each.schema or each.tools else Said("")
             for body, each in zip(bodies, asked, strict=True)
         ]
 
@@ -222,10 +227,12 @@ def _body(line: bytes) -> dict[str, Any]:
     return {"messages": messages, **tools}
 
 
-def _read(message: dict[str, Any]) -> Said:
+def _read(completion: dict[str, Any]) -> Said:
+    message = completion["choices"][0]["message"]
     calls = [each["function"] for each in message.get("tool_calls") or ()]
-    pairs = [(call["name"], call["arguments"]) for call in calls]
-    return Said(message["content"] or "", pairs, is_repaired=bool(message["repairs"]))
+    pairs = [(str(call["name"]), str(call["arguments"])) for call in calls]
+    is_repaired = bool(completion.get("mlx_server", {}).get("repairs"))
+    return Said(str(message["content"] or ""), pairs, is_repaired=is_repaired)
 
 
 def _lines(config: Path | None, file: Path | None) -> Iterable[bytes]:

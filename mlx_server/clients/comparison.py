@@ -7,9 +7,10 @@ tokens that both servers name and of all others together, which is at most that 
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 
@@ -22,6 +23,13 @@ Body = Mapping[str, Any]
 """Of a chat completion: `messages`, and `tools` if there are any."""
 
 LEAST = 1e-12
+
+GREEDY = {"temperature": 0}
+
+UNREADABLE = (LookupError, TypeError, ValueError, AttributeError)
+"""What reading an answer of another form raises."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -45,61 +53,71 @@ class ServedModel:
         self._model = model or first_model(self._client)
 
     def prompt(self, body: Body) -> list[int]:
-        return [*self._post("/tokenize", body, "tokens")]
+        return self._post("/tokenize", body, _tokens)
 
     def tokens(self, text: str) -> list[int]:
-        return [*self._post("/tokenize", {"prompt": text, "add_special_tokens": False}, "tokens")]
+        return self._post("/tokenize", {"prompt": text, "add_special_tokens": False}, _tokens)
 
     def answer(self, prompt: Sequence[int], tokens: int) -> str:
-        body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0}
-        choice = self._post("/v1/completions", {**body, "skip_special_tokens": False}, "choices")
-        return str(choice[0]["text"])
+        body = {"prompt": prompt, "max_tokens": tokens, "skip_special_tokens": False, **GREEDY}
+        return self._post("/v1/completions", body, lambda given: str(given["choices"][0]["text"]))
 
-    def message(self, body: Body, tokens: int) -> dict[str, Any]:
-        """Returns the message of an answer, as clients read it, with the repairs of its calls."""
-        body = {**body, "max_tokens": tokens, "temperature": 0}
-        response = self._response("/v1/chat/completions", body)
-        message: dict[str, Any] = response["choices"][0]["message"]
-        return {**message, "repairs": response.get("mlx_server", {}).get("repairs", ())}
+    def message(self, body: Body, tokens: int, read: Callable[[Any], T]) -> T:
+        """Returns what `read` makes of a chat completion."""
+        return self._post("/v1/chat/completions", {**body, "max_tokens": tokens, **GREEDY}, read)
 
     def expected(self, tokens: Sequence[int], begin: int) -> list[Likely]:
         """Returns what was expected of the tokens from `begin` on."""
         body = {"prompt": tokens, "max_tokens": 0, "echo": True, "logprobs": limits.TOP_LOGPROBS}
-        (choice,) = self._post("/v1/completions", {**body, "temperature": 0}, "choices")
-        scored = choice.get("logprobs") or {}
-        logprobs, tops = scored.get("token_logprobs"), scored.get("top_logprobs")
-        if not logprobs or not tops or len(logprobs) != len(tokens):
-            raise self._failed("it gives no log probabilities of the prompt's tokens")
-        return [*map(Likely, logprobs[begin:], tops[begin:])]
+
+        def read(given: Any) -> list[Likely]:
+            scored = given["choices"][0].get("logprobs") or {}
+            logprobs, tops = scored.get("token_logprobs"), scored.get("top_logprobs")
+            if not logprobs or not tops or not len(logprobs) == len(tops) == len(tokens):
+                raise self._failed("it gives no log probabilities of the prompt's tokens")
+            return [*map(_likely, logprobs[begin:], tops[begin:])]
+
+        return self._post("/v1/completions", {**body, **GREEDY}, read)
 
     def nbytes(self) -> int:
-        pool = parsed_json(self._client.get("/v1/pool").content)
-        of = {each["id"]: each["bytes"] for each in pool["models"]}
-        return int(of.get(self._model.partition(":")[0], 0))
+        """0 if the server does not say it to this client."""
+        with suppress(httpx.HTTPError, *UNREADABLE):
+            pool = parsed_json(self._client.get("/v1/pool").content)
+            of = {each["id"]: each["bytes"] for each in pool["models"]}
+            return int(of.get(self._model.partition(":")[0], 0))
+        return 0
 
-    def _post(self, path: str, body: Body, wanted: str) -> Any:
-        response = self._response(path, body)
-        if wanted not in response:
-            raise self._failed(f"{path} answers without `{wanted}`")
-        return response[wanted]
-
-    def _response(self, path: str, body: Body) -> dict[str, Any]:
+    def _post(self, path: str, body: Body, read: Callable[[Any], T]) -> T:
         try:
             response = self._client.post(path, json={"model": self._model, **body})
         except httpx.HTTPError as error:
             raise self._failed(str(error)) from error
-        answer = parsed_json(response.content)
-        if not response.is_success or not isinstance(answer, dict):
-            told = answer.get("error") if isinstance(answer, dict) else None
+        given = parsed_json(response.content)
+        if not response.is_success:
+            told = given.get("error") if isinstance(given, dict) else None
             why = told.get("message", "") if isinstance(told, dict) else ""
             raise self._failed(f"{path} answers with {response.status_code}. {why}")
-        return answer
+        try:
+            return read(given)
+        except UNREADABLE as error:
+            raise self._failed(f"what {path} answers can't be read ({error!r})") from error
 
     def _failed(self, why: str) -> ComparisonFailed:
         return ComparisonFailed(
             f"{self._name} can't be compared: {why}. A server is compared by /tokenize and by "
             "`echo` with `logprobs` of /v1/completions, as this server has them."
         )
+
+
+def _tokens(given: Any) -> list[int]:
+    return [*map(int, given["tokens"])]
+
+
+def _likely(logprob: Any, tops: Any) -> Likely:
+    likely = Likely(float(logprob), {token: float(tops[token]) for token in tops})
+    if not tops or not all(map(math.isfinite, (likely.logprob, *likely.tops.values()))):
+        raise ValueError("a log probability is no number")
+    return likely
 
 
 def served_findings(
@@ -132,7 +150,13 @@ def served_findings(
 
 def _divergence(ours: Mapping[str, float], theirs: Mapping[str, float]) -> float:
     """Of two distributions: the tokens that both have, and the rest."""
-    both = [(math.exp(ours[token]), math.exp(theirs[token])) for token in ours.keys() & theirs]
+    shared = ours.keys() & theirs
+    both = [(_probability(ours[token]), _probability(theirs[token])) for token in shared]
     rest = [max(LEAST, 1 - sum(each)) for each in zip(*both, strict=True)] or [1.0, 1.0]
     both.append((rest[0], rest[1]))
-    return max(0.0, sum(p * math.log(p / q) for p, q in both if p > 0))
+    return max(0.0, sum(p * math.log(p / q) for p, q in both))
+
+
+def _probability(logprob: float) -> float:
+    """Servers say -9999 of what can't follow."""
+    return max(LEAST, math.exp(min(0.0, logprob)))

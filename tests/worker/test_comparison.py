@@ -1,5 +1,6 @@
 """How much a model's answers differ from another's, token by token."""
 
+import json
 import shutil
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from mlx_server.cli.compare import Request, app, calls_well, said
+from mlx_server.cli.compare import Measured, Request, app, calls_well, said
 from mlx_server.clients import comparison
 from mlx_server.engine.comparison import Answers, ComparisonJob, Divergence, Finding, Side
 from mlx_server.errors import ComparisonFailed
@@ -91,19 +92,63 @@ def test_the_command_shows_it_and_its_code_says_whether_it_is_too_much(
     assert text.count("<rect") == 8
 
 
-def test_a_server_without_log_probabilities_of_prompts_is_named(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    answer: dict[str, Any] = {"tokens": [1, 2], "choices": [{"text": "a", "logprobs": None}]}
-    transport = httpx.MockTransport(lambda _: httpx.Response(200, json=answer))
+@pytest.fixture
+def answered(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What another server answers to all that it is asked."""
+    answer: dict[str, Any] = {"tokens": [1, 2], "choices": [{"text": "a"}]}
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, text=json.dumps(answer)))
     client = httpx.Client(transport=transport, base_url="http://other")
     monkeypatch.setattr(comparison, "client_of", lambda *_: client)
+    return answer
+
+
+def served() -> list[Finding]:
     sides = [comparison.ServedModel("http://other#model") for _ in "ab"]
-    with pytest.raises(ComparisonFailed, match=r"http://other.*no log probabilities of the prompt"):
-        [*comparison.served_findings(sides, [{"messages": []}], 4)]
-    del answer["choices"]
-    with pytest.raises(ComparisonFailed, match="without `choices`"):
-        [*comparison.served_findings(sides, [{"messages": []}], 4)]
+    return [*comparison.served_findings(sides, [{"messages": []}], 4)]
+
+
+ALIKE = {"a": -0.1, "b": -9999}
+
+
+@pytest.mark.parametrize(
+    ("logprobs", "tops", "why"),
+    [
+        (None, None, "no log probabilities of the prompt"),
+        ([None, -1, -1, -1], [None, ALIKE], "no log probabilities of the prompt"),
+        ([None, -1, None, -1], [None, *[ALIKE] * 3], "/v1/completions answers can't be read"),
+        ([None, -1, -1, -1], [None, None, None, None], "can't be read"),
+        ([None, -1, -1, -1], [None, *[{}] * 3], "a log probability is no number"),
+        ([None, -1, -1, -1], [None, *[{"a": float("nan")}] * 3], "is no number"),
+        ("abcd", [ALIKE] * 4, "can't be read"),
+    ],
+)
+def test_a_server_without_log_probabilities_of_prompts_is_named(
+    answered: dict[str, Any], logprobs: Any, tops: Any, why: str
+) -> None:
+    answered["choices"][0]["logprobs"] = {"token_logprobs": logprobs, "top_logprobs": tops}
+    with pytest.raises(ComparisonFailed, match=rf"http://other.*{why}"):
+        served()
+
+
+@pytest.mark.parametrize("wrong", [{"choices": []}, {"choices": None}, {"tokens": ["x"]}])
+def test_a_server_that_answers_otherwise_is_named(
+    answered: dict[str, Any], wrong: dict[str, Any]
+) -> None:
+    answered.update(wrong)
+    with pytest.raises(ComparisonFailed, match=r"http://other.*can't be read"):
+        served()
+
+
+def test_what_can_not_follow_does_not_end_a_comparison(answered: dict[str, Any]) -> None:
+    scores = {"token_logprobs": [None, -1, 0.5, -1], "top_logprobs": [None, *[ALIKE] * 3]}
+    answered["choices"][0]["logprobs"] = scores
+    assert kl(served()) == [0.0, 0.0]
+
+
+def test_models_that_answer_nothing_can_not_be_compared() -> None:
+    nothing = Divergence([], [])
+    with pytest.raises(ComparisonFailed, match="no tokens to compare"):
+        Measured.of([nothing], lambda *_: [])
 
 
 @pytest.mark.parametrize(
