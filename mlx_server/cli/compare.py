@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import jsonschema
 import typer
+from jsonschema.validators import validator_for
 from rich.console import Console
 from rich.table import Table
 
@@ -29,7 +30,7 @@ from mlx_server.engine.comparison import (
     Side,
     findings,
 )
-from mlx_server.errors import ComparisonFailed
+from mlx_server.errors import BadRequest, ComparisonFailed
 from mlx_server.events import folded
 from mlx_server.generation.rendering import tokenized
 from mlx_server.messages import Conversation, Tool
@@ -250,13 +251,22 @@ def _conversation(line: bytes) -> Conversation:
     messages = conversation.messages
     while messages and messages[-1].role == "assistant":
         messages = messages[:-1]
+    if not messages:
+        raise BadRequest("A request has no message but the assistant's: nothing is asked.")
     return replace(conversation, messages=messages)
 
 
 def _request(line: bytes) -> Request:
     conversation = _conversation(line)
-    format = json.loads(line).get("response_format") or {}
-    schema = (format.get("json_schema") or {}).get("schema")
+    wanted = json.loads(line)
+    for name in ("response_format", "json_schema", "schema"):
+        wanted = wanted.get(name) if isinstance(wanted, dict) else None
+    schema = wanted if isinstance(wanted, dict) else None
+    try:
+        for each in (schema or {}, *(tool.parameters or {} for tool in conversation.tools)):
+            validator_for(each).check_schema(dict(each))
+    except jsonschema.SchemaError as error:
+        raise BadRequest(f"A schema of a request is not valid: {error.message}") from None
     return Request(conversation.messages[-1].content, schema, conversation.tools)
 
 

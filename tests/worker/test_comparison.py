@@ -151,6 +151,29 @@ def test_models_that_answer_nothing_can_not_be_compared() -> None:
         Measured.of([nothing], lambda *_: [])
 
 
+WRONG_REQUESTS: tuple[tuple[dict[str, Any], str], ...] = (
+    ({"messages": [{"role": "assistant", "content": "hi"}]}, "nothing is asked"),
+    ({"response_format": {"json_schema": {"schema": {"type": "text"}}}}, "'text' is not valid"),
+    (
+        {"tools": [{"type": "function", "function": {"name": "a", "parameters": {"type": "b"}}}]},
+        "'b' is not valid",
+    ),
+    ({"response_format": "text"}, ""),
+    ({"response_format": {"json_schema": "a"}}, ""),
+)
+
+
+@pytest.mark.parametrize(("wrong", "why"), WRONG_REQUESTS)
+def test_a_request_that_can_not_be_compared_is_refused_before_models_are_loaded(
+    tmp_path: Path, wrong: dict[str, Any], why: str
+) -> None:
+    asked = tmp_path / "asked.jsonl"
+    line = {"messages": [{"role": "user", "content": "hi"}], **wrong}
+    asked.write_text(json.dumps(line), "utf-8")
+    run = CliRunner().invoke(app, ["missing/a", "http://b", "--requests", str(asked)])
+    assert (why or "Name two models") in f"{run.output} {run.exception}"
+
+
 @pytest.mark.parametrize(
     ("arguments", "is_good"), [('{"n": 1}', True), ('{"n": "x"}', False), ("{", False), ("", False)]
 )
