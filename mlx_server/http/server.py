@@ -107,6 +107,8 @@ class HttpServer(uvicorn.Server):
             runs.stopping.set()
             # connections that were kept open may bring one more request each
             asyncio.get_running_loop().call_later(limits.IDLE_SECONDS, pool.retire)
+            # a connection that was just accepted is not among `connections` yet
+            await asyncio.sleep(POLL_SECONDS)
         while self._is_leaving and (
             self.server_state.connections or runs.is_busy or self._app.state.relay
         ):
