@@ -204,7 +204,8 @@ class Training:
             os.replace(made, place)
         except OSError:
             # a process that was killed may have published it without having said so
-            if not filecmp.cmp(made / CARD, place / CARD, shallow=False):
+            files = made / CARD, place / CARD
+            if not files[1].is_file() or not filecmp.cmp(*files, shallow=False):
                 raise
             shutil.rmtree(made)
         return place

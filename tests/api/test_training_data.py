@@ -93,3 +93,6 @@ def test_an_adapter_that_is_published_already_is_not_published_twice(tmp_path: P
     training.data = "other data"
     with pytest.raises(OSError, match="abc"):
         training.publish(adapters, "abc")
+    (adapters / "abc" / "card.json").rename(adapters / "abc" / "notes.txt")
+    with pytest.raises(OSError, match="not empty"):
+        training.publish(adapters, "abc")
