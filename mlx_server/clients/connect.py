@@ -346,9 +346,10 @@ def connection_to(url: str, key: str, model: str | None, context: int | None) ->
         with client_of(base, key) as client:
             model = model or first_model(client)
             facts = {} if context else _facts(client, model)
-    inputs = (facts.get("architecture") or {}).get("input_modalities") or ("text",)
-    length = context or _context_of(facts, model)
-    return Connection(base, key or NO_KEY, model, length, tuple(map(str, inputs)))
+    known = facts.get("architecture")
+    inputs = known.get("input_modalities") if isinstance(known, dict) else None
+    named = tuple(map(str, inputs)) if inputs and isinstance(inputs, list) else ("text",)
+    return Connection(base, key or NO_KEY, model, context or _context_of(facts, model), named)
 
 
 def _facts(client: httpx.Client, model: str) -> Mapping[str, Any]:

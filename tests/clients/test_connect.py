@@ -221,6 +221,12 @@ def test_a_model_of_any_name_is_asked_for_by_it(play: Play, model: str, path: st
     assert connection_to(url, "", model, None).context == 5
 
 
+@pytest.mark.parametrize("other", ["llama", [], {"input_modalities": "image"}, {}])
+def test_a_server_that_names_an_architecture_otherwise_reads_text(play: Play, other: Any) -> None:
+    url = play({"/v1/models/m": (200, {"context_length": 5, "architecture": other})})
+    assert connection_to(url, "", "m", None) == Connection(url, NO_KEY, "m", 5)
+
+
 @pytest.mark.parametrize(
     ("path", "answer", "said"),
     [
