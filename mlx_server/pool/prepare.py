@@ -152,6 +152,8 @@ class PreparedModel:
     """The bytes of the weight files."""
     vision: Vision | None = None
     """How it is shown pictures; None for a model that sees none."""
+    tower_bytes: int = 0
+    """What its tower takes for a picture beyond what is kept free for every computation."""
 
     @property
     def id(self) -> str:
@@ -336,10 +338,11 @@ def _read(
     check_layer_count(checkpoint.config, path)
     check_task(spec, checkpoint)
     vision = _vision(spec, path, checkpoint)
-    seen = 0
+    seen = working = 0
     if vision:
         vision, working = within_memory(vision, checkpoint.config, upcast=upcast)
-        seen = limits.PICTURE_FEATURE_BYTES * bool(vision) + max(0, working - WORKING_BYTES)
+        working = max(0, working - WORKING_BYTES)
+        seen = limits.PICTURE_FEATURE_BYTES * bool(vision) + working
     prepared = PreparedModel(
         spec=spec,
         path=path,
@@ -347,6 +350,7 @@ def _read(
         family=fitted(family_of(checkpoint, spec.family), checkpoint),
         tokenizer_json=tokenizer,
         weights=weights_bytes(path, upcast) + seen,
+        tower_bytes=working,
         adapters=_catalog(spec, path, progress),
         stamp=stamp,
         size_bytes=weights_on_disk(path),

@@ -351,7 +351,7 @@ class MemoryScheduler:
         entry.batching = not loaded.why_alone
         entry.model = LoadedModel(prepared, loaded.vocabulary, loaded.nbytes)
         entry.progress = None
-        self.do(self.policy.loaded(prepared.id, loaded.nbytes, now()))
+        self.do(self.policy.loaded(prepared.id, loaded.nbytes + prepared.tower_bytes, now()))
         self._on_ready(prepared)
 
     async def _unload(self, entry: PoolEntry) -> None:

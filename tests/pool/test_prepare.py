@@ -132,6 +132,7 @@ def test_memory_for_towers_is_counted(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr("mlx_server.pool.prepare.WORKING_BYTES", 0)
     more = prepare(spec, lambda *_: None, upcast=True)
     assert more.weights - sees.weights == tower_bytes(sees.vision, read(folder), upcast=True)
+    assert more.tower_bytes == more.weights - sees.weights
     monkeypatch.setattr(limits, "TOWER_BYTES", 10 << 20)
     monkeypatch.setattr(limits, "LOW_DETAIL_TOKENS", 16)
     less = prepare(spec, lambda *_: None, upcast=True)

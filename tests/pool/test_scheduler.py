@@ -15,7 +15,7 @@ from mlx_server.models.adapter_catalog import AdapterSpec
 from mlx_server.pool.adapters import LeasedAdapter
 from mlx_server.pool.engine_models import PoolLimits
 from mlx_server.pool.pool import Pool
-from mlx_server.pool.prepare import ModelSpec
+from mlx_server.pool.prepare import ModelSpec, PreparedModel, prepare
 from tests.pool.machine import (
     ONE,
     TWO,
@@ -52,6 +52,22 @@ def test_a_model_is_loaded_once_for_all_who_want_it(a: ModelSpec) -> None:
             assert all(model is models[0] for model in models)
             assert (state(pool), pool.models.loaded) == ("ready", [models[0]])
             assert_idle(pool)
+
+    run(test)
+
+
+def test_what_a_tower_takes_is_counted_while_its_model_is_loaded(
+    a: ModelSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def seeing(*given: Any, **named: Any) -> PreparedModel:
+        return replace(prepare(*given, **named), tower_bytes=7)
+
+    monkeypatch.setattr("mlx_server.pool.models.prepare", seeing)
+
+    async def test() -> None:
+        async with running(a) as (pool, _):
+            await held(pool)
+            assert pool.memory()["used"] == WEIGHTS + 7
 
     run(test)
 
