@@ -62,8 +62,9 @@ def text_of_arguments(arguments: str) -> str:
 
 
 _BEGIN = json.dumps({INPUT: ""})[:-2]
-_WHOLE_TEXT = re.compile(r'(?>[^"\\]+|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*+')
-_HALF_PAIR = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}$")
+_HALF_PAIR = r"[dD][89abAB][0-9a-fA-F]{2}(?=(?:\\(?:u[0-9a-fA-F]{0,3})?)?\Z)"
+"""The digits of a first surrogate whose second one may follow."""
+_WHOLE_TEXT = re.compile(rf'(?>[^"\\]+|\\(?:["\\/bfnrt]|u(?!{_HALF_PAIR})[0-9a-fA-F]{{4}}))*+')
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
@@ -97,8 +98,6 @@ class FreeformInput:
         whole = _WHOLE_TEXT.match(self._waiting)
         assert whole, "it matches the empty text"
         end = whole.end()
-        if half := _HALF_PAIR.search(self._waiting, 0, end):
-            end = half.start()
         taken, self._waiting = self._waiting[:end], self._waiting[end:]
         if self._waiting.startswith('"'):
             self._is_inside = False

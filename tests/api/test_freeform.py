@@ -2,7 +2,7 @@ import json
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mlx_server.api.freeform import (
@@ -28,6 +28,7 @@ def test_a_text_is_decoded_however_it_is_cut(text: str, cuts: list[int], ascii: 
 
 
 @given(st.text(min_size=1), st.integers(0, 10_000))
+@example("code with \\uD83D", 28)
 def test_what_is_decoded_early_is_never_taken_back(text: str, cut: int) -> None:
     arguments = arguments_of_text(text)
     decoded = FreeformInput()
@@ -48,6 +49,7 @@ def test_a_pair_of_escapes_is_one_character() -> None:
         ('{"input": ""}', ""),
         ('{"input": "a", "more": 1}', "a"),
         ('{"input": "\\ud800!"}', "\ufffd!"),
+        ('{"input": "a\\ud800"}', "a\ufffd"),
         ('{"patch": "a"}', "a"),  # its only argument, by a name that the model made up
         ('{"a": "b", "c": "d"}', '{"a": "b", "c": "d"}'),
         ('{"input": 5}', '{"input": 5}'),
