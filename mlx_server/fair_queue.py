@@ -84,7 +84,9 @@ class TierTurns:
     operation that a new request of the higher one found running. No tier waits longer than a bound.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, longest_wait: float = float(limits.TIER_WAIT_SECONDS)) -> None:
+        """longest_wait: that bound, in seconds."""
+        self._longest_wait = longest_wait
         self._queue = FairQueue()
         self._present: dict[Tier, float] = {}
         """When the tiers that have work were served last, or got it."""
@@ -96,7 +98,7 @@ class TierTurns:
         self._present = {tier: self._present.get(tier, now) for tier in present}
         self._queue.advance(min(map(self._time, present)))
         longest = min(present, key=lambda tier: self._present[tier])
-        if now - self._present[longest] >= limits.TIER_WAIT_SECONDS:
+        if now - self._present[longest] >= self._longest_wait:
             return longest
         return min(present, key=lambda tier: (self._time(tier) + self._cost.get(tier, 0), tier))
 

@@ -192,7 +192,7 @@ CHECK_ERRORS                   = _limit(8,             "items",      "response",
 NATIVE_ARGUMENTS_BYTES         = _limit(256 << 10,     "bytes",      "response",   "the arguments of a call on `/generate`", "an error instead of the call")
 QUEUE                          = _limit(64,            "rows",       "client",     "answers of one client that wait for a place in a batch; a third more for all clients", "503 with Retry-After")
 PROGRAMS                       = _limit(8,             "items",      "client",     "programs of this machine that take turns with each other without API keys, by user agent or `x-mlx-server-client`", "a new name takes the turns of the one that was used longest ago")
-TIER_WAIT_SECONDS              = _limit(20,            "seconds",    "model",      "the time for which requests of a lower tier get no piece of a prompt, no token and no memory while those of higher tiers have work", "they get the next one")
+TIER_WAIT_SECONDS              = _limit(20,            "seconds",    "model",      "the time for which requests of a lower tier get no piece of a prompt, no token and no memory while those of higher tiers have work", "they get the next one", "server.tier_wait")
 REMEMBERED_CLIENTS             = _limit(1024,         "items",      "model",      "clients without a waiting prompt whose share of prefill the engine remembers", "those with the smallest share are forgotten, and start level with the others")
 
 _section("MCP servers")

@@ -312,6 +312,8 @@ class ServerSettings(Strict):
     """The most bytes of a request's body."""
     receive_seconds: Annotated[float, Field(gt=0)] = float(limits.RECEIVE_SECONDS)
     """How long the head and body of a request may take to arrive."""
+    tier_wait: Annotated[float, Field(gt=0)] = float(limits.TIER_WAIT_SECONDS)
+    """Seconds after which a request of a lower tier gets its next token in spite of higher ones."""
     memory_budget: Bytes | None = None
     """Bytes for weights and caches; None: derived from the machine's memory."""
     prompt_cache: PromptCacheSettings = PromptCacheSettings()
@@ -607,6 +609,7 @@ def pool_limits(settings: Settings) -> PoolLimits:
     cache = server.prompt_cache
     return PoolLimits(
         concurrency=server.concurrency,
+        tier_wait=server.tier_wait,
         budget=server.memory_budget,
         prompt_cache=cache.memory,
         prompt_disk=PromptDisk(folder, cache.disk, cache.disk_writes_per_day)

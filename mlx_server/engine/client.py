@@ -280,6 +280,7 @@ class EngineClient:
         self,
         *,
         concurrency: int = 16,
+        tier_wait: float = float(limits.TIER_WAIT_SECONDS),
         cache_bytes: int = 0,
         disk: PromptDisk = NO_DISK,
         curves: Path | None = None,
@@ -297,6 +298,7 @@ class EngineClient:
             str(disk.folder),
             disk.writes_per_day,
             str(curves or ""),
+            tier_wait,
             group,
         )
         self._process = EngineProcess(arguments, early)

@@ -9,6 +9,8 @@ from typing import Literal
 
 import msgspec
 
+from mlx_server import limits
+
 Mode = Literal["tensor", "pipeline"]
 """tensor: each rank has a part of every layer. pipeline: each rank has some of the layers."""
 
@@ -77,6 +79,8 @@ class WorkerArguments(msgspec.Struct, frozen=True):
     """The most bytes that are written there in a day."""
     curves: str = ""
     """The folder of measured cost curves; empty: none are measured."""
+    tier_wait: float = float(limits.TIER_WAIT_SECONDS)
+    """How long lower tiers wait at most, in seconds."""
     group: RankGroup | None = None
     """Set if the process is rank 0 of a group, which it starts."""
 

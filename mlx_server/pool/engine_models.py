@@ -53,6 +53,8 @@ class PoolLimits:
     """The most answers of one client that may wait for a place in a batch."""
     wait_seconds: float = float(limits.WAIT_SECONDS)
     """How long a request waits for memory before it is refused."""
+    tier_wait: float = float(limits.TIER_WAIT_SECONDS)
+    """How long lower tiers wait at most."""
     budget: int | None = None
     """The bytes for weights and caches; None: `memory_budget` takes a default for this machine."""
     prompt_cache: int | None = None
@@ -295,6 +297,7 @@ class EngineModels:
             {id: ModelFacts(0, e.spec.pinned, e.spec.ttl) for id, e in entries},
             budget=self.budget.nbytes,
             wait_seconds=self._limits.wait_seconds,
+            tier_wait=self._limits.tier_wait,
         )
 
     def _spawn(self) -> EngineClient:
@@ -307,6 +310,7 @@ class EngineModels:
             arguments["successor"], self._successor = self._successor, None
         client = self._make_engine(
             concurrency=self._limits.concurrency,
+            tier_wait=self._limits.tier_wait,
             cache_bytes=self.budget.nbytes if most is None else most,
             disk=self._limits.prompt_disk,
             **arguments,

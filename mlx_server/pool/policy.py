@@ -116,10 +116,16 @@ class Policy:
     """
 
     def __init__(
-        self, models: Mapping[str, ModelFacts], *, budget: int, wait_seconds: float
+        self,
+        models: Mapping[str, ModelFacts],
+        *,
+        budget: int,
+        wait_seconds: float,
+        tier_wait: float = float(limits.TIER_WAIT_SECONDS),
     ) -> None:
         self.budget = budget
         self.wait_seconds = wait_seconds
+        self.tier_wait = tier_wait
         self.lowered = 0
         """The bytes by which `lower` has reduced the budget."""
         self.returning = 0
@@ -269,7 +275,7 @@ class Policy:
     def next_deadline(self) -> float | None:
         """The time at which `tick` is due if no other event comes before; None if it never is."""
         due = [self._late_at(each) for each in self._waiting]
-        due += [each.stopped_at + limits.TIER_WAIT_SECONDS for each in self._below]
+        due += [each.stopped_at + self.tier_wait for each in self._below]
         due += [self._stale_at(model) for model in self._models]
         return min((at for at in due if at is not None), default=None)
 
@@ -328,7 +334,7 @@ class Policy:
         """Does what is due by now. Each event ends with it; it is an event of its own at
         `next_deadline`."""
         for each in self._below:
-            if now >= each.stopped_at + limits.TIER_WAIT_SECONDS:
+            if now >= each.stopped_at + self.tier_wait:
                 each.turn = Tier.DEFAULT, *each.turn[1:]
         self._waiting.sort(key=lambda each: each.turn)
         self._preempt(now)

@@ -128,6 +128,7 @@ class Engine:
         self,
         *,
         concurrency: int = 16,
+        tier_wait: float = float(limits.TIER_WAIT_SECONDS),
         cache_bytes: int = 0,
         clock: Callable[[], float] = time.perf_counter,
         is_done: IsDone = Future.done,
@@ -144,7 +145,7 @@ class Engine:
         self._clock, self._share = clock, share
         self.prompts = PromptStore(cache_bytes, disk, wake)
         self._ahead = AheadComputation(self.prompts.memory, clock)
-        self.models = LoadedModels(self._batch, clock)
+        self.models = LoadedModels(self._batch, clock, tier_wait)
         self._batches = self.models.batches
         self._loads = ModelLoads(concurrency, self._batches, share, clock)
         self._measurements = CostMeasurements(curves, clock)
@@ -506,6 +507,7 @@ def engine_of(
     nbytes = arguments.disk_bytes
     return Engine(
         concurrency=arguments.concurrency,
+        tier_wait=arguments.tier_wait,
         cache_bytes=arguments.cache_bytes,
         clock=inputs.clock,
         is_done=inputs.is_done,

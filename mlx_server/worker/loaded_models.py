@@ -19,6 +19,7 @@ from pathlib import Path
 import mlx.core as mx
 import mlx.nn as nn
 
+from mlx_server import limits
 from mlx_server.engine.device_errors import device_error
 from mlx_server.engine.messages import ComputeAhead, Generate, LoadModel, ModelLoading
 from mlx_server.engine.wired_memory import next_limit, wiring
@@ -242,8 +243,12 @@ class ModelLoads:
 
 class LoadedModels:
     def __init__(
-        self, make_batch: Callable[[str, nn.Module], Batch], clock: Callable[[], float]
+        self,
+        make_batch: Callable[[str, nn.Module], Batch],
+        clock: Callable[[], float],
+        tier_wait: float = float(limits.TIER_WAIT_SECONDS),
     ) -> None:
+        """tier_wait: how long lower tiers wait at most, in seconds."""
         self.batches: dict[str, Batch] = {}
         self._seconds: dict[str, float] = {}
         """The time that each model's steps have taken. A model that had no rows is raised to
@@ -254,7 +259,7 @@ class LoadedModels:
         """The models that had rows when the latest step was chosen."""
         self._make_batch = make_batch
         self._clock = clock
-        self._turns = TierTurns()
+        self._turns = TierTurns(tier_wait)
         self._turn: tuple[str, Tier] | None = None
         """The model and the tier of the latest step."""
         self._tier = Tier.DEFAULT

@@ -64,6 +64,11 @@ def test_a_name_is_an_id_or_an_alias_and_else_a_folder_or_a_hub_id(folder: Path)
     assert spec_named(config, "./own").source == str(folder / "own")
 
 
+def test_how_long_lower_tiers_wait_is_a_setting() -> None:
+    waits = load(written("server: {tier_wait: 5}\n" + MINIMAL))
+    assert pool_limits(waits).tier_wait == 5 != pool_limits(Settings()).tier_wait
+
+
 def test_prompts_are_kept_on_disk_where_there_is_a_folder(folder: Path) -> None:
     assert pool_limits(Settings()).prompt_disk == NO_DISK
     assert pool_limits(Settings()).curves is None

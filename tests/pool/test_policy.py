@@ -7,7 +7,6 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from mlx_server import limits
 from mlx_server.engine.messages import KvCost
 from mlx_server.pool.policy import (
     TURN,
@@ -616,9 +615,10 @@ def test_a_lower_tier_gives_its_memory_and_gets_it_back() -> None:
 
 def test_a_lower_tier_waits_a_bounded_time_for_memory() -> None:
     policy = policy_of(ready=["m"], m=ModelFacts(weights=2))
+    policy.tier_wait = 10.0
     assert policy.request(1, "m", 6, 0.0) == (Grant(1),)
     assert policy.request(2, "m", 6, 1.0, tier=Tier.BATCH) == ()
-    assert policy.next_deadline() == 1.0 + limits.TIER_WAIT_SECONDS
-    assert policy.tick(1.0 + limits.TIER_WAIT_SECONDS) == ()
+    assert policy.next_deadline() == 11.0
+    assert policy.tick(11.0) == ()
     assert policy.request(3, "m", 6, 22.0) == ()
     assert policy.release(1, 23.0) == (Grant(2),), "it was before 3"
