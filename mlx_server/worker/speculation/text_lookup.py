@@ -1,8 +1,9 @@
-"""Drafts for code inside JSON strings, as agents' edits have it.
+"""Drafts for code inside JSON strings and diffs, as agents' edits have it.
 
-Escaped text has other tokens than the file in the prompt, so that a lookup of tokens loses it at
-the end of each line. So the answer's end is unescaped and found in the prompt's text, and what
-follows there is escaped and cut into tokens. Line numbers, as tools show them, are left out.
+Escaped text, and lines that begin with a mark, have other tokens than the file in the prompt, so
+that a lookup of tokens loses them at the end of each line. So the answer's end is read as the file
+has it and found in the prompt's text, and what follows there is written as the answer does and cut
+into tokens. Line numbers, as tools show them, are left out.
 """
 
 import re
@@ -20,12 +21,14 @@ PIECE = 16_384
 
 LEAST, MOST_MATCH = 8, 64
 """The bytes that have to agree, and those that are compared."""
-TAIL = 2 * MOST_MATCH
-"""The bytes of the answer that are looked at."""
+TAIL, DIFF_TAIL = 2 * MOST_MATCH, 1024
+"""The bytes of the answer that are looked at; in a diff, new lines may be after the file's."""
 TOKEN_BYTES = 6
 """The bytes of a draft's text for each of its tokens: the text has more tokens than are taken."""
 
 LINE_NUMBER = re.compile(rb"^ *\d{1,9}(?:\t|\xe2\x86\x92)", re.MULTILINE)
+HUNK = re.compile(rb"^(?:@@|\*\*\* Update File)", re.MULTILINE)
+"""Where changes begin in a diff, and in Codex's patches. Each line after it has a mark."""
 IN_STRING = re.compile(rb'"\s?:\s?"')
 ESCAPE = re.compile(rb"\\.", re.DOTALL)
 ESCAPED = re.compile(rb'\\(["\\/bfnrt])')
@@ -48,7 +51,11 @@ class TextLookup:
         self._prompt, self._text_of, self._tokenizer = prompt, text_of, tokenizer
         self._tail = b""
         self._is_json = False
-        """Whether the answer has a JSON string: until then the prompt's text is not read."""
+        """Whether the answer has a JSON string."""
+        self._is_diff = False
+        """Whether it has a diff. Until there is either, the prompt's text is not read."""
+        self._mark = b""
+        """That of the line which the draft goes on with; empty outside of a diff."""
         self._pieces: list[bytes] = []
         self._source: bytes | None = None
         """The prompt's text, once all its pieces are read."""
@@ -57,11 +64,13 @@ class TextLookup:
 
     def extend(self, tokens: Sequence[int]) -> None:
         self._at = None
-        self._tail = (self._tail + b"".join(map(self._text_of, tokens)))[-TAIL:]
-        self._is_json = self._is_json or IN_STRING.search(self._tail) is not None
+        self._tail = (self._tail + b"".join(map(self._text_of, tokens)))[-DIFF_TAIL:]
+        latest = self._tail[-TAIL:]
+        self._is_json = self._is_json or IN_STRING.search(latest) is not None
+        self._is_diff = self._is_diff or HUNK.search(latest) is not None
 
     def draft(self, most: int) -> Draft | None:
-        if not self._is_json:
+        if not (self._is_json or self._is_diff):
             return None
         if (source := self._read()) is None:
             return None
@@ -70,9 +79,14 @@ class TextLookup:
         if self._match < LEAST:
             return None
         text = source[self._at : self._at + TOKEN_BYTES * most]
-        escaped = SPECIAL.sub(lambda special: ESCAPES[special[0]], text)
-        tokens = self._tokenizer.tokens(escaped, most)
-        return Draft(tokens, "text", self._match // 4) if tokens else None
+        if self._mark:
+            begin = self._mark if self._tail.endswith(b"\n") else b""
+            written = begin + text.replace(b"\n", b"\n" + self._mark)
+        else:
+            written = SPECIAL.sub(lambda special: ESCAPES[special[0]], text)
+        tokens = self._tokenizer.tokens(written, most)
+        kind = "diff" if self._mark else "text"
+        return Draft(tokens, kind, self._match // 4) if tokens else None
 
     def _read(self) -> bytes | None:
         if self._source is None:
@@ -90,8 +104,10 @@ class TextLookup:
 
     def _find(self, source: bytes) -> tuple[int, int]:
         """Returns the place at which most of the answer's last bytes precede, and how many."""
-        string = self._tail[ESCAPE.sub(b"..", self._tail).rfind(b'"') + 1 :]
-        tail = ESCAPED.sub(lambda escape: NAMES.get(escape[1], escape[1]), string)
+        if self._is_diff:
+            tail, self._mark = _unmarked(self._tail)
+        else:
+            tail = _unescaped(self._tail[-TAIL:])
         if len(tail) < LEAST:
             return 0, 0
         best, most = 0, 0
@@ -104,6 +120,26 @@ class TextLookup:
             if count >= PLACES or most >= MOST_MATCH:
                 break
         return best, most
+
+
+def _unescaped(tail: bytes) -> bytes:
+    """Returns the text of the JSON string that is not closed at the end."""
+    string = tail[ESCAPE.sub(b"..", tail).rfind(b'"') + 1 :]
+    return ESCAPED.sub(lambda escape: NAMES.get(escape[1], escape[1]), string)
+
+
+def _unmarked(tail: bytes) -> tuple[bytes, bytes]:
+    """Returns what the file had before the end of a diff, and the mark of the line that goes on
+    there. That of a line to come is guessed: lines that stay and that go come in runs. The text is
+    empty within a new line."""
+    *lines, last = tail.split(b"\n")
+    hunk = next((at for at in reversed(range(len(lines))) if HUNK.match(lines[at])), 0)
+    lines = lines[hunk + 1 :]  # the first one may be cut
+    if not lines or last[:1] not in (b"", b" ", b"-"):
+        return b"", b" "
+    before = lines[-1][:1] if lines[-1].startswith((b" ", b"-")) else b" "
+    kept = (line[1:] + b"\n" for line in lines if line.startswith((b" ", b"-")))
+    return b"".join(kept) + last[1:], last[:1] or before
 
 
 def _keys(text: bytes) -> NDArray[np.uint64]:

@@ -121,6 +121,23 @@ def test_code_in_a_json_string_is_found_in_a_file_with_line_numbers(
     assert closed.draft(15) is None  # what comes after the string is no text of the file
 
 
+@pytest.mark.parametrize("header", ["@@ -1,50 +1,52 @@", "*** Update File: a.py"])
+def test_lines_of_a_diff_are_found_without_their_marks(
+    vocabulary: Vocabulary, tokenize: Tokenize, header: str
+) -> None:
+    lines = CODE.splitlines()[60:110]
+    new = ["+    added = 1", "+    lines = 2"]
+    gone = [f"-{line}" for line in lines[12:18]]
+    diff = [header, *(f" {line}" for line in lines[:12]), *gone, *new]
+    answer = tokenize("\n".join([*diff, *(f" {line}" for line in lines[18:40])]))
+    classes, prompt = vocabulary.token_classes, tokenize("\n".join(lines))
+    lookup = TextLookup(prompt, classes.text_of, ApproximateTokenizer(classes.ids))
+    text = tokens_per_pass(lookup, answer, 15)
+    assert text > 1.5 * tokens_per_pass(TokenLookup(prompt), answer, 15)
+    lookup.extend(tokenize("\n+    more = "))
+    assert lookup.draft(15) is None  # a new line is not in the file
+
+
 def test_a_long_prompts_text_is_read_in_pieces(
     vocabulary: Vocabulary, tokenize: Tokenize, monkeypatch: pytest.MonkeyPatch
 ) -> None:
