@@ -142,16 +142,22 @@ def training_of(http: httpx.Client) -> Any:
     return http.get("/v1/pool").json()["training"]
 
 
-def test_stored_completions_that_were_marked_are_learnt(client: OpenAI) -> None:
+@pytest.fixture(scope="module")
+def _rated(client: OpenAI) -> None:
     for number in range(12):
         rating = "good" if number < 10 else "bad"
         client.chat.completions.create(
             model=TINY,
             messages=[{"role": "user", "content": [{"type": "text", "text": f"number {number}"}]}],
+            temperature=0,
             store=True,
             metadata={"rating": rating},
             extra_body={"guided_choice": ["abc", "bcd"]},
         )
+
+
+@pytest.mark.usefixtures("_rated")
+def test_stored_completions_that_were_marked_are_learnt(client: OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="no stored chat completion"):
         create(client, "stored:rating=best", QUICK)
     job = create(client, "stored:rating=good", QUICK, suffix="from-stored")
@@ -162,16 +168,16 @@ def test_stored_completions_that_were_marked_are_learnt(client: OpenAI) -> None:
     assert asked[3][0]["content"][0]["text"] == "number 3"
 
 
+@pytest.mark.usefixtures("_rated")
 def test_the_commands_read_stored_completions_too(client: OpenAI, folder: Path) -> None:
-    """The adapter of the first test is compared."""
     run = partial(ran, folder=folder, MLX_SERVER_DATA=str(folder / "data"))
-    options = ("--layers", "-1", "--learning-rate", "0.01", "--name", "by-command")
+    options = ("--layers", "-1", "--learning-rate", "0.0003", "--name", "by-command")
     trained = run("train", TINY, "stored:rating=good", *options)
     assert f"{TINY}:by-command is in" in trained.stdout, trained
     assert answer(client, f"{TINY}:by-command") != answer(client, TINY)
-    compared = run("compare", TINY, f"{TINY}:abc", "--requests", "stored:rating=good")
+    compared = run("compare", TINY, f"{TINY}:by-command", "--requests", "stored:rating=good")
     assert "10, " in compared.stdout, compared
-    assert f"{TINY}:abc" in compared.stdout
+    assert f"{TINY}:by-command" in compared.stdout
 
 
 def test_two_servers_are_compared(server: LiveServer, tmp_path: Path) -> None:
