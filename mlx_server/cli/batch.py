@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from mlx_server import limits
 from mlx_server.cli.root import command_app
-from mlx_server.clients.chat import client_of, key_at_home, parsed_json
+from mlx_server.clients.chat import client_of, error_in, key_at_home, parsed_json
 from mlx_server.errors import BadRequest, ServerError
 from mlx_server.system.files import replace_private
 
@@ -143,8 +143,7 @@ def _json(response: httpx.Response) -> dict[str, Any]:
     body = parsed_json(response.content)
     if response.is_success and isinstance(body, dict):
         return body
-    error = body.get("error") if isinstance(body, dict) else None
-    message = error.get("message") if isinstance(error, dict) else "not mlx-server"
+    message = error_in(body).get("message", "not mlx-server")
     raise ServerError(f"The server answers {response.status_code}: {message}")
 
 

@@ -132,8 +132,7 @@ def pool_of(client: httpx.Client) -> dict[str, Any]:
     body = parsed_json(response.content)
     try:
         if not response.is_success:
-            message = body["error"]["message"]
-            raise ServerError(f"{place} answers {response.status_code}: {message}")
+            raise ServerError(f"{place} answers {response.status_code}: {body['error']['message']}")
         msgspec.convert(body, PoolBody)
     except (ValueError, TypeError, KeyError):
         pass

@@ -184,11 +184,15 @@ def _delta(chunk: Mapping[str, Any]) -> Iterator[Delta]:
         yield TextDelta(0, piece.text)
 
 
+def error_in(body: Any) -> dict[str, Any]:
+    """Returns the fields of an OpenAI error; none if the body is no error."""
+    error = body.get("error") if isinstance(body, dict) else None
+    return error if isinstance(error, dict) else {}
+
+
 def _refused(response: httpx.Response) -> ServerError:
-    try:
-        message = str(parsed_json(response.content)["error"]["message"])
-    except (TypeError, KeyError):
-        message = "That server is not OpenAI-compatible. Check --url."
+    message = error_in(parsed_json(response.content)).get("message")
+    message = message or "That server is not OpenAI-compatible. Check --url."
     if response.status_code == 401:
         return Unauthorized(f"{message} Give the key with --api-key.")
     return BadRequest(f"{message} (HTTP {response.status_code})")
@@ -283,9 +287,8 @@ def _check_served(client: httpx.Client, model: str) -> None:
     """Raises BadRequest if the server says that it has no such model."""
     with _connection_errors():
         response = client.get(f"/v1/models/{quote(model, safe='/:', errors='replace')}")
-    answer = parsed_json(response.content)
-    error = answer.get("error") if isinstance(answer, dict) else None
-    if isinstance(error, dict) and error.get("code") in ("model_not_found", "adapter_not_found"):
+    code = error_in(parsed_json(response.content)).get("code")
+    if code in ("model_not_found", "adapter_not_found"):
         raise _refused(response)
 
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import httpx
 
 from mlx_server import limits
-from mlx_server.clients.chat import client_of, first_model, key_at_home, parsed_json
+from mlx_server.clients.chat import client_of, error_in, first_model, key_at_home, parsed_json
 from mlx_server.engine.comparison import Answers, Divergence, Finding
 from mlx_server.errors import ComparisonFailed
 
@@ -23,7 +23,6 @@ Body = Mapping[str, Any]
 """Of a chat completion: `messages`, and `tools` if there are any."""
 
 LEAST = 1e-12
-
 GREEDY = {"temperature": 0}
 
 UNREADABLE = (LookupError, TypeError, ValueError, AttributeError)
@@ -94,8 +93,7 @@ class ServedModel:
             raise self._failed(str(error)) from error
         given = parsed_json(response.content)
         if not response.is_success:
-            told = given.get("error") if isinstance(given, dict) else None
-            why = told.get("message", "") if isinstance(told, dict) else ""
+            why = error_in(given).get("message", "")
             raise self._failed(f"{path} answers with {response.status_code}. {why}")
         try:
             return read(given)

@@ -321,7 +321,7 @@ class Succession:
         self.serves_here = False
         self._leaving += [before] if before else []
         self.on_replaced(_followed(child))
-        for each in self._leaving:  # those that a server before has told to leave, too
+        for each in self._leaving:  # those that an earlier server asked to leave, too
             with _followed(child) as connection:
                 each.say(LEAVE, connection)
         if self._is_stopping:

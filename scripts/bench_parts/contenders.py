@@ -91,8 +91,7 @@ def _mlx_lm_server(folder: Path) -> Iterator[Contender]:
 
 @contextmanager
 def _vllm_mlx(folder: Path) -> Iterator[Contender]:
-    # vllm-mlx alone installs an MLX without its library on Linux
-    python = installed.own("vllm-mlx", "vllm-mlx", "mlx[cpu]")
+    python = installed.vllm_mlx()
     command = ["vllm_mlx.cli", "serve", str(folder), "--continuous-batching"]
     with _served(command, str(folder), folder, fast(), python) as contender:
         yield contender

@@ -128,6 +128,11 @@ def own(name: str, *packages: str) -> Path:
     raise Missing(f"{packages[0]} is not installed: {make}")
 
 
+def vllm_mlx() -> Path:
+    """Returns its Python. Alone it installs an MLX without its library on Linux."""
+    return own("vllm-mlx", "vllm-mlx", "mlx[cpu]")
+
+
 def programs(package: str) -> Path:
     """Returns the folder with the program of a package of npm, or of PyPI if its version follows
     `==`."""

@@ -79,8 +79,7 @@ def _llama_cpp() -> Iterator[tuple[str, str]]:
 
 @contextmanager
 def _vllm_mlx() -> Iterator[tuple[str, str]]:
-    # vllm-mlx alone installs an MLX without its library on Linux
-    python = installed.own("vllm-mlx", "vllm-mlx", "mlx[cpu]")
+    python = installed.vllm_mlx()
     folder = demo_checkpoint(lambda *progress: None)
     command = ["vllm_mlx.cli", "serve", str(folder)]
     with _child(command, str(folder), folder, python) as found:
