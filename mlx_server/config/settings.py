@@ -120,6 +120,8 @@ KEY_TIERS = {tier.label: tier for tier in (Tier.PRIORITY, Tier.DEFAULT, Tier.FLE
 
 def _key(value: object, validate: Callable[[object], SecretStr]) -> ApiKey:
     """Reads `KEY`, or `KEY: tier`."""
+    if isinstance(value, ApiKey):  # settings are made again with those of flags
+        return value
     tier: object = Tier.DEFAULT.label
     if isinstance(value, dict) and len(value) == 1:
         ((value, tier),) = value.items()

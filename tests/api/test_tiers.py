@@ -1,13 +1,14 @@
 """The tier of a request over the wire: the client's, its key's, or that of what it sends in the
 background; the answer says which it was."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
-from mlx_server.config.settings import ServerSettings, validated
+from mlx_server.config.models_yaml import load_settings
 from mlx_server.requests import Tier
 from tests.api import wire
 from tests.api.test_clients import BODIES, in_the_background
@@ -112,9 +113,10 @@ def test_what_a_person_waits_for(
     assert [row.tier for row in engine.taken] == [Tier.DEFAULT]
 
 
-def test_a_keys_tier(tiny_path: Path, engine: ScriptedEngine) -> None:
+def test_a_keys_tier(tiny_path: Path, engine: ScriptedEngine, tmp_path: Path) -> None:
     keys = ({"agents-key": "flex"}, {"my-own-key": "priority"}, "other-key")
-    server = validated(ServerSettings, {"api_keys": keys})
+    (tmp_path / "models.yaml").write_text(json.dumps({"server": {"api_keys": keys}}))
+    server = load_settings(tmp_path / "models.yaml", environ={}).server
     app = wire.app(tiny_path, engine, api_keys=server.api_keys)
     path = "/v1/chat/completions"
     with TestClient(app, "http://localhost") as client:
