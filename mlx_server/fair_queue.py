@@ -90,25 +90,29 @@ class TierTurns:
         self._queue = FairQueue()
         self._present: dict[Tier, float] = {}
         """When the tiers that have work were served last, or got it."""
-        self._cost: dict[Tier, int] = {}
-        """The virtual time that the next operation of a tier may take."""
+        self._cost: dict[tuple[Tier, bool], int] = {}
+        """The virtual time that the next operation of a tier may take, by whether it is a piece."""
 
-    def next(self, present: Collection[Tier], now: float) -> Tier:
-        """present: the tiers that have work."""
+    def next(self, present: Collection[Tier], now: float, pieces: Collection[Tier] = ()) -> Tier:
+        """present: the tiers that have work. pieces: those that go on with a piece of a prompt."""
         self._present = {tier: self._present.get(tier, now) for tier in present}
         self._queue.advance(min(map(self._time, present)))
         longest = min(present, key=lambda tier: self._present[tier])
         if now - self._present[longest] >= self._longest_wait:
             return longest
-        return min(present, key=lambda tier: (self._time(tier) + self._cost.get(tier, 0), tier))
 
-    def took(self, tier: Tier, seconds: float, now: float) -> None:
-        """Counts an operation of the tier."""
+        def end(tier: Tier) -> int:
+            return self._time(tier) + self._cost.get((tier, tier in pieces), 0)
+
+        return min(present, key=lambda tier: (end(tier), tier))
+
+    def took(self, tier: Tier, seconds: float, now: float, *, piece: bool = False) -> None:
+        """Counts an operation of the tier, a piece of a prompt or another."""
         higher = sum(each < tier for each in self._present)
         higher += min(self._present, default=tier) > Tier.DEFAULT
         cost = int(1e6 * seconds / SHARE**higher)
         self._queue.charge(tier.name, cost)
-        self._cost[tier] = max(cost, self._cost.get(tier, 0) * 7 // 8)
+        self._cost[tier, piece] = max(cost, self._cost.get((tier, piece), 0) * 7 // 8)
         if tier in self._present:
             self._present[tier] = now
 

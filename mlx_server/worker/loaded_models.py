@@ -11,7 +11,7 @@ waited for the longest gap goes first.
 
 import logging
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -309,7 +309,8 @@ class LoadedModels:
         tiers = {model: self.batches[model].tiers for model in ready}
         present = {*chain.from_iterable(tiers.values()), *([other] if other else [])}
         if present:
-            self._tier = tier = self._turns.next(present, now)
+            pieces = self._prefilling(present, ready) if len(present) > 1 else ()
+            self._tier = tier = self._turns.next(present, now, pieces)
             ready = [model for model in ready if tier in tiers[model]]
         late = [model for model in ready if self.batches[model].is_late(self._tier)]
         next_model = self._with_least_time(late or ready)
@@ -317,6 +318,11 @@ class LoadedModels:
             return next_model
         overdue = [model for model in ready if self.batches[model].is_overdue(self._tier)]
         return self._with_least_time(overdue) or next_model
+
+    def _prefilling(self, tiers: Collection[Tier], models: list[str]) -> set[Tier]:
+        """Returns the tiers whose next step may compute a piece of a prompt."""
+        batches = [self.batches[model] for model in models]
+        return {tier for tier in tiers if any(each.may_prefill(tier) for each in batches)}
 
     def _with_least_time(self, models: list[str]) -> str | None:
         return min(models, key=lambda model: self._seconds[model], default=None)
@@ -326,13 +332,13 @@ class LoadedModels:
         batch.shared = any(b.decoding for b in self.batches.values() if b is not batch)
         self._served = max(self._served, self._seconds[model])
         self._finish_turn(model)
-        began = self._clock()
+        began, done = self._clock(), StepResult()
         try:
             done = batch.step(self._tier)
         finally:
             now = self._clock()
             self._seconds[model] += now - began
-            self._turns.took(self._tier, now - began, now)
+            self._turns.took(self._tier, now - began, now, piece=not done.tokens)
         if not done.tokens:  # a piece of a prompt: the rows of all models have waited for it
             for each in self.batches.values():
                 each.waited_for_piece = True

@@ -2,16 +2,15 @@
 training of an adapter. A server runs for each, on this machine."""
 
 import asyncio
+import itertools
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from tempfile import TemporaryDirectory
-from threading import Event
 from typing import Any
 
 import httpx
@@ -21,7 +20,7 @@ from bench_parts.contenders import answering
 from bench_parts.models import model_folder
 from bench_parts.tables import Row
 from bench_parts.training import BATCH, EPOCHS, LAYERS, samples
-from mlx_server.clients.bench import RequestTiming, Result, Spread, Target, Workload, run
+from mlx_server.clients.bench import Exchange, RequestTiming, Result, Spread, Target, Workload, run
 from mlx_server.requests import Tier
 
 KEYS = {"person": Tier.DEFAULT, "agent": Tier.FLEX}
@@ -33,10 +32,6 @@ LOOK_SECONDS = 1.0
 class Use:
     seconds: float
     processor: float
-
-    @property
-    def share(self) -> float:
-        return self.processor / self.seconds
 
 
 @dataclass(frozen=True)
@@ -120,12 +115,38 @@ def running(name: str) -> Iterator[Running]:
             yield Running(pid, target.url)
 
 
-# A person next to sub-agents and a batch
+# A person next to sub-agents and a batch: the clients of `bench_parts.simulated.tiers`
 
-PERSON = Workload(clients=1, requests=20, words=200, max_tokens=100)
-AGENTS = Workload(clients=4, requests=4, words=150, max_tokens=75)
+ASKS, TURNS = 12, 3
+WORDS, TOKENS = 2_000, 200
+AGENTS, AGENT_WORDS, AGENT_TOKENS = 4, 1_500, 150
 LINES, LINE_TOKENS, LINE_WORDS = 20_000, 50, 40
-TURNS, ALONE_SECONDS = 3, 10.0
+ALONE_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Asked:
+    began: float
+    ended: float
+    timing: RequestTiming
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What a person's requests took next to others, and when anybody waited for an answer."""
+
+    person: list[Asked]
+    all: list[Asked]
+    seconds: float
+
+    @property
+    def left(self) -> float:
+        """The share of the time in which nobody waited."""
+        waited, until = 0.0, 0.0
+        for asked in sorted(self.all, key=lambda each: each.began):
+            waited += max(0.0, asked.ended - max(asked.began, until))
+            until = max(until, asked.ended)
+        return 1 - waited / self.seconds
 
 
 @dataclass(frozen=True)
@@ -137,63 +158,63 @@ class KeptPace:
     speed: float
     """Share of alone, at the 5th percentile."""
     batch: float
-    """Lines over those in the processor time that the others leave."""
+    """Lines over those that it gets alone in the time in which nobody waits without it."""
 
 
 def kept_pace(model: str) -> KeptPace:
     with running(model) as server:
-
-        def person(seed: str) -> Result:
-            return server.loaded("person", replace(PERSON, seed=f"{seed} {time.monotonic_ns()}"))
-
-        person("first")
-        alone, mixed, shares, lines = list[Result](), list[Result](), list[float](), list[float]()
+        asyncio.run(turn(server, 0.0, 0))
+        alone, mixed, shares = list[Asked](), list[Asked](), list[float]()
         for _ in range(TURNS):
-            alone.append(person("alone"))
-            with agents(server):
-                others = server.use(lambda: person("others"))
+            alone += asyncio.run(turn(server, 0.0, 0)).person
+            pause = fmean(each.ended - each.began for each in alone)
+            others = asyncio.run(turn(server, pause, AGENTS))
             batch = server.batch(LINES, LINE_TOKENS, LINE_WORDS)
             while not (before := server.answered(batch)):
                 time.sleep(LOOK_SECONDS)
-            full = server.use(lambda: time.sleep(ALONE_SECONDS))
+            time.sleep(ALONE_SECONDS)
             between = server.answered(batch)
-            with agents(server):
-                both = server.use(lambda: mixed.append(person("mixed")))
+            both = asyncio.run(turn(server, pause, AGENTS))
+            mixed += both.person
             got = (server.answered(batch) - between) / both.seconds
-            lines.append(got * full.seconds / (between - before))
-            shares.append(1 - others.share / full.share)
+            shares.append(got * ALONE_SECONDS / (between - before) / others.left)
             with server.http() as http:
                 http.post(f"{batch}/cancel").raise_for_status()
     return KeptPace(
-        _p95(each.first_token for each in _answers(mixed))
-        / _p95(each.first_token for each in _answers(alone)),
-        _p95(sum(each.gaps) for each in _answers(alone))
-        / _p95(sum(each.gaps) for each in _answers(mixed)),
-        median(lines) / median(shares),
+        _p95(each.timing.first_token for each in mixed)
+        / _p95(each.timing.first_token for each in alone),
+        _p95(sum(each.timing.gaps) for each in alone)
+        / _p95(sum(each.timing.gaps) for each in mixed),
+        median(shares),
     )
 
 
-@contextmanager
-def agents(server: Running) -> Iterator[None]:
-    """They ask again and again, with pauses as long as their answers take."""
-    over = Event()
+async def turn(server: Running, pause: float, agents: int) -> Turn:
+    """A person asks so many times, with pauses, next to agents with pauses six times as long."""
+    asked, began = list[Asked](), time.perf_counter()
 
-    def ask() -> None:
-        while not over.is_set():
-            seed = f"{time.monotonic_ns()}"
-            over.wait(server.loaded("agent", replace(AGENTS, seed=seed)).seconds)
+    async def ask(key: str, words: int, tokens: int) -> Asked:
+        target = Target(server.url, MODEL, key, api="completions")
+        prompt = Workload(1, 1, words, tokens, seed=f"{time.monotonic_ns()}").prompt(0)
+        exchange, start = Exchange(target, prompt, tokens), time.perf_counter()
+        await exchange.run()
+        asked.append(Asked(start, time.perf_counter(), exchange.answer()))
+        return asked[-1]
 
-    with ThreadPoolExecutor(1) as threads:
-        asking = threads.submit(ask)
-        try:
-            yield
-        finally:
-            over.set()
-            asking.result()
+    async def agent(number: int) -> None:
+        await asyncio.sleep(pause * number)
+        for count in itertools.count(1):
+            await ask("agent", AGENT_WORDS, AGENT_TOKENS)
+            await asyncio.sleep(6 * pause * (0.5 + count * 0.618 % 1))
 
-
-def _answers(results: Iterable[Result]) -> Iterator[RequestTiming]:
-    return (answer for result in results for answer in result.answers)
+    agents_asking = [asyncio.create_task(agent(number)) for number in range(agents)]
+    person = list[Asked]()
+    for count in range(1, ASKS + 1):
+        person.append(await ask("person", WORDS, TOKENS))
+        await asyncio.sleep(pause * (0.5 + count * 0.618 % 1))
+    for each in agents_asking:
+        each.cancel()
+    return Turn(person, asked, time.perf_counter() - began)
 
 
 def _p95(values: Iterable[float]) -> float:
@@ -298,7 +319,7 @@ def pace_rows(found: KeptPace) -> Iterator[Row]:
         "1.10",
     )
     yield "speed, share of alone (p5)", f"{found.speed:.2f}", "0.90"
-    yield "batch, share of the processor time that is left", f"{found.batch:.2f}", "0.90"
+    yield "batch, share of its speed alone in what time is left", f"{found.batch:.2f}", "0.90"
 
 
 def batch_rows(found: BatchCost) -> Iterator[Row]:

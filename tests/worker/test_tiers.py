@@ -40,6 +40,17 @@ def test_what_a_new_request_found_running_is_taken_off_the_share() -> None:
     assert served(turns, (Tier.DEFAULT, Tier.BATCH), 2.0, 50.0) == {Tier.DEFAULT: 2}
 
 
+def test_a_piece_of_a_prompt_is_paid_for_before_it_begins_though_steps_are_short() -> None:
+    turns, both = TierTurns(), (Tier.DEFAULT, Tier.FLEX)
+    for number in range(50):
+        assert turns.next([Tier.FLEX], 0.1) is Tier.FLEX
+        turns.took(Tier.FLEX, 0.01 if number else 0.1, 0.1, piece=number == 0)
+    assert turns.next(both, 0.1) is Tier.DEFAULT
+    turns.took(Tier.DEFAULT, 1.0, 1.1)
+    assert turns.next(both, 1.1, pieces=both) is Tier.DEFAULT
+    assert turns.next(both, 1.1) is Tier.FLEX
+
+
 @pytest.mark.parametrize("bound", [5.0, float(limits.TIER_WAIT_SECONDS)])
 def test_no_tier_waits_longer_than_the_bound(bound: float) -> None:
     turns, now, last = TierTurns(bound), 0.0, dict.fromkeys(ALL, 0.0)

@@ -341,7 +341,7 @@ class PrefillBudget:
         tokens = self._stretched(seconds, step, rows, context)
         rest = left - tokens
         if 0 < rest < tokens:  # a small rest may take longer than all that is left
-            longest = self._longer_gap(LAST_PIECE, seconds, step)
+            longest = self._longer_gap(LAST_PIECE, self._bounded(seconds), step)
             longest = max(longest, self._seconds(int(rest), rows, context))
             tokens = int(left) if self._seconds(int(left), rows, context) <= longest else tokens
         if left <= tokens and not self._in_company:
@@ -431,11 +431,14 @@ class PrefillBudget:
         if context > MOST and self._seconds(LEAST, rows, context) > seconds:
             half = self._seconds(DEEP_LEAST, rows, context)
             least = DEEP_LEAST if half < DEEP_SHARE * self._seconds(LEAST, rows, context) else least
-        if (most := self.schedule.most_of_prompt) < inf:
-            seconds = min(seconds, most * self._seconds(MOST, 1, 0))
-        else:
+        if self.schedule.most_of_prompt == inf:
             least = max(least, self.cost.useful)
-        return max(least, min(MOST, self.cost.tokens(seconds, rows, context)))
+        return max(least, min(MOST, self.cost.tokens(self._bounded(seconds), rows, context)))
+
+    def _bounded(self, seconds: float) -> float:
+        """Returns the seconds of a piece, or the most that a piece of these rows may take."""
+        most = self.schedule.most_of_prompt
+        return seconds if most == inf else min(seconds, most * self._seconds(MOST, 1, 0))
 
     def _seconds(self, tokens: int, rows: int, context: int) -> float:
         return self.cost.seconds(PrefillPiece(rows, ceil(tokens / rows), context))

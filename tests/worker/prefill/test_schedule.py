@@ -136,6 +136,16 @@ def test_a_model_whose_neighbours_stream_computes_shorter_pieces() -> None:
     assert GPU.seconds(piece) == pytest.approx(SCHEDULE.longest_gap, rel=0.1)
 
 
+def test_the_rest_of_a_lower_tiers_prompt_takes_no_longer_than_its_pieces() -> None:
+    budget, took = PrefillBudget(SCHEDULE).of_others(0.1), 0.0
+    for left in (*[10_000] * 40, 380):
+        while not (tokens := budget.piece(1, 1, 1, 0, left=left)):
+            budget.stepped(1, GPU.step)
+        took = GPU.seconds(piece := PrefillPiece(1, tokens, 0))
+        budget.prefilled(piece, 1, took)
+    assert took <= 0.1 * GPU.seconds(PrefillPiece(1, MOST, 0)) * 1.15
+
+
 def test_sizes_keep_to_their_limits_on_absurd_machines() -> None:
     for seconds in (1e-12, 1e9):
         budget = PrefillBudget(SCHEDULE)
