@@ -36,6 +36,7 @@ from mlx_server.system.sandbox.chat_template import ChatTemplate, TemplateLimitE
 from mlx_server.tool_parsers import json_calls
 from mlx_server.tool_parsers.call_format import CallFormat
 from mlx_server.tool_parsers.json_calls import ARGUMENTS, NAMES, JsonCallForm
+from mlx_server.tool_parsers.keyed_calls import keyed_calls
 from mlx_server.tool_parsers.named_calls import (
     JSON,
     PYTHON,
@@ -245,6 +246,7 @@ def learned_formats(samples: tuple[CallSample, ...]) -> Iterator[CallFormat]:
         yield from _as_objects(one)
         yield from _named_formats(several or one, _json_arguments, JSON)
         yield from _named_formats(several or one, _python_arguments, PYTHON)
+        yield from _paired_format(several or one)
 
 
 # Calls as JSON objects
@@ -335,10 +337,7 @@ def _delimiters(sample: CallSample, spans: list[_Span]) -> _CallDelimiters:
         return _CallDelimiters("", before.strip(), after_name, after.strip(), "", "")
     between = text[first.end : spans[1].name].lstrip()
     ending = whole_delimiters(common_beginning(between, after))
-    opening = common_beginning(before[::-1], between[len(ending) :][::-1])[::-1]
-    if ">" in opening and opening.find(">") < opening.find("<"):  # it begins within a delimiter
-        opening = opening[opening.find(">") + 1 :]
-    opening = opening.lstrip()
+    opening = _common_opening(before, between[len(ending) :])
     return _CallDelimiters(
         opens=before[: len(before) - len(opening)].strip(),
         before_name=opening,
@@ -347,6 +346,14 @@ def _delimiters(sample: CallSample, spans: list[_Span]) -> _CallDelimiters:
         between=between[len(ending) : len(between) - len(opening)],
         closes=after[len(ending) :].strip(),
     )
+
+
+def _common_opening(one: str, other: str) -> str:
+    """Returns the delimiters with which both texts end."""
+    opening = common_beginning(one[::-1], other[::-1])[::-1]
+    if ">" in opening and opening.find(">") < opening.find("<"):  # it begins within a delimiter
+        opening = opening[opening.find(">") + 1 :]
+    return opening.lstrip()
 
 
 def _named_formats(
@@ -388,6 +395,47 @@ def _python_arguments(
     quoted = (rf"{key}\s*=\s*['\"]{value}['\"]" for key, value in arguments.items())
     found = re.compile(r"\(\s*" + r",\s*".join(quoted) + r"\s*\)").match(text, name_end)
     return (name_end + 1, found.end()) if found else None
+
+
+def _paired_format(sample: CallSample) -> Iterator[CallFormat]:
+    """Yields the format if each argument is a key and a value between delimiters of their own."""
+    spans = _spans(sample, _pairs)
+    if not spans or not (delimiters := _delimiters(sample, spans)).before_name:
+        return
+    opens, inner, closes = _around_pairs(sample.written[spans[0].name_end :], sample.calls[0][1])
+    key_closes, border, value_opens = inner.partition("><")
+    outer = delimiters.opens, delimiters.closes if delimiters.opens else ""
+    yield keyed_calls(
+        opens=outer[0],
+        before_name=delimiters.before_name,
+        after_name=delimiters.after_name.strip(),
+        closes_call=delimiters.closes_call,
+        closes=outer[1],
+        key_opens=opens,
+        key_closes=key_closes + border[:1],
+        value_opens=border[1:] + value_opens,
+        value_closes=closes,
+    ).call_format()
+
+
+def _pairs(text: str, name_end: int, arguments: dict[str, str]) -> tuple[int, int] | None:
+    opens, _, closes = _around_pairs(text[name_end:], arguments)
+    if not (opens.startswith("<") and closes.strip()):
+        return None
+    end = text.find(closes, text.find([*arguments.values()][-1], name_end))
+    return (text.find(opens, name_end), end + len(closes)) if end >= 0 else None
+
+
+def _around_pairs(text: str, arguments: dict[str, str]) -> tuple[str, str, str]:
+    """Returns the delimiters before a key, between key and value, and after the value; empty ones
+    if the text does not begin with the arguments as pairs."""
+    (key, value), (other, last) = arguments.items()
+    before, _, rest = text.partition(key)
+    inner, _, rest = rest.partition(value)
+    between, found, rest = rest.partition(other)
+    opens = _common_opening(before, between)
+    is_paired = found and rest.startswith(inner + last)
+    return (opens, inner, between[: len(between) - len(opens)].rstrip()) if is_paired else ("",) * 3
 
 
 log = logging.getLogger("mlx_server.families")

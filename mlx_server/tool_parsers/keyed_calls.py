@@ -257,7 +257,10 @@ def _read_argument(source: Source, call: ToolCallWriter, key: str) -> Steps[str]
         yield from source.expect(VALUE)
     elif delimiter == VALUE or (yield from source.accept(VALUE, ESCAPED_LINE + VALUE)) != VALUE:
         call.repaired("format")
-        if (yield from source.comes(KEY, CLOSE)):  # a key without a value
+        if (yield from source.comes(KEY, CLOSE)):  # a key without a value, or both in one
+            key, is_assigned, value = key.partition("=")
+            if is_assigned:
+                call.untyped(key, value)
             return (yield from source.expect(KEY, CLOSE))
     if call.streams(key):
         delimiter = yield from _read_value(source, call, key, partial(call.text, key))
