@@ -335,6 +335,7 @@ PICTURES                       = _limit(20,            "items",      "request", 
 PICTURE_PIXELS                 = _limit(20_000_000,    "items",      "request",    "pixels of a picture's file", "400")
 PICTURE_TOKENS                 = _limit(4096,         "tokens",     "request",    "the tokens of a picture whose size decides on them", "it is shown smaller")
 LOW_DETAIL_TOKENS              = _limit(256,           "tokens",     "request",    "those of a picture that is sent with `detail: low`", "it is shown smaller")
+PREFIX_TOKENS                  = _limit(1024,          "tokens",     "request",    "the tokens of a prompt beside its first picture's, if all see each other", "400")
 PICTURE_SECONDS                = _limit(5,             "seconds",    "request",    "processor time of decoding a picture, which may take four times as long by the clock", "400, or 503 on a machine too busy to give it that time, and the process is killed")
 PICTURE_URL_SECONDS            = _limit(15,            "seconds",    "request",    "how long fetching all pictures may take that a request names by URL", "400; of older messages, those that did not come are lines of text")
 PICTURE_MEMORY                 = _limit(512 << 20,     "bytes",      "server",     "memory of a process that decodes pictures", "400, and the process is killed")

@@ -172,6 +172,19 @@ PIXTRAL = {
 PIXTRAL_IMAGE = {"patch_size": 14, "size": {"longest_edge": 112}}
 PIXTRAL_PROCESSOR = {"patch_size": 14, "image_token": "[IMG]"}
 
+PALIGEMMA = TinyVision(
+    {
+        "model_type": "gemma2",
+        "hidden_activation": "gelu_pytorch_tanh",
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+        "query_pre_attn_scalar": 16,
+    },
+    {"model_type": "siglip_vision_model", "image_size": 64, "projection_dim": 64},
+    {"image_token_index": id_of("<image>"), "hidden_size": 64},
+    {"size": {"height": 64, "width": 64}, "resample": 3},
+)
+
 VISION_FAMILIES: dict[str, TinyVision] = {
     "qwen2_5_vl": _qwen(
         "qwen2_5_vl",
@@ -271,6 +284,12 @@ VISION_FAMILIES: dict[str, TinyVision] = {
         GLM_TOWER,
         GLM,
         GLM_IMAGE,
+    ),
+    "paligemma": PALIGEMMA,
+    "paligemma_1": replace(
+        PALIGEMMA,
+        text={"model_type": "gemma", "hidden_activation": "gelu"},
+        config={**PALIGEMMA.config, "model_type": "paligemma"},
     ),
     "gemma3": TinyVision(
         {
@@ -445,7 +464,7 @@ def tiny_vision(folder: Path, family: str = "qwen3_vl", *, seed: int = 0) -> Pat
     model, arguments = model_classes(config)
     parts: dict[str, nn.Module] = {
         "": model(arguments.from_dict(json.loads(json.dumps(config)))),
-        "tower": make_tower(config, FAMILIES[family].package),
+        "tower": make_tower(config, FAMILIES[str(config["model_type"])].package),
     }
     shapes = {name: array.shape for part in parts.values() for name, array in _parameters(part)}
     for name in [name for name in shapes if "unembed_out" in name]:  # mlx-lm's halves of a tensor

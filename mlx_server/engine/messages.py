@@ -134,6 +134,9 @@ FIRST_MEDIA_ID = 1 << 30
 """Ids from here on are those of image tokens: no vocabulary has as many tokens."""
 
 
+DIGEST_BYTES = 32
+
+
 def media_ids(digest: bytes, count: int) -> list[int]:
     """The ids of a picture's tokens, which no other picture has: the prompt cache tells pictures
     apart as it tells words apart. Each has 30 bits of a stream that the digest decides."""
@@ -154,6 +157,12 @@ class Picture(msgspec.Struct, frozen=True, array_like=True):
     """Three bytes each, row by row, view by view."""
     texts: list[tuple[int, int]] = []
     """Places within the picture's tokens that have a token of text, and that token."""
+
+    @property
+    def own_digest(self) -> bytes:
+        """The picture's: what follows in `digest` tells prompts apart whose tokens all see each
+        other, so that the prompt cache has nothing of one for another one."""
+        return self.digest[:DIGEST_BYTES]
 
 
 class Generate(msgspec.Struct, tag=True):

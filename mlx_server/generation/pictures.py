@@ -160,10 +160,16 @@ def expanded(
     rendered: RenderedPrompt, pictures: Sequence[ShownPicture], vision: Vision, tokenizer: Tokenizer
 ) -> RenderedPrompt | None:
     """The prompt with all tokens of its pictures. None if the template has not written each
-    placeholder once."""
+    placeholder once, or not before all text where all tokens see each other."""
     places = [at for at, token in enumerate(rendered.tokens) if token == vision.token]
     if len(places) != len(pictures):
         return None
+    context = b""
+    if pictures and vision.sees_whole == "prompt":
+        if places[0]:
+            return None
+        whole = b"".join(each.digest for each in pictures) + repr(rendered.tokens).encode()
+        context = sha256(whole).digest()
     tokens: list[int] = []
     placed: list[Picture] = []
     added = [0]
@@ -172,12 +178,19 @@ def expanded(
     for at, each in zip(places, pictures, strict=True):
         tokens += rendered.tokens[begin:at]
         count, texts = _tokens(vision.layout(each.sizes), tokenizer)
-        picture = Picture(len(tokens), each.digest, count, each.sizes, each.pixels, texts)
+        digest = each.digest + context
+        picture = Picture(len(tokens), digest, count, each.sizes, each.pixels, texts)
         placed.append(picture)
-        tokens += media_ids(each.digest, count)
+        tokens += media_ids(digest, count)
         begin = at + 1
         added.append(added[-1] + count - 1)
     tokens += rendered.tokens[begin:]
+    if context and (beside := len(tokens) - placed[0].tokens) > limits.PREFIX_TOKENS:
+        raise BadRequest(
+            f"The prompt has {beside} tokens beside its first picture's; the limit of a model "
+            f"whose tokens all see each other is {limits.PREFIX_TOKENS}. Shorten it.",
+            param="messages",
+        )
 
     def moved(length: int) -> int:
         return length + added[bisect_left(places, length)]

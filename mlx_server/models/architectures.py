@@ -47,6 +47,7 @@ WRAPPING = (
     "internvl_chat",
     "kimi_vl",
     "llava",
+    "paligemma",
     "smolvlm",
 )
 """Model types of which mlx-lm has the text model alone, whose config is within the model's."""
@@ -108,13 +109,24 @@ LEFT_OUT = {
 }
 """What checkpoints leave out of text models' configs, as transformers has it."""
 
+LEFT_OUT_OF_GEMMA = {
+    "gemma": {"num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 256},
+    "gemma2": {
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "query_pre_attn_scalar": 256,
+    },
+}
+
 
 def text_config_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """The config of a multimodal model's text model, which older checkpoints do not nest."""
     own = next(islice(texts(config), 1, None), config)
     ties = {name: config[name] for name in ("tie_word_embeddings",) if name in config}
-    half = {"partial_rotary_factor": 0.5} if "glm4" in str(own.get("model_type")) else {}
-    return {**LEFT_OUT, **half, **ties, **(own.get("rope_parameters") or {}), **own}
+    kind = str(own.get("model_type"))
+    left = {"partial_rotary_factor": 0.5} if "glm4" in kind else LEFT_OUT_OF_GEMMA.get(kind, {})
+    return {**LEFT_OUT, **left, **ties, **(own.get("rope_parameters") or {}), **own}
 
 
 def _remapped(config: Mapping[str, Any], name: str) -> str:

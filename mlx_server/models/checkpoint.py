@@ -37,6 +37,7 @@ from mlx_server.models.files import (
     tensor_names,
 )
 from mlx_server.models.tokenizer import Tokenizer, read_tokenizer
+from mlx_server.models.vision import FAMILIES as VISION_FAMILIES
 from mlx_server.requests import SamplingChoices
 from mlx_server.system.sandbox.chat_template import ChatTemplate
 
@@ -337,8 +338,10 @@ def read_checkpoint(
     tokenizer = read_tokenizer(existing(tokenizer_json or path / "tokenizer.json"))
     tokens = read_special_tokens(path, tokenizer_config).texts
     own = {DEFAULT: chat_template} if chat_template else read_chat_templates(path, tokenizer_config)
-    templates = {name: ChatTemplate(text) for name, text in own.items()}
     model_type = config.get("model_type")
+    if DEFAULT not in own and (family := VISION_FAMILIES.get(str(model_type))) and family.template:
+        own[DEFAULT] = family.template
+    templates = {name: ChatTemplate(text) for name, text in own.items()}
     return Checkpoint(
         path=path,
         config=config,

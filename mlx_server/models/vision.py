@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
 from mlx_server import limits
+from mlx_server.models.architectures import text_config_of
 from mlx_server.models.files import read_optional_json
 from mlx_server.system.sandbox.picture_fits import (
     MOST_PATCHES,
@@ -276,9 +277,12 @@ class VisionFamily:
     """Whether the tower's heads get a width for which attention keeps no scores."""
     is_normalized: bool = True
     """Whether a mean and a deviation apply to pixels, unless the files say it."""
-    sees_whole: Literal["", "all", "sliding"] = ""
+    sees_whole: Literal["", "all", "sliding", "prompt"] = ""
     """In which layers the tokens of a picture see each other, also those after them; a piece of a
-    prompt then has pictures as a whole."""
+    prompt then has pictures as a whole. `prompt`: in all layers, all tokens of a prompt that begins
+    with a picture see each other."""
+    template: str = ""
+    """The chat template of checkpoints, which have none."""
 
 
 QWEN = "<|vision_start|><|image_pad|><|vision_end|>"
@@ -376,6 +380,16 @@ def _kimi(given: VisionSettings) -> CutGrid:
     return CutGrid(patch, merge, 0, most, given.image.get("pad_input") is True)
 
 
+PALIGEMMA = """\
+{%- set all = namespace(texts=[], pictures=0) -%}
+{%- for message in messages -%}
+{%- set parts = message['content'].split('<image>') -%}
+{%- set all.pictures = all.pictures + parts | length - 1 -%}
+{%- set all.texts = all.texts + [parts | map('trim') | select | join('\n')] -%}
+{%- endfor -%}
+{{ '<image>' * all.pictures + bos_token + all.texts | join('\n') + '\n' }}"""
+"""All pictures, and the text of all messages, as its authors describe."""
+
 GEMMA3 = "\n\n<start_of_image><image_soft_token><end_of_image>\n\n"
 
 FAMILIES: Mapping[str, VisionFamily] = {
@@ -391,6 +405,9 @@ FAMILIES: Mapping[str, VisionFamily] = {
     "internvl_chat": VisionFamily("internvl_chat", INTERN, _intern, token=INTERN, text=INTERN_TEXT),
     "kimi_vl": VisionFamily("kimi_vl", KIMI, _kimi),
     "llava": VisionFamily("llava", "<image>", _llava, text="<image>\n"),
+    "paligemma": VisionFamily(
+        "paligemma", "<image>", _llava, sees_whole="prompt", template=PALIGEMMA
+    ),
     "gemma3": VisionFamily(
         "gemma3", "<start_of_image>", _gemma3, text=GEMMA3, filter=BILINEAR, sees_whole="all"
     ),
@@ -436,7 +453,7 @@ class Vision:
     std: tuple[float, ...]
     """The mean and the deviation of the values of pixels, between 0 and 1, by colour."""
     filter: int
-    sees_whole: Literal["", "all", "sliding"]
+    sees_whole: Literal["", "all", "sliding", "prompt"]
     """As the family's, for this checkpoint."""
     tokens: int = limits.PICTURE_TOKENS
     """The most of a picture whose size decides on them."""
@@ -561,6 +578,10 @@ def tower_bytes(vision: Vision, config: Mapping[str, Any], *, upcast: bool) -> i
         patches, seen = (area // patch**2 + 1 for area in (pixels, side**2 or pixels))
         values = (ROWS_OF_WIDTH * width + ROWS_OF_INNER * inner) * nbytes + scores * seen
         most = max(most, pixels * BYTES_OF_PIXEL + patches * values)
+    if vision.sees_whole == "prompt":  # a layer of the text model has the scores of a whole prompt
+        tokens = sum(int(part) for part in vision.layout(sizes)) + limits.PREFIX_TOKENS
+        heads = text_config_of(config)["num_attention_heads"]
+        most = max(most, 2 * nbytes * heads * tokens**2)
     # MoonViT makes the positions of its largest picture for each
     return most + (MOST_PATCHES**2 * head * 20 if isinstance(recipe, CutGrid) else 0)
 

@@ -392,6 +392,15 @@ class PrefillBatch(PromptProcessingBatch):
             with using(_rows(self.samplers), self.model), _seeing(self):
                 super().prompt(tokens)
 
+    def prompt_and_last(self, tokens: list[int]) -> None:
+        """Computes the rest of the one row's prompt, whose tokens see the last one. That one's keys
+        and values are taken back: decoding begins with it."""
+        self.prefill_step_size = len(tokens)
+        self.prompt([tokens])
+        self.tokens[0].pop()
+        for cache in self.prompt_cache:
+            cache.trim(1)
+
     def _prompt_token(self, tokens: list[list[int]], lengths: list[int]) -> None:
         """Computes one token for some rows and none for others. They are padded to two tokens: a
         rotating cache treats an input of one token as a decoding step, where no row is padded."""

@@ -74,7 +74,8 @@ class WaitingPrompt:
     @property
     def is_alone(self) -> bool:
         """Whether its pieces have no room for other prompts."""
-        return self.decode is not None or self.row.deterministic
+        sees_last = _sees_last(self.row, len(self.prompt))
+        return self.decode is not None or self.row.deterministic or sees_last
 
 
 class PrefillGroup:
@@ -121,7 +122,10 @@ class PrefillGroup:
             for row, known, rest in zip(self.rows, self.batch.tokens, self.rest, strict=True)
         ]
         if max(sizes):
-            self.batch.prompt([rest[:n] for rest, n in zip(self.rest, sizes, strict=True)])
+            if _sees_last(self.rows[0], len(self.batch.tokens[0]) + len(self.rest[0])):
+                self.batch.prompt_and_last(self.rest[0])
+            else:
+                self.batch.prompt([rest[:n] for rest, n in zip(self.rest, sizes, strict=True)])
             self.rest = [rest[n:] for rest, n in zip(self.rest, sizes, strict=True)]
             self._renew_states()
         return sizes
@@ -156,6 +160,11 @@ class PrefillGroup:
         at = self.batch.uids.index(number)
         self.rest.pop(at)
         self.batch.filter([i for i in range(len(self.batch)) if i != at])
+
+
+def _sees_last(row: Row, length: int) -> bool:
+    """Whether the tokens before the last one of so many see it, so that one pass computes all."""
+    return row.pictures is not None and row.pictures.is_within(length - 1)
 
 
 def _wanted(row: Row, known: int, size: int) -> int:

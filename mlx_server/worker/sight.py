@@ -32,8 +32,9 @@ class RowPictures:
         self.scope = request.cache_scope
         self.ends: list[int] = []
         """The lengths of the prompt up to the end of each picture."""
-        self._wholes: list[range] = []
-        """The places of pictures whose tokens see each other, which one pass has to compute."""
+        self.wholes: list[range] = []
+        """The places of tokens that see each other, which one pass has to compute: those of a
+        picture, or all of the prompt."""
         self.length = len(request.prompt)
         self.positions = np.zeros((3, self.length), np.int64)
         text = next_position = 0
@@ -54,17 +55,21 @@ class RowPictures:
             text = end
             self.ends.append(text)
             if vision.sees_whole:
-                self._wholes.append(range(each.at, end))
-        if self._wholes and text >= self.length:
+                self.wholes.append(range(each.at, end))
+        if self.wholes and text >= self.length:
             raise ValueError("a picture has to be followed by a token")
+        if vision.sees_whole == "prompt":
+            if self.pictures[0].at:
+                raise ValueError("the prompt has to begin with a picture")
+            self.wholes = [range(self.length)]
         self.positions[:, text:] = np.arange(next_position, next_position + self.length - text)
         self.offset = next_position - text
         """How far the positions of the tokens after the last picture are from their places."""
 
     def piece(self, known: int, size: int) -> int:
-        """The size of the prompt's next piece where a picture's tokens see each other: it is the
-        rest of a picture, or has none."""
-        for whole in self._wholes:
+        """The size of the prompt's next piece where tokens see each other: it is the rest of a
+        whole, or has none."""
+        for whole in self.wholes:
             if whole.stop > known:
                 return (
                     whole.stop - known if whole.start <= known else min(size, whole.start - known)
@@ -72,8 +77,8 @@ class RowPictures:
         return size
 
     def is_within(self, length: int) -> bool:
-        """Whether so many tokens end within such a picture."""
-        return any(whole.start < length < whole.stop for whole in self._wholes)
+        """Whether so many tokens end within a whole."""
+        return any(whole.start < length < whole.stop for whole in self.wholes)
 
     def _check(self, request: Generate, picture: Picture, vision: Vision) -> None:
         tokens, end = picture.tokens, picture.at + picture.tokens
@@ -169,7 +174,7 @@ class Sight:
                     yield Span(number, row, picture, slice(begin - start, until - start), tokens)
 
     def features(self, span: Span) -> Features:
-        key = span.owner.scope, span.picture.digest
+        key = span.owner.scope, span.picture.own_digest
         if key not in self._features:
             for _ in self._encoded(key, span.picture):
                 pass
@@ -181,7 +186,7 @@ class Sight:
         its features are there already. is_over: whether other rows should get a token."""
         following = (p for p, end in zip(owner.pictures, owner.ends, strict=True) if end > known)
         picture = next(following, None)
-        if picture is None or (key := (owner.scope, picture.digest)) in self._features:
+        if picture is None or (key := (owner.scope, picture.own_digest)) in self._features:
             return False
         if key not in self._encoding:
             self._encoding[key] = self._encoded(key, picture)
@@ -247,15 +252,16 @@ class Sight:
         return sum(array.nbytes for features in self._features.values() for array in features)
 
     def mask(self, mask: Any, width: int, window: int | None) -> Any:
-        """The mask of a layer, with which the tokens of a picture see each other. A piece of a
-        prompt has a picture's last tokens if it has any of them."""
-        spans = list(self.spans(width))
-        if not spans:
-            return mask
+        """The mask of a layer, with which the tokens of a whole see each other. A piece of a prompt
+        has a whole's last tokens if it has any of them."""
         if self._masks.get(window, (None, None))[0] is not mask:
             same = np.zeros((len(self.rows), 1, width, width), bool)
-            for span in spans:
-                same[span.row, 0, span.columns, span.columns] = True
+            for number, (row, start) in enumerate(zip(self.rows, self._starts, strict=True)):
+                for whole in row.wholes if row else ():
+                    columns = slice(max(0, whole.start - start), max(0, whole.stop - start))
+                    same[number, 0, columns, columns] = True
+            if not same.any():
+                return mask
             if window is not None:
                 back = np.subtract.outer(np.arange(width), np.arange(width))
                 same &= back < window
@@ -294,8 +300,10 @@ def give_sight(model: nn.Module, folder: Path, config: Mapping[str, Any]) -> Non
     inner = getattr(inner, "model", inner)
     tower = load_tower(folder, config, vision.family.package)
     scale = getattr(inner, "embed_scale", 1.0)
-    if vision.family.package == "gemma3":
-        scale = float(mx.array(config["text_config"]["hidden_size"] ** 0.5, mx.bfloat16))
+    if vision.family.package in ("gemma3", "paligemma"):
+        scale = config["text_config"]["hidden_size"] ** 0.5
+    if vision.family.package == "gemma3":  # as mlx-lm rounds it
+        scale = float(mx.array(scale, mx.bfloat16))
     sight = Sight(vision, tower, lambda ids: inner.embed_tokens(ids), scale)
     sight.note_layers()
     hook_model(model, inner, sight, config)
@@ -325,8 +333,8 @@ def hook_model(model: nn.Module, inner: nn.Module, sight: Sight, config: Mapping
         if axes and "self_attn" in layer:
             hook(layer.self_attn.rope, _turning(sight, layer.self_attn.rope, axes))
         sees_whole = sight.vision.sees_whole
-        is_sliding = bool(layer.self_attn.is_sliding) if sees_whole else False
-        if sees_whole == "all" or is_sliding:
+        is_sliding = bool(sees_whole and getattr(layer.self_attn, "is_sliding", False))
+        if sees_whole in ("all", "prompt") or is_sliding:
             hook(layer, _seeing_whole(sight, inner.window_size if is_sliding else None))
 
 

@@ -211,6 +211,12 @@ def _gemma3_features(tower: Any, views: Sequence[mx.array], vision: Vision) -> F
     return list(tower.multi_modal_projector(states))
 
 
+def _paligemma_features(tower: Any, views: Sequence[mx.array], vision: Vision) -> Features:
+    dtype = tower.vision_tower.vision_model.embeddings.patch_embedding.weight.dtype
+    states, *_ = tower.vision_tower(views[0][None].astype(dtype))
+    return [tower.multi_modal_projector(states)]
+
+
 def _gemma4_features(tower: Any, views: Sequence[mx.array], vision: Vision) -> Features:
     return list(tower.encode_image(views[0].transpose(2, 0, 1)[None]))
 
@@ -304,6 +310,7 @@ FEATURES: Mapping[str, Callable[[Any, Sequence[mx.array], Vision], Features]] = 
     "internvl_chat": _tile_features,
     "kimi_vl": _kimi_features,
     "llava": _tile_features,
+    "paligemma": _paligemma_features,
     "gemma3": _gemma3_features,
     "gemma4": _gemma4_features,
     "lfm2_vl": _lfm2_features,

@@ -177,6 +177,7 @@ WRITTEN = {
     "kimi_vl": f"<|media_start|>image<|media_content|>{'<|media_pad|>' * 12}<|media_end|>there",
     "llava": f"look{'<image>' * 9}\nthere",
     "gemma3": f"look\n\n<start_of_image>{'<image_soft_token>' * 16}<end_of_image>\n\nthere",
+    "paligemma": f"{'<image>' * 16}<|im_start|>look\nthere\n",
     "mistral3": f"look{'[IMG][IMG][IMG][IMG][IMG_BREAK]' * 2}[IMG][IMG][IMG][IMG][IMG_END]there",
 }
 
@@ -188,6 +189,8 @@ def test_the_text_around_a_picture_is_its_familys(
     config = json.loads((tiny_vision(tmp_path, family) / "config.json").read_text())
     if family == "internvl_chat":  # the id is in its tokenizer alone
         del config["image_token_index"]
+    if family == "paligemma":  # it has no chat template
+        (tmp_path / "tokenizer_config.json").write_text('{"bos_token": "<|im_start|>"}')
     (tmp_path / "config.json").write_text(json.dumps(config))
     with wire.client(tmp_path, engine) as client:
         body = chat(words("look"), seen(), words("there"))
@@ -196,6 +199,27 @@ def test_the_text_around_a_picture_is_its_familys(
         given = {"model": MODEL, "tokens": tokens.json()["tokens"]}
         text = client.post("/detokenize", json=given).json()["prompt"]
     assert WRITTEN[family] in text
+
+
+def test_prompts_share_nothing_whose_tokens_all_see_each_other(
+    engine: ScriptedEngine, tmp_path: Path
+) -> None:
+    tiny_vision(tmp_path, "paligemma")
+    (tmp_path / "tokenizer_config.json").write_text('{"bos_token": "<|im_start|>"}')
+    room = limits.PREFIX_TOKENS - len("<\n")  # a token each
+    with wire.client(tmp_path, engine) as client:
+        bodies = [chat(words(text * (room // 2)), seen()) for text in ("ab", "ac", "ab")]
+        rows = [ask(client, engine, "/v1/chat/completions", body)[0] for body in bodies]
+        longer = chat(words("ab" * (room // 2 + 1)), seen())
+        refused = client.post("/v1/chat/completions", json=longer)
+    assert rows[0].prompt == rows[2].prompt
+    assert not {*rows[0].prompt[:16]}.intersection(rows[1].prompt)
+    assert len({row.pictures[0].own_digest for row in rows}) == 1
+    assert refused.status_code == 400
+    assert (
+        f"the limit of a model whose tokens all see each other is {limits.PREFIX_TOKENS}"
+        in (refused.json()["error"]["message"])
+    )
 
 
 def test_text_can_not_spell_a_picture(client: TestClient, engine: ScriptedEngine) -> None:
