@@ -40,7 +40,7 @@ def run(
     ],
     url: Annotated[str, typer.Option(help="URL of the server.")] = "http://127.0.0.1:8000",
     api_key: Annotated[
-        str | None, typer.Option(metavar="KEY", help="Key [the first of MLX_SERVER_API_KEYS].")
+        str | None, typer.Option(metavar="KEY", help="Key [here the first of MLX_SERVER_API_KEYS].")
     ] = None,
 ) -> None:
     """Answer each line of FILE, and write the answers to FILE.output.
@@ -56,7 +56,7 @@ def run(
     The batch goes on in the server if the command is ended, and FILE.batch names it until then: run
     the command again to follow it. The exit code is 0 if each line has an answer, else 1.
     """
-    with client_of(url, api_key or key_at_home()) as client, _connection_errors(client):
+    with client_of(url, api_key or key_at_home(url)) as client, _connection_errors(client):
         if not _follow(client, file, Console()):
             raise typer.Exit(1)
 

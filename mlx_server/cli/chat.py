@@ -44,7 +44,7 @@ def chat(
         typer.Option(metavar="FILE", help="A picture for the first message; repeat for more."),
     ] = None,
     api_key: Annotated[
-        str | None, typer.Option(metavar="KEY", help="Key [the first of MLX_SERVER_API_KEYS].")
+        str | None, typer.Option(metavar="KEY", help="Key [here the first of MLX_SERVER_API_KEYS].")
     ] = None,
 ) -> None:
     """Chat with a model in the terminal.

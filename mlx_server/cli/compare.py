@@ -14,13 +14,15 @@ from typing import Annotated, Any
 import jsonschema
 import typer
 from jsonschema.validators import validator_for
+from referencing import Registry
+from referencing.exceptions import Unresolvable
 from rich.console import Console
 from rich.table import Table
 
 from mlx_server.api.training_data import STORED, conversation_of
 from mlx_server.cli.root import ConfigFile, command_app
 from mlx_server.cli.train import stored_data
-from mlx_server.clients.comparison import ServedModel, served_findings
+from mlx_server.clients.comparison import ServedModel, served_findings, without_key
 from mlx_server.config.models_yaml import load_settings, spec_named
 from mlx_server.engine.comparison import (
     Answers,
@@ -33,6 +35,8 @@ from mlx_server.engine.comparison import (
 from mlx_server.errors import BadRequest, ComparisonFailed
 from mlx_server.events import folded
 from mlx_server.generation.rendering import tokenized
+from mlx_server.grammars.check import readable
+from mlx_server.grammars.view import View
 from mlx_server.messages import Conversation, Tool
 from mlx_server.models.adapter_catalog import check_name
 from mlx_server.parsers.parse_context import ParseContext
@@ -142,7 +146,8 @@ def compare(
     A answers each request, and for each token of its answers both models say what they would have
     expected (KL divergence of B from A, in nats). Both need the same vocabulary. stored:KEY=VALUE:
     the stored chat completions with this metadata. Two servers of this kind are compared by the
-    likeliest tokens that they name; the key is the first of MLX_SERVER_API_KEYS.
+    likeliest tokens that they name; a key is given as in http://KEY@studio.local:8000, or on this
+    machine is the first of MLX_SERVER_API_KEYS.
     """
     lines = [*_lines(config, requests)]
     asked = [_request(line) for line in lines]
@@ -153,13 +158,13 @@ def compare(
         measured = _served(first, second, lines, asked, tokens)
     else:
         measured = _local(config, first, second, lines, tokens)
-    rows = [*_rows(asked, measured)]
-    table = Table("", first, second)
+    rows, names = [*_rows(asked, measured)], (without_key(first), without_key(second))
+    table = Table("", *names)
     for row in rows:
         table.add_row(*row)
     Console().print(table)
     if html:
-        html.write_text(page(rows, asked, measured, (first, second)), "utf-8")
+        html.write_text(page(rows, asked, measured, names), "utf-8")
     if fail_over is not None and measured.kl > fail_over:
         print(f"KL divergence {measured.kl:.4f} is over {fail_over:g}.")
         raise typer.Exit(1)
@@ -265,6 +270,7 @@ def _request(line: bytes) -> Request:
     try:
         for each in (schema or {}, *(tool.parameters or {} for tool in conversation.tools)):
             validator_for(each).check_schema(dict(each))
+        View(schema or {}).reached()
     except jsonschema.SchemaError as error:
         raise BadRequest(f"A schema of a request is not valid: {error.message}") from None
     return Request(conversation.messages[-1].content, schema, conversation.tools)
@@ -313,11 +319,7 @@ def follows_schema(request: Request, answer: Said) -> bool | None:
     """None if the request has no schema."""
     if not request.schema:
         return None
-    try:
-        jsonschema.validate(json.loads(answer.content), request.schema)
-    except (ValueError, jsonschema.ValidationError):
-        return False
-    return True
+    return _fits(answer.content, request.schema)
 
 
 def calls_well(request: Request, answer: Said) -> bool | None:
@@ -325,13 +327,17 @@ def calls_well(request: Request, answer: Said) -> bool | None:
     their schemas allow. None if no tools are offered."""
     if not request.tools:
         return None
-    schemas = {tool.name: tool.parameters for tool in request.tools}
-    try:
-        for name, arguments in answer.calls:
-            jsonschema.validate(json.loads(arguments), schemas[name])
-    except (KeyError, ValueError, jsonschema.ValidationError):
+    schemas = {tool.name: readable(tool.parameters or {}).schema for tool in request.tools}
+    fit = (name in schemas and _fits(value, schemas[name]) for name, value in answer.calls)
+    return bool(answer.calls) and all(fit) and not answer.is_repaired
+
+
+def _fits(text: str, schema: Mapping[str, Any]) -> bool:
+    validator = validator_for(schema, default=jsonschema.Draft202012Validator)
+    try:  # an empty registry can't fetch anything
+        return bool(validator(schema, registry=Registry()).is_valid(json.loads(text)))
+    except (ValueError, Unresolvable):
         return False
-    return bool(answer.calls) and not answer.is_repaired
 
 
 STYLE = (

@@ -22,7 +22,7 @@ def connect(
     ] = None,
     url: Annotated[str, typer.Option(help="URL of the server.")] = "http://127.0.0.1:8000",
     api_key: Annotated[
-        str | None, typer.Option(metavar="KEY", help="Key [the first of MLX_SERVER_API_KEYS].")
+        str | None, typer.Option(metavar="KEY", help="Key [here the first of MLX_SERVER_API_KEYS].")
     ] = None,
     model: Annotated[str | None, typer.Option(metavar="ID", help="Model [the first].")] = None,
     context_length: Annotated[
@@ -54,7 +54,7 @@ def connect(
             "`mlx-server connect` lists all."
         )
     record = CLIENTS[client]
-    connection = connection_to(url, api_key or key_at_home(), model, context_length)
+    connection = connection_to(url, api_key or key_at_home(url), model, context_length)
     if not write and not run:
         print(shown(record, connection), end="")
         return

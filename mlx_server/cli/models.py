@@ -31,7 +31,7 @@ app = command_app()
 def models(
     url: Annotated[str, typer.Option(help="URL of the server.")] = "http://127.0.0.1:8000",
     api_key: Annotated[
-        str | None, typer.Option(metavar="KEY", help="Key [the first of MLX_SERVER_API_KEYS].")
+        str | None, typer.Option(metavar="KEY", help="Key [here the first of MLX_SERVER_API_KEYS].")
     ] = None,
     families: Annotated[
         bool, typer.Option("--families", help="Show the supported model families instead.")
@@ -76,7 +76,7 @@ def models(
     if local or is_offline:
         show_local(list(local_models(upcast=sys.platform != "darwin")), budget, Console())
         return
-    with client_of(url, api_key or key_at_home()) as client:
+    with client_of(url, api_key or key_at_home(url)) as client:
         show(pool_of(client), Console())
 
 

@@ -23,7 +23,7 @@ from urllib.parse import quote
 import httpx
 
 from mlx_server.clients.exchange import cut_off
-from mlx_server.config.models_yaml import load_settings
+from mlx_server.config.models_yaml import is_loopback, load_settings
 from mlx_server.errors import (
     BadRequest,
     GenerationFailed,
@@ -276,7 +276,7 @@ def connected(
             yield client, model_id or first_model(client)
         return
     if is_default:
-        key = key or key_at_home()
+        key = key or key_at_home(DEFAULT_URL)
     with client_of(DEFAULT_URL if url is None else url, key) as client:
         if model:
             _check_served(client, model)
@@ -292,9 +292,12 @@ def _check_served(client: httpx.Client, model: str) -> None:
         raise _refused(response)
 
 
-def key_at_home() -> str:
+def key_at_home(url: str) -> str:
     """The first of MLX_SERVER_API_KEYS, since a server on this machine is probably started with the
-    same environment; empty if the variable is not set."""
+    same environment; empty if the variable is not set, and for other machines, whose keys are
+    others'."""
+    if not is_loopback(checked_url(url).host):
+        return ""
     return os.environ.get("MLX_SERVER_API_KEYS", "").split(",")[0].strip()
 
 

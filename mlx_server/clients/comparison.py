@@ -6,11 +6,13 @@ tokens that both servers name and of all others together, which is at most that 
 """
 
 import math
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
+from urllib.parse import unquote
 
 import httpx
 
@@ -28,7 +30,14 @@ GREEDY = {"temperature": 0}
 UNREADABLE = (LookupError, TypeError, ValueError, AttributeError)
 """What reading an answer of another form raises."""
 
+KEY = re.compile(r"(?<=://)[^/@]*(?=@)")
+
 T = TypeVar("T")
+
+
+def without_key(named: str) -> str:
+    """What may be shown of a server's name."""
+    return KEY.sub("", named).replace("://@", "://")
 
 
 @dataclass(frozen=True)
@@ -46,9 +55,11 @@ class Likely:
 
 class ServedModel:
     def __init__(self, named: str) -> None:
-        """named: URL, or URL#MODEL."""
+        """named: URL, or URL#MODEL; the URL may have a key, as in http://KEY@host."""
         url, _, model = named.partition("#")
-        self._name, self._client = url, client_of(url, key_at_home())
+        self._name = without_key(url)
+        key = unquote(found[0]) if (found := KEY.search(url)) else key_at_home(url)
+        self._client = client_of(self._name, key)
         self._model = model or first_model(self._client)
 
     def prompt(self, body: Body) -> list[int]:

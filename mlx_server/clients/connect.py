@@ -13,6 +13,7 @@ import shutil
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -23,7 +24,7 @@ import msgspec
 import yaml
 
 from mlx_server.clients.chat import checked_url, client_of, first_model, model_facts
-from mlx_server.errors import BadRequest, SettingsError, public_message
+from mlx_server.errors import BadRequest, ServerError, SettingsError, public_message
 from mlx_server.system.files import own_path, read_regular, write_private
 
 CONTEXT, OUTPUT = "{context as a number}", "{output as a number}"
@@ -333,8 +334,8 @@ NO_FILE = "none"
 
 
 def connection_to(url: str, key: str, model: str | None, context: int | None) -> Connection:
-    """The connection for a client's settings. A model or context length that is not given is
-    requested from the server.
+    """The connection for a client's settings. What is not given is requested from the server; a
+    model whose context length is given need not be known there.
 
     Raises ServerError if `url` is no URL, if no server answers, or if it does not know the model or
     its context length.
@@ -342,10 +343,10 @@ def connection_to(url: str, key: str, model: str | None, context: int | None) ->
     base = url.rstrip("/").removesuffix("/v1")
     checked_url(base)
     facts: Mapping[str, Any] = {}
-    if model is None or context is None:
-        with client_of(base, key) as client:
-            model = model or first_model(client)
-            facts = {} if context else _facts(client, model)
+    with client_of(base, key) as client:
+        model = model or first_model(client)
+        with suppress(*[ServerError] if context else []):
+            facts = _facts(client, model)
     known = facts.get("architecture")
     inputs = known.get("input_modalities") if isinstance(known, dict) else None
     named = tuple(map(str, inputs)) if inputs and isinstance(inputs, list) else ("text",)

@@ -287,7 +287,7 @@ def _split_over(over: DistributedSettings, id: str, model: ModelSettings) -> Mod
 
 
 def _refuse_open_door(server: ServerSettings) -> None:
-    if _is_loopback(server.host) or server.api_keys or server.allow_insecure:
+    if is_loopback(server.host) or server.api_keys or server.allow_insecure:
         return
     raise SettingsError(
         f"With host {server.host!r} other machines can use this server without a key. Set a key "
@@ -296,7 +296,7 @@ def _refuse_open_door(server: ServerSettings) -> None:
     )
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -31,6 +31,14 @@ def yield_processor() -> None:
         ctypes.CDLL(None).pthread_set_qos_class_self_np(QOS_CLASS_UTILITY, 0)
 
 
+def run_after_others() -> None:
+    """Lets other processes run first, if this one has no threads yet."""
+    if sys.platform == "linux":  # a real-time priority, which a server may have, would go before
+        with suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    yield_processor()
+
+
 def thread_seconds() -> dict[int, float]:
     """Returns the processor time of each thread of this process."""
     import psutil  # an engine that is well never asks, and starts sooner without it

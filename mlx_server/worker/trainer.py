@@ -17,7 +17,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from fcntl import LOCK_EX, flock
+from fcntl import LOCK_EX
 from itertools import islice
 from math import isfinite
 from pathlib import Path
@@ -50,6 +50,8 @@ from mlx_server.engine.training import (
     file_of,
     kept_reports,
 )
+from mlx_server.system.files import lock_within
+from mlx_server.system.process import run_after_others
 from mlx_server.worker.comparison import LoadedSide
 from mlx_server.worker.server_connection import leave
 from mlx_server.worker.weights import loaded
@@ -273,7 +275,22 @@ def _write(file: Path, arrays: Arrays, metadata: dict[str, str] | None = None) -
     os.replace(unfinished, file)
 
 
+@contextmanager
+def alone_in(folder: Path, seconds: float = PATIENCE_SECONDS + 5) -> Iterator[None]:
+    """Waits so long for another process of the folder. Raises RuntimeError if it stays."""
+    with (folder / LOCK).open("a+b") as lock:
+        if not lock_within(seconds, lock.fileno(), LOCK_EX):
+            lock.seek(0)
+            holder = lock.read(20).decode(errors="replace")
+            raise RuntimeError(f"process {holder} trains with the same data and settings already")
+        lock.truncate(0)
+        lock.write(str(os.getpid()).encode())
+        lock.flush()
+        yield
+
+
 def main() -> None:
+    run_after_others()
     reports = sys.stdout.buffer
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115  mlx-lm prints what it does
     controls = Controls()
@@ -289,8 +306,7 @@ def main() -> None:
 
     folder = Path(sys.argv[1])
     try:
-        with (folder / LOCK).open("wb") as lock:
-            flock(lock, LOCK_EX)
+        with alone_in(folder):
             base = Trainer(folder, report, controls).run()
             wait()
             judge(folder, base, report, wait)

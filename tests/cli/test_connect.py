@@ -11,7 +11,7 @@ from mlx_server.cli import app
 from mlx_server.clients.connect import listing, markdown
 from mlx_server.errors import SettingsError
 
-GIVEN = ("--model", "my-model", "--context-length", "4321", "--url", "http://studio:8000")
+GIVEN = ("--model", "my-model", "--context-length", "4321", "--url", "http://127.0.0.1:9")
 CODEX = ".codex/mlx-server.config.toml"
 
 
@@ -54,7 +54,7 @@ def test_lines_are_written_and_each_file_is_named(home: Path, started: Any) -> N
     written = run("codex", *GIVEN, "--write")
     assert written.exit_code == 0
     assert CODEX in written.output
-    for given in ("my-model", "4321", "http://studio:8000/v1"):
+    for given in ("my-model", "4321", "http://127.0.0.1:9/v1"):
         assert given in (home / CODEX).read_text()
     assert started == []
 
@@ -69,7 +69,7 @@ def test_a_client_is_started_with_its_variables_added_to_ours(
     assert (program, command) == ("claude", ["claude"])
     expected = {
         "OURS": "kept",
-        "ANTHROPIC_BASE_URL": "http://studio:8000",
+        "ANTHROPIC_BASE_URL": "http://127.0.0.1:9",
         "ANTHROPIC_AUTH_TOKEN": "secret",
         "ANTHROPIC_MODEL": "my-model",
     }

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from fcntl import LOCK_EX, LOCK_NB, flock
 from pathlib import Path
 
 import mlx.core as mx
@@ -15,6 +14,8 @@ import psutil
 import pytest
 
 from mlx_server.models.adapter_catalog import AdapterCatalog, AdapterLocation, read_base_shapes
+from mlx_server.system.process import NICENESS
+from mlx_server.worker.trainer import alone_in
 from tests.live.fork_server import ran
 from tests.tiny import tiny_llama
 
@@ -134,10 +135,11 @@ def test_the_trainer_of_a_killed_command_keeps_its_folder_to_its_end(trainings: 
         time.sleep(0.01)
     (state,), (left,) = trainings.states(), children
     left.suspend()
+    assert sys.platform != "linux" or left.nice() == NICENESS
     process.kill()
     process.wait()
-    with (state.parent / "lock").open() as lock, pytest.raises(BlockingIOError):
-        flock(lock, LOCK_EX | LOCK_NB)
+    with pytest.raises(RuntimeError, match=f"process {left.pid} trains"), alone_in(state.parent, 0):
+        pass
     left.resume()
     assert trainings.run(*options).returncode == 0
 

@@ -198,14 +198,17 @@ def test_only_what_is_not_given_is_asked_for(play: Play) -> None:
         assert connection_to(given, "", "m", 10) == Connection(NOWHERE, NO_KEY, "m", 10)
     sees = {"architecture": {"input_modalities": ["text", "image"]}, "context_length": 4096}
     url = play({"/v1/models": (200, MODELS), "/v1/models/org/m": (200, sees)})
-    assert connection_to(url, "", None, 7) == Connection(url, NO_KEY, "org/m", 7)
+    for model in (None, "org/m"):
+        found = connection_to(url, "", model, 7)
+        assert found == Connection(url, NO_KEY, "org/m", 7, ("text", "image"))
     found = connection_to(f"{url}/v1", "k", None, None)
     assert found == Connection(url, "k", "org/m", 4096, ("text", "image"))
     settings = filled(CLIENTS["opencode"].files[0].content, found)
     known = settings["provider"]["mlx-server"]["models"]["org/m"]
     assert known["modalities"] == {"input": ["text", "image"], "output": ["text"]}
     both = [("/v1/models", "Bearer k"), ("/v1/models/org/m", "Bearer k")]
-    assert asked == [("/v1/models", None), *both]
+    known = ("/v1/models/org/m", None)
+    assert asked == [("/v1/models", None), known, known, *both]
 
 
 @pytest.mark.parametrize(

@@ -139,6 +139,29 @@ def test_a_server_that_answers_otherwise_is_named(
         served()
 
 
+@pytest.mark.parametrize(
+    ("named", "key"),
+    [
+        ("http://127.0.0.1:9/v1", "own"),
+        ("http://localhost", "own"),
+        ("http://studio.local:8000", None),
+        ("https://a%2Fb@studio.local#m", "a/b"),
+        ("http://theirs@[::1]:80", "theirs"),
+    ],
+)
+def test_a_key_is_sent_only_to_its_server(
+    monkeypatch: pytest.MonkeyPatch, named: str, key: str | None
+) -> None:
+    sent = list[tuple[str, str]]()
+    monkeypatch.setenv("MLX_SERVER_API_KEYS", "own,second")
+    monkeypatch.setattr(comparison, "client_of", lambda *given: sent.append(given))
+    monkeypatch.setattr(comparison, "first_model", lambda _: "m")
+    comparison.ServedModel(named)
+    ((url, given),) = sent
+    assert given == (key or "")
+    assert "@" not in url
+
+
 def test_what_can_not_follow_does_not_end_a_comparison(answered: dict[str, Any]) -> None:
     scores = {"token_logprobs": [None, -1, 0.5, -1], "top_logprobs": [None, *[ALIKE] * 3]}
     answered["choices"][0]["logprobs"] = scores
@@ -158,6 +181,7 @@ WRONG_REQUESTS: tuple[tuple[dict[str, Any], str], ...] = (
         {"tools": [{"type": "function", "function": {"name": "a", "parameters": {"type": "b"}}}]},
         "'b' is not valid",
     ),
+    ({"response_format": {"json_schema": {"schema": {"$ref": "#/nowhere"}}}}, "is not there"),
     ({"response_format": "text"}, ""),
     ({"response_format": {"json_schema": "a"}}, ""),
 )
@@ -175,12 +199,20 @@ def test_a_request_that_can_not_be_compared_is_refused_before_models_are_loaded(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "is_good"), [('{"n": 1}', True), ('{"n": "x"}', False), ("{", False), ("", False)]
+    ("arguments", "is_good"),
+    [
+        ('{"n": 1}', True),
+        ('{"n": 1, "m": 2}', True),
+        ('{"n": "x"}', False),
+        ("{", False),
+        ("", False),
+    ],
 )
 def test_a_call_is_good_if_its_schema_says_so(
     tiny_path: Path, arguments: str, is_good: bool
 ) -> None:
-    schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    properties = {"n": {"type": "integer"}, "m": {"$ref": "#/nowhere"}}
+    schema = {"type": "object", "properties": properties, "required": ["n"]}
     prepared = prepare(ModelSpec(id="tiny", source=str(tiny_path)), lambda *_: None, upcast=False)
     text = f'{{"name": "count", "parameters": {arguments}}}' if arguments else "Nothing."
     asked = Request("", tools=(Tool("count", parameters=schema),))
