@@ -18,7 +18,7 @@ from starlette.requests import Request
 from mlx_server import limits
 from mlx_server.errors import BadRequest, NotFound, Overloaded, ServerError
 from mlx_server.http.sse import AsyncClosable, Chunks, EventStream, Frames, encoded
-from mlx_server.http.web_sockets import ByteBudget
+from mlx_server.system.shared_budget import SharedBudget
 
 RESUMABLE_HEADER = "x-mlx-server-resumable"
 STREAM_HEADER = "x-mlx-server-stream"
@@ -30,7 +30,7 @@ NUMBER = re.compile("[0-9]{1,15}")
 class EventLog:
     """An append-only log for any number of readers, each with its own position."""
 
-    def __init__(self, budget: ByteBudget) -> None:
+    def __init__(self, budget: SharedBudget) -> None:
         self.events: list[bytes] = []
         """Each event, at the index of its sequence number."""
         self.is_full = False
@@ -185,7 +185,7 @@ class ResumableStreams:
     def __init__(self) -> None:
         self._streams: dict[str, ResumableStream] = {}
         """The oldest first."""
-        self._budget = ByteBudget(limits.RESUMABLE_BYTES)
+        self._budget = SharedBudget(limits.RESUMABLE_BYTES)
 
     def check_room(self, source: str) -> None:
         """Makes room for another stream, if those that have ended allow it. Raises Overloaded."""

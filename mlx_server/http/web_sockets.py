@@ -4,7 +4,7 @@ them share."""
 import asyncio
 import logging
 import select
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, ClassVar, TypeVar
@@ -19,47 +19,7 @@ from mlx_server.http.admission import Admission
 from mlx_server.http.connections import SlowClientGuard
 from mlx_server.request_threads import in_thread
 from mlx_server.system import descriptors
-
-
-class ByteBudget:
-    """First come, first served. A request over the whole budget is granted when nothing is used."""
-
-    def __init__(self, most_bytes: int) -> None:
-        self.used = 0
-        self._most_bytes = most_bytes
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
-
-    def take(self, size: int) -> bool:
-        """Takes the bytes without waiting. Returns whether they were free."""
-        if self._waiting or not self._fits(size):
-            return False
-        self.used += size
-        return True
-
-    def reserve(self, size: int) -> asyncio.Future[None]:
-        """A future that is done when the bytes are taken. Cancelling it gives up the wait."""
-        taken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((size, taken))
-        self._serve()
-        return taken
-
-    def give_back(self, size: int) -> None:
-        self.used -= size
-        self._serve()
-
-    def _serve(self) -> None:
-        while self._waiting:
-            size, taken = self._waiting[0]
-            if not taken.cancelled():
-                if not self._fits(size):
-                    return
-                self.used += size
-                taken.set_result(None)
-            self._waiting.popleft()
-
-    def _fits(self, size: int) -> bool:
-        return self.used == 0 or self.used + size <= self._most_bytes
-
+from mlx_server.system.shared_budget import SharedBudget
 
 log = logging.getLogger("mlx_server.http")
 
@@ -175,7 +135,7 @@ class StrictWebSockets(SlowClientGuard, WebSocketsSansIOProtocol):
     receive_seconds: ClassVar[float] = float(limits.RECEIVE_SECONDS)
     """How long one message may take to arrive, without the time in which reading is paused. The
     handshake has as long."""
-    budget: ClassVar[ByteBudget] = ByteBudget(limits.FRAME_BYTES)
+    budget: ClassVar[SharedBudget] = SharedBudget(limits.FRAME_BYTES)
     admission: ClassVar[Admission]
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -427,6 +387,6 @@ def web_sockets(
     receive_seconds: float, max_bytes: int, admission: Admission
 ) -> type[StrictWebSockets]:
     """`max_bytes` is the limit for one message."""
-    budget = ByteBudget(max(limits.FRAME_BYTES, max_bytes))
+    budget = SharedBudget(max(limits.FRAME_BYTES, max_bytes))
     own = {"receive_seconds": receive_seconds, "budget": budget, "admission": admission}
     return type("StrictWebSockets", (StrictWebSockets,), own)

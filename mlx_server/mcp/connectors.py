@@ -13,8 +13,9 @@ from urllib.parse import quote, urlsplit
 
 from mlx_server import limits
 from mlx_server.errors import BadRequest, Overloaded
-from mlx_server.mcp.limits import CountingSemaphore, McpError
+from mlx_server.mcp.limits import McpError
 from mlx_server.requests import McpServer
+from mlx_server.system.shared_budget import SharedBudget
 
 if TYPE_CHECKING:
     import httpx2
@@ -99,8 +100,8 @@ class Connectors:
         self._configured = configured or {}
         self._allow_private_urls = allow_private_urls
         self._places = asyncio.Semaphore(limits.MCP_RESPONSES)
-        self._processes = CountingSemaphore(limits.MCP_PROCESSES, "processes for MCP servers")
-        self._http_sessions = CountingSemaphore(limits.MCP_SESSIONS, "connections to MCP servers")
+        self._processes = SharedBudget(limits.MCP_PROCESSES)
+        self._http_sessions = SharedBudget(limits.MCP_SESSIONS)
         self._sessions: set[Session] = set()
         self._authorizations: dict[str, httpx2.Auth] = {}
         """For all requests that name a connector, since a refresh token may be usable only once."""
@@ -140,19 +141,19 @@ class Connectors:
         may be after the block."""
         places = [self._places_for(server.requested) for server in servers]
         processes = places.count(self._processes)
-        await self._processes.take(processes)
+        await _take(self._processes, processes, "processes for MCP servers")
         try:
-            await self._http_sessions.take(len(places) - processes)
+            await _take(self._http_sessions, len(places) - processes, "connections to MCP servers")
         except BaseException:
-            self._processes.free(processes)
+            self._processes.give_back(processes)
             raise
         try:
             yield
         finally:
             for server, place in zip(servers, places, strict=True):
-                server.on_closed(partial(place.free, 1))
+                server.on_closed(partial(place.give_back, 1))
 
-    def _places_for(self, server: McpServer) -> CountingSemaphore:
+    def _places_for(self, server: McpServer) -> SharedBudget:
         connector = self._configured.get(server.connector or "")
         is_process = connector is not None and connector.url is None
         return self._processes if is_process else self._http_sessions
@@ -228,6 +229,22 @@ class Connectors:
         return partial(
             http_transport, connector.url, {**headers, **owners}, allow_private=private, auth=auth
         )
+
+
+async def _take(budget: SharedBudget, count: int, resource: str) -> None:
+    """Takes `count` units together. Raises Overloaded if they are not free in time."""
+    taken = budget.reserve(count)
+    try:
+        async with asyncio.timeout(limits.MCP_WAIT_SECONDS):
+            await taken
+    except BaseException as error:
+        if taken.done() and not taken.cancelled():
+            budget.give_back(count)
+        if isinstance(error, TimeoutError):
+            raise Overloaded(
+                f"Other requests use all {budget.most} {resource}. Try again in a moment."
+            ) from None
+        raise
 
 
 def _headers(server: McpServer) -> Iterable[tuple[str, str]]:

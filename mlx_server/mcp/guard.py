@@ -1,9 +1,9 @@
-"""Runs one MCP server over its own stdin and stdout: `guard.py LIFELINE_FD MARK COMMAND ...`.
+"""Runs one MCP server over its own stdin and stdout: `guard.py LIFELINE_FD COMMAND ...`.
 
 The MCP server and all processes that it started are ended when the lifeline breaks, which happens
-however mlx-server's process ends, and when the MCP server exits after its stdin was closed. The MCP
-server could kill or stop its guard: mlx-server then ends everything itself. On Linux the kernel
-helps: the MCP server dies with its guard, and orphaned processes become children of the guard.
+however mlx-server's process ends, and when the MCP server exits after its stdin was closed. On
+Linux the kernel helps: the MCP server dies with its guard, and orphaned processes become children
+of the guard.
 
 The MCP SDK's `terminate_posix_process_tree` reaches only the MCP server's process group, and only
 while mlx-server lives: in a test two of three processes survived it, and none survives the guard.
@@ -16,13 +16,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, NoReturn
 
-MARK = "MLX_SERVER_MCP_MARK"
-"""An environment variable of the MCP server. It identifies those of its processes that have left
-its session and lost their parents."""
+MARK = "MLX_SERVER_MCP_GUARD"
+"""An environment variable of the MCP server, with its guard's pid. It identifies those of its
+processes that have left its session and lost their parents, as browsers do on a Mac."""
 
 GRACE_SECONDS = 0.35
 SWEEPS = 3
@@ -33,9 +33,9 @@ SET_PDEATHSIG, SET_CHILD_SUBREAPER = 1, 36
 
 
 def main() -> None:
-    lifeline, mark, command = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
+    lifeline, command = int(sys.argv[1]), sys.argv[2:]
     try:
-        server = _start_server(command, mark)
+        server = _start_server(command)
     except OSError as error:
         sys.stderr.write(f"{command[0]}: {error.strerror}\n")
         _report_and_exit(lifeline)
@@ -43,19 +43,18 @@ def main() -> None:
     threading.Thread(target=_end_with, args=(lifeline, server.pid), daemon=True).start()
     while os.wait()[0] != server.pid:  # others are orphans, adopted as a subreaper
         pass
-    sweep(os.getpid(), mark, spared={os.getpid()})
+    _sweep()
     _report_and_exit(lifeline)
 
 
 def _report_and_exit(lifeline: int) -> NoReturn:
-    """Sends a byte, which means that no process remains, and exits. A guard that is killed sends
-    none."""
+    """Sends a byte, which means that no process remains, and exits."""
     with suppress(OSError):
         os.write(lifeline, b".")
     os._exit(0)
 
 
-def _start_server(command: list[str], mark: str) -> "subprocess.Popen[bytes]":
+def _start_server(command: list[str]) -> "subprocess.Popen[bytes]":
     """Starts the MCP server in the guard's session, by which its processes are found, but in its
     own process group."""
     prctl = _prctl()
@@ -63,7 +62,7 @@ def _start_server(command: list[str], mark: str) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(
         command,
         process_group=0,
-        env={**os.environ, MARK: mark},
+        env={**os.environ, MARK: str(os.getpid())},
         preexec_fn=lambda: prctl(SET_PDEATHSIG, signal.SIGKILL),
     )
 
@@ -91,10 +90,10 @@ def _end_with(lifeline: int, group: int) -> None:
             os.killpg(group, step)
 
 
-def sweep(session: int, mark: str, spared: Collection[int] = ()) -> None:
-    """Kills the remaining processes of an MCP server, whose guard leads the session."""
+def _sweep() -> None:
+    """Kills the remaining processes of the MCP server, whose session the guard leads."""
     for _ in range(SWEEPS):
-        remaining = [process for process in _remaining(session, mark) if process not in spared]
+        remaining = list(_remaining())
         if not remaining:
             return
         for process in remaining:
@@ -102,18 +101,21 @@ def sweep(session: int, mark: str, spared: Collection[int] = ()) -> None:
                 os.kill(process, signal.SIGKILL)
 
 
-def _remaining(session: int, mark: str) -> Iterator[int]:
+def _remaining() -> Iterator[int]:
     import psutil  # imported here since it would delay the start of the MCP server
 
-    ours = set[int]()
-    with suppress(psutil.Error):
-        ours |= {child.pid for child in psutil.Process(session).children(recursive=True)}
+    guard = os.getpid()
+    ours = {child.pid for child in psutil.Process().children(recursive=True)}
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):
-            if process.status() != psutil.STATUS_ZOMBIE and (
-                process.pid in ours
-                or os.getsid(process.pid) == session
-                or process.environ().get(MARK) == mark
+            if (
+                process.pid != guard
+                and process.status() != psutil.STATUS_ZOMBIE
+                and (
+                    process.pid in ours
+                    or os.getsid(process.pid) == guard
+                    or process.environ().get(MARK) == str(guard)
+                )
             ):
                 yield process.pid
 

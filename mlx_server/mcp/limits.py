@@ -1,12 +1,9 @@
-"""What MCP servers may take: how much they send, how many there are at a time, and the errors when
-they fail, whose messages are shown to the model and to the client."""
+"""What MCP servers may send, and the errors when they fail, whose messages are shown to the model
+and to the client."""
 
-import asyncio
 import re
-from collections import deque
 
 from mlx_server import limits
-from mlx_server.errors import Overloaded
 
 
 class McpError(Exception):
@@ -100,48 +97,3 @@ class ValueMeter:
         most = limits.MCP_MESSAGE_BRACKETS
         if self._brackets > most or self._signs > 4 * most:
             raise ConnectionLost(f"The server sent a message of more than {most} values.")
-
-
-class CountingSemaphore:
-    """A semaphore of which several units are taken at once, in order of arrival."""
-
-    def __init__(self, most: int, resource: str) -> None:
-        """resource: the name of the units, for the error message."""
-        self._free = most
-        self._resource = f"{most} {resource}"
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
-
-    async def take(self, count: int) -> None:
-        """Takes `count` units together. Raises Overloaded if they are not free within
-        MCP_WAIT_SECONDS."""
-        if not count:
-            return
-        taken = asyncio.get_running_loop().create_future()
-        self._waiting.append((count, taken))
-        self._serve()
-        try:
-            async with asyncio.timeout(limits.MCP_WAIT_SECONDS):
-                await taken
-        except BaseException as error:
-            if taken.done() and not taken.cancelled():
-                self.free(count)
-            self._serve()
-            if isinstance(error, TimeoutError):
-                raise Overloaded(
-                    f"Other requests use all {self._resource}. Try again in a moment."
-                ) from None
-            raise
-
-    def free(self, count: int) -> None:
-        self._free += count
-        self._serve()
-
-    def _serve(self) -> None:
-        while self._waiting:
-            count, taken = self._waiting[0]
-            if not taken.done():
-                if count > self._free:
-                    return
-                self._free -= count
-                taken.set_result(None)
-            self._waiting.popleft()

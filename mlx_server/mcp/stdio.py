@@ -7,13 +7,11 @@ the server itself too if mlx-server is killed.
 import asyncio
 import logging
 import sys
-import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from socket import MSG_PEEK, SHUT_WR, socket, socketpair
+from socket import SHUT_WR, socket, socketpair
 
 import anyio
-import anyio.to_thread
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from mcp.client._transport import TransportStreams
 from mcp.client.stdio import get_default_environment
@@ -42,8 +40,7 @@ Read = SessionMessage | Exception
 async def stdio_transport(
     command: Sequence[str], environment: Mapping[str, str]
 ) -> AsyncIterator[TransportStreams]:
-    mark = uuid.uuid4().hex
-    process, lifeline = await _started(command, environment, mark)
+    process, lifeline = await _started(command, environment)
     assert process.stdin
     assert process.stdout
     into, read = anyio.create_memory_object_stream[Read]()
@@ -52,42 +49,28 @@ async def stdio_transport(
         async with into, read, write, out_of, anyio.create_task_group() as group:
             group.start_soon(_read_messages, process.stdout, into)
             group.start_soon(_write_messages, process.stdin, out_of, into)
-            group.start_soon(_guarded, process, lifeline, mark)
             yield read, write
             group.cancel_scope.cancel()
     finally:
         process.stdin.close()
         lifeline.shutdown(SHUT_WR)
         with lifeline, anyio.CancelScope(shield=True):
-            await _wait_until_gone(process, process.stdout, lifeline, mark)
+            await _wait_until_gone(process, process.stdout, lifeline)
 
 
 async def _wait_until_gone(
-    process: asyncio.subprocess.Process, stdout: asyncio.StreamReader, lifeline: socket, mark: str
+    process: asyncio.subprocess.Process, stdout: asyncio.StreamReader, lifeline: socket
 ) -> None:
-    with anyio.move_on_after(GONE_SECONDS) as scope:
+    """Waits until the server and its guard have ended."""
+    with anyio.move_on_after(GONE_SECONDS):
         async with anyio.create_task_group() as group:
             group.start_soon(_drained, stdout)
-            await _guarded(process, lifeline, mark)
+            await anyio.wait_readable(lifeline)
             await process.wait()
-    if scope.cancelled_caught:  # the guard was stopped
-        await anyio.to_thread.run_sync(guard.sweep, process.pid, mark)
-        with anyio.move_on_after(GONE_SECONDS):
-            await process.wait()
-
-
-async def _guarded(process: asyncio.subprocess.Process, lifeline: socket, mark: str) -> None:
-    """Waits until the server and its guard have ended. Ends the server if the guard was killed."""
-    await anyio.wait_readable(lifeline)
-    with suppress(OSError):
-        if lifeline.recv(1, MSG_PEEK):  # MSG_PEEK leaves the byte for the next call
-            return
-    log.warning("the guard of an MCP server was killed; ending the server")
-    await anyio.to_thread.run_sync(guard.sweep, process.pid, mark)
 
 
 async def _started(
-    command: Sequence[str], environment: Mapping[str, str], mark: str
+    command: Sequence[str], environment: Mapping[str, str]
 ) -> tuple[asyncio.subprocess.Process, socket]:
     """Starts the guard and the server. Returns the guard's process and this end of its lifeline;
     closing that ends the server."""
@@ -96,7 +79,7 @@ async def _started(
     try:
         with anyio.CancelScope(shield=True):  # a guard that is killed at its start ends no server
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-I", guard.__file__, str(theirs.fileno()), mark, *command),
+                *(sys.executable, "-I", guard.__file__, str(theirs.fileno()), *command),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=None if log.isEnabledFor(logging.DEBUG) else asyncio.subprocess.DEVNULL,

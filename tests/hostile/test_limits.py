@@ -44,7 +44,6 @@ from mlx_server.grammars.view import View, resolved
 from mlx_server.http import security, strict_json
 from mlx_server.http.connections import SlowClientGuard, StrictConnection
 from mlx_server.http.resumable import EventLog
-from mlx_server.http.web_sockets import ByteBudget
 from mlx_server.mcp.server import Lister, Listing, bound
 from mlx_server.messages import Conversation, Message, Tool, memory_of
 from mlx_server.models.checkpoint import check_architecture
@@ -57,6 +56,7 @@ from mlx_server.store import ItemRecord
 from mlx_server.system import descriptors
 from mlx_server.system.sandbox import template_child, template_messages
 from mlx_server.system.sandbox.chat_template import ChatTemplate
+from mlx_server.system.shared_budget import SharedBudget
 from mlx_server.tool_parsers import model_json, source, values
 from mlx_server.tool_parsers.model_json import Malformed, json_text
 from mlx_server.tool_parsers.values import JSON
@@ -243,13 +243,13 @@ def arguments(items: int) -> bool:
 
 
 def events(size: int) -> bool:
-    log = EventLog(ByteBudget(1 << 40))
+    log = EventLog(SharedBudget(1 << 40))
     log.add(b"x" * size)
     return not log.is_full
 
 
 def remembered(count: int) -> bool:
-    memory = UnstoredContext(ByteBudget(1 << 30))
+    memory = UnstoredContext(SharedBudget(1 << 30))
     for at in range(count):
         memory.keep(str(at), [ItemRecord("i", b"x")])
     return len(memory.contexts) == count

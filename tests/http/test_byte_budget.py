@@ -5,14 +5,14 @@ import asyncio
 import pytest
 
 from mlx_server.api.responses.web_socket import UnstoredContext
-from mlx_server.http.web_sockets import ByteBudget
 from mlx_server.store import ItemRecord
+from mlx_server.system.shared_budget import SharedBudget
 from tests.store.make import limit, runs
 
 
 @runs
 async def test_first_come_first_served() -> None:
-    budget = ByteBudget(10)
+    budget = SharedBudget(10)
     first, second, third = (budget.reserve(size) for size in (6, 6, 2))
     await asyncio.sleep(0)
     assert [f.done() for f in (first, second, third)] == [True, False, False], "none is overtaken"
@@ -27,7 +27,7 @@ async def test_first_come_first_served() -> None:
 
 @runs
 async def test_who_leaves_the_line_is_passed_over() -> None:
-    budget = ByteBudget(10)
+    budget = SharedBudget(10)
     assert budget.take(10)
     first, second = budget.reserve(5), budget.reserve(5)
     first.cancel()
@@ -42,7 +42,7 @@ def said(size: int) -> list[ItemRecord]:
 
 def test_a_connection_remembers_so_many_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     limit(monkeypatch, "SOCKET_MEMORY_BYTES", 100)
-    budget = ByteBudget(150)
+    budget = SharedBudget(150)
     memory, other = UnstoredContext(budget), UnstoredContext(budget)
     for n in range(3):
         memory.keep(f"{n}", said(40))

@@ -17,7 +17,7 @@ print(s.Popen(sys.argv[1:], stdin=s.DEVNULL, stdout=s.DEVNULL, stderr=s.DEVNULL)
 """
 """Starts a process in another group and leaves it without a parent."""
 
-STUBBORN = ("will not go", "leaves children", "harms its guard")
+STUBBORN = ("will not go", "leaves children")
 
 HABIT, FILE = sys.argv[1], (sys.argv[2:] or [os.devnull])[0]
 
@@ -106,7 +106,7 @@ def start_children() -> None:
     """One of the same group, one that left session and parent, one that forgot its variables."""
     near = subprocess.Popen(SLEEP, stdin=subprocess.DEVNULL)  # holds our stdout open
     environments: list[dict[str, str] | None] = [None]
-    if HABIT == "leaves children" and sys.platform == "linux":
+    if sys.platform == "linux":
         environments.append({})
     far = [sys.executable, "-c", ORPHAN, *SLEEP]
     orphans = "".join(
@@ -120,7 +120,7 @@ def start_children() -> None:
 
 
 def main() -> None:
-    if HABIT in ("leaves children", "harms its guard"):
+    if HABIT == "leaves children":
         start_children()
     if HABIT in STUBBORN:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

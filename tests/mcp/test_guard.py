@@ -78,26 +78,3 @@ async def are_gone(processes: Sequence[psutil.Process]) -> None:
     async with asyncio.timeout(PATIENCE_SECONDS):
         while any(map(is_alive, processes)):  # noqa: ASYNC110
             await asyncio.sleep(0.02)
-
-
-async def test_a_server_whose_guard_is_killed_ends_at_once(tmp_path: Path) -> None:
-    file = tmp_path / "pids"
-    async with opened("harms its guard", "quiet", file=file) as toolset:
-        started = processes(file)
-        started.append(started[0].parents()[0])
-        started[-1].kill()
-        await are_gone(started)
-        assert await outcome(toolset, "harms its guard") in (
-            "error: The server closed the connection.",
-            "seen",  # by one that was started anew
-        )
-        assert await outcome(toolset, "quiet") == "seen"
-
-
-async def test_a_server_whose_guard_is_stopped_ends_with_its_request(tmp_path: Path) -> None:
-    file = tmp_path / "pids"
-    async with opened("harms its guard", file=file):
-        started = processes(file)
-        started.append(started[0].parents()[0])
-        started[-1].suspend()
-    await are_gone(started)

@@ -26,8 +26,9 @@ from mlx_server.errors import (
 )
 from mlx_server.events import Event, Finished, Started
 from mlx_server.http.resumable import EventLog
-from mlx_server.http.web_sockets import ByteBudget, OpenSockets
+from mlx_server.http.web_sockets import OpenSockets
 from mlx_server.store import RUNNING, ItemRecord, Record, RunNews, Store
+from mlx_server.system.shared_budget import SharedBudget
 
 
 def decoded(event: bytes) -> Wire:
@@ -265,8 +266,8 @@ class Runs:
         """Set when WebSockets are to end."""
         self._is_closed = False
         self.sockets = OpenSockets()
-        self.logs = ByteBudget(limits.STREAM_LOGS_BYTES)
-        self.socket_memory = ByteBudget(limits.SOCKETS_MEMORY_BYTES)
+        self.logs = SharedBudget(limits.STREAM_LOGS_BYTES)
+        self.socket_memory = SharedBudget(limits.SOCKETS_MEMORY_BYTES)
         self._turn = asyncio.Semaphore(places)
         self._running: dict[tuple[str, str], Run] = {}
         self._background: dict[str, Run] = {}

@@ -24,10 +24,11 @@ from mlx_server.api.responses.runs import Run, Runs, log
 from mlx_server.errors import BadRequest, ServerError
 from mlx_server.http import middleware, strict_json
 from mlx_server.http.errors import validation_error
-from mlx_server.http.web_sockets import ByteBudget, ReceivedMessage
+from mlx_server.http.web_sockets import ReceivedMessage
 from mlx_server.request_threads import in_thread, size_of_request
 from mlx_server.store import ItemRecord
 from mlx_server.system.logs import RequestLogContext, request_context
+from mlx_server.system.shared_budget import SharedBudget
 
 SLOW_SECONDS = 30.0
 """How long sending one event may take."""
@@ -51,7 +52,7 @@ class InvalidText(Exception):
 class UnstoredContext:
     """The conversations of the latest responses that are not stored."""
 
-    def __init__(self, budget: ByteBudget) -> None:
+    def __init__(self, budget: SharedBudget) -> None:
         self.contexts: OrderedDict[str, Sequence[ItemRecord]] = OrderedDict()
         self._sizes: dict[str, int] = {}
         self._budget = budget

@@ -18,8 +18,9 @@ from mlx_server.api.responses import web_socket as lines
 from mlx_server.errors import StoreUnavailable
 from mlx_server.http.admission import Admission
 from mlx_server.http.resumable import EventLog
-from mlx_server.http.web_sockets import ByteBudget, web_sockets
+from mlx_server.http.web_sockets import web_sockets
 from mlx_server.store import Store
+from mlx_server.system.shared_budget import SharedBudget
 from tests.api import wire
 from tests.api.wire import Json, ScriptedEngine, error, ok
 from tests.store.make import limit
@@ -107,7 +108,7 @@ def test_what_was_refused_is_forgotten(tiny_path: Path) -> None:
 
 def test_a_log_is_read_while_it_grows() -> None:
     async def read() -> list[list[int]]:
-        log = EventLog(ByteBudget(1 << 20))
+        log = EventLog(SharedBudget(1 << 20))
         readers = [asyncio.create_task(numbers(log, start)) for start in (0, 2, 9)]
         for number in range(5):
             log.add(b"%d" % number)
