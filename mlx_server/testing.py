@@ -52,10 +52,16 @@ class ScriptedAnswer:
             calls=(*self.calls, *other.calls),
         )
 
-    def wire(self) -> dict[str, Any]:
+    def entry(self) -> dict[str, Any]:
+        """The answer as an entry of a transcript."""
+        if self.raw is not None:
+            return {"output": self.raw}
+        if self.token_ids is not None:
+            return {"output_token_ids": self.token_ids}
         calls = [{"name": name, "arguments": arguments} for name, arguments in self.calls]
-        found = {**vars(self), "calls": calls}
-        return {name: value for name, value in found.items() if value is not None}
+        return {
+            "answer": {"reasoning": self.reasoning or "", "text": self.text or "", "calls": calls}
+        }
 
 
 def say(text: str) -> ScriptedAnswer:
@@ -308,8 +314,7 @@ class MlxReplay:
         body = {
             "family": family,
             "model": model,
-            "answers": [each.wire() for each in given],
-            "delay_ms": delay_ms,
+            "answers": [{**each.entry(), "delay_ms": delay_ms} for each in given],
         }
         return str(self._server.door("POST", body)["model"])
 

@@ -31,7 +31,7 @@ from mlx_server.pool.prepare import PreparedModel
 from mlx_server.request_threads import in_thread
 from mlx_server.requests import GenerateRequest, Prompt
 from mlx_server.sources.given_answers import GivenAnswers, matching, without_secrets
-from mlx_server.sources.transcript import RecordedAnswer, RecordedCall, TranscriptEntry, facts_of
+from mlx_server.sources.transcript import TranscriptEntry, checked_entry, facts_of
 from mlx_server.system.files import not_linked, own_path
 
 RESET = "/v1/replay/reset"
@@ -74,27 +74,12 @@ def install_given(app: FastAPI, given: GivenAnswers, key: str) -> None:
     app.add_middleware(RequestRecorder, recorded=recorded)
 
 
-class GivenCall(WireModel):
-    name: Annotated[str, Field(min_length=1)]
-    arguments: dict[str, Any]
-
-
-class GivenAnswer(WireModel):
-    """One answer, given in words, as raw output or as tokens."""
-
-    reasoning: str | None = None
-    text: str | None = None
-    calls: list[GivenCall] = Field(default_factory=list)
-    raw: str | None = None
-    token_ids: list[int] | None = None
-
-
 class GivenBody(WireModel):
     family: str
     model: Annotated[str, Field(min_length=1)] | None = None
     """The name by which requests ask for it; None: the family's."""
-    answers: Annotated[list[GivenAnswer], Field(min_length=1)]
-    delay_ms: Annotated[float, Field(ge=0, le=60_000)] = 0.0
+    answers: Annotated[list[dict[str, Any]], Field(min_length=1)]
+    """Entries of a transcript."""
 
 
 @given_router.post(GIVEN, openapi_extra=documented(GIVEN, GivenBody))
@@ -111,7 +96,7 @@ async def give(http: Request) -> Response:
     pool.models.add_alias(name, id)
     prepared = await pool.prepared(id)
     loading = asyncio.create_task(_loaded(pool, id))
-    entries = await in_thread(_entries, prepared, body)
+    entries = await in_thread(_entries, prepared, body.answers)
     given.add(name, entries)
     http.app.state.loading_given = loading  # asyncio itself keeps no strong reference
     return json_response({"model": name}, ignored_header(body.ignored()))
@@ -140,33 +125,16 @@ async def reset_given(http: Request) -> Response:
     return json_response({})
 
 
-def _entries(prepared: PreparedModel, body: GivenBody) -> list[TranscriptEntry]:
-    return [_entry(prepared, answer, body.delay_ms) for answer in body.answers]
-
-
-def _entry(prepared: PreparedModel, answer: GivenAnswer, delay_ms: float) -> TranscriptEntry:
+def _entries(prepared: PreparedModel, answers: list[dict[str, Any]]) -> list[TranscriptEntry]:
     """Raises BadRequest for one that can't be played."""
     tokenizer = prepared.checkpoint.tokenizer
-    ids = None if answer.token_ids is None else tuple(answer.token_ids)
-    for id in ids or ():
-        if not 0 <= id < tokenizer.vocabulary:
-            raise BadRequest(
-                f"There is no token {id} in {prepared.id}: its ids go from 0 to "
-                f"{tokenizer.vocabulary - 1}.",
-                param="answers",
-            )
-    words = _in_words(answer) if answer.raw is None and ids is None else None
     try:
-        entry = TranscriptEntry(answer.raw, ids, words, delay_ms=delay_ms)
+        entries = [checked_entry(answer, tokenizer.vocabulary) for answer in answers]
     except ValueError as error:
         raise BadRequest(f"An answer can't be used: {error}.", param="answers") from None
-    entry.tokens(tokenizer, prepared.family)
-    return entry
-
-
-def _in_words(answer: GivenAnswer) -> RecordedAnswer:
-    calls = tuple(RecordedCall(call.name, call.arguments) for call in answer.calls)
-    return RecordedAnswer(answer.reasoning or "", answer.text or "", calls)
+    for entry in entries:
+        entry.tokens(tokenizer, prepared.family)
+    return entries
 
 
 class RecordedRequests:

@@ -16,7 +16,7 @@ from mlx_server import limits
 from mlx_server.cli.root import command_app
 from mlx_server.clients.chat import client_of, error_in, key_at_home, parsed_json
 from mlx_server.errors import BadRequest, ServerError
-from mlx_server.system.files import replace_private
+from mlx_server.system.files import replace_file
 
 app = command_app()
 
@@ -120,7 +120,7 @@ def _begun(client: httpx.Client, file: Path, note: Path) -> dict[str, Any]:
         uploaded = _json(client.post("/v1/files", data={"purpose": "batch"}, files=sent))
     asked = {"input_file_id": uploaded["id"], "endpoint": endpoint, "completion_window": WINDOW}
     batch = _json(client.post("/v1/batches", json=asked))
-    replace_private(note, json.dumps({"batch": batch["id"]}).encode())
+    replace_file(note, json.dumps({"batch": batch["id"]}).encode())
     client.delete(f"/v1/files/{uploaded['id']}")  # the batch has its content
     return batch
 

@@ -29,7 +29,7 @@ from mlx_server.errors import ServerError, public_message
 from mlx_server.generation.training import public_tokens
 from mlx_server.pool.prepare import REPLAY, ModelSpec, capabilities_on_disk, prepare
 from mlx_server.sources.demo import made_checkpoint
-from mlx_server.system.files import replace_private
+from mlx_server.system.files import replace_file
 
 app = command_app()
 
@@ -168,7 +168,7 @@ def _quality(spec: ModelSpec, folder: Path) -> Check:
     first = msgspec.json.decode(file.read_bytes(), type=Fingerprint) if file.is_file() else None
     if first is None or first.files != now.files:
         folder.mkdir(parents=True, exist_ok=True)
-        replace_private(file, msgspec.json.encode(now))
+        replace_file(file, msgspec.json.encode(now))
         return Check("ok", "quality", f"{spec.id}: remembered, to be compared after an upgrade")
     texts = zip(first.logprobs, now.logprobs, strict=True)
     moved = mean(abs(a - b) for text in texts for a, b in zip(*text, strict=True))

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import secrets
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import aclosing
@@ -40,7 +39,7 @@ from mlx_server.pool.pool import Pool
 from mlx_server.pool.prepare import ModelSpec
 from mlx_server.request_threads import in_thread
 from mlx_server.requests import GenerateRequest
-from mlx_server.system.files import own_path
+from mlx_server.system.files import own_path, replace_file
 
 
 def serve_recorded(
@@ -268,25 +267,13 @@ def record(
         return
     text = _transcript(model, requests, config, upstream, api_key_env)
     if output:
-        _save(text, output)
+        if output.exists() and not output.is_file():  # such as a pipe
+            output.write_text(text, "utf-8")
+        else:
+            mode = output.stat().st_mode & 0o777 if output.exists() else 0o644
+            replace_file(output, text.encode(), mode)
     else:
         print(text, end="")
-
-
-def _save(text: str, output: Path) -> None:
-    """Replaces a file only when all is written, so that a full disk leaves the old one."""
-    if output.exists() and not output.is_file():  # such as a pipe
-        output.write_text(text, "utf-8")
-        return
-    path = own_path(output)  # a link stays a link
-    draft = path.with_name(f".{secrets.token_hex(8)}")
-    try:
-        draft.write_text(text, "utf-8")
-        if path.exists():
-            draft.chmod(path.stat().st_mode & 0o777)
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 def _transcript(

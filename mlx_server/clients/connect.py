@@ -7,7 +7,6 @@ there.
 import errno
 import json
 import re
-import secrets
 import shlex
 import shutil
 import sys
@@ -25,7 +24,7 @@ import yaml
 
 from mlx_server.clients.chat import checked_url, client_of, first_model, model_facts
 from mlx_server.errors import BadRequest, ServerError, SettingsError, public_message
-from mlx_server.system.files import own_path, read_regular, write_private
+from mlx_server.system.files import own_path, read_regular, replace_file, write_private
 
 CONTEXT, OUTPUT = "{context as a number}", "{output as a number}"
 """Placeholders that a number replaces, where `{context}` would give a string of its digits."""
@@ -306,18 +305,12 @@ def _back_up(change: Change) -> Path:
 
 
 def _replace(change: Change) -> None:
-    path = own_path(change.path)  # a link stays a link
+    path = own_path(change.path)
     path.parent.mkdir(parents=True, exist_ok=True)
     mode = path.stat().st_mode & 0o777 if path.exists() else PRIVATE
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    try:
-        write_private(temporary, change.after)
-        temporary.chmod(mode)
-        if change.before != (read_regular(path) if path.exists() else None):
-            raise OSError(errno.EBUSY, "it was changed meanwhile; try again", str(path))
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    if change.before != (read_regular(path) if path.exists() else None):
+        raise OSError(errno.EBUSY, "it was changed meanwhile; try again", str(path))
+    replace_file(path, change.after, mode)
 
 
 CLIENTS: Mapping[str, ClientRecord] = MappingProxyType(

@@ -26,7 +26,7 @@ from mlx_server.mcp.connectors import ClientCredentials, StoredLogin
 from mlx_server.mcp.http import http_transport
 from mlx_server.mcp.limits import McpError, cut
 from mlx_server.mcp.server import Session
-from mlx_server.system.files import open_regular, own_path, replace_private
+from mlx_server.system.files import open_regular, own_path, replace_file
 
 FILE_BYTES = 1 << 20
 """The most of a login's file that is read: one that is larger is damaged."""
@@ -119,7 +119,7 @@ class LoginFile(TokenMemory):
     def _save(self) -> None:
         login = SavedLogin(self._url, _json(self.tokens), _json(self.client))
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        replace_private(self._path, msgspec.json.encode(login))
+        replace_file(self._path, msgspec.json.encode(login))
 
     def _content(self) -> bytes:
         with open_regular(own_path(self._path), is_own=True) as file:

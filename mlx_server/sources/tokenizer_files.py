@@ -12,7 +12,6 @@ import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import msgspec
@@ -25,7 +24,7 @@ from mlx_server.models.byte_level import kimi_tokenizer
 from mlx_server.models.checkpoint import SpecialTokens, flags_of, read_special_tokens
 from mlx_server.models.files import BOM, OWN, SENTENCEPIECE, TOKENIZERS, read_optional_json
 from mlx_server.sources.cache import cache_dir
-from mlx_server.system.files import read_regular
+from mlx_server.system.files import read_regular, replace_file
 from mlx_server.system.sandbox.child import Served, end_with_server, serve, time_limit
 from mlx_server.system.sandbox.parent import Program, Stopped, WarmProcess
 
@@ -93,13 +92,9 @@ def _converted(source: Path) -> bytes | bytearray:
 
 
 def _keep(content: bytes | bytearray, made: Path) -> None:
-    """Writes a temporary file and moves it, so that no incomplete file is left."""
     try:
         made.parent.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(dir=made.parent) as folder:
-            draft = Path(folder, OWN)
-            draft.write_bytes(content)
-            os.replace(draft, made)
+        replace_file(made, bytes(content))
     except OSError as error:
         raise ModelUnusable(
             f"Can't write the model's converted tokenizer to the cache: {public_message(error)}. "

@@ -325,7 +325,7 @@ def _checked(name: str, found: list[tuple[int, Any]], vocabulary: int | None) ->
     file = TranscriptFile()
     for number, (line, raw) in enumerate(found, 1):
         try:
-            file.entries.append(PlacedEntry(number, line, _entry(raw, vocabulary)))
+            file.entries.append(PlacedEntry(number, line, checked_entry(raw, vocabulary)))
         except ValueError as error:
             file.problems.append(f"{name}:{line}: entry {number}: {error}")
     more = len(file.problems) - SHOWN
@@ -396,7 +396,8 @@ def _listed(found: Any) -> list[Any]:
     raise _Malformed(1, "the transcript should be a list of entries: begin each with `- `")
 
 
-def _entry(raw: Any, vocabulary: int | None) -> TranscriptEntry:
+def checked_entry(raw: Any, vocabulary: int | None) -> TranscriptEntry:
+    """vocabulary: see `read_file`. Raises ValueError for data that is no entry."""
     if not isinstance(raw, dict):
         raise ValueError("it should be an object with at least an `output`")
     for name, value in raw.items():

@@ -58,13 +58,14 @@ def write_private(path: Path, content: bytes) -> None:
         os.fsync(descriptor)  # else a power failure after a rename could leave an empty file
 
 
-def replace_private(path: Path, content: bytes) -> None:
-    """Replaces a file by one that only the user can read, which appears whole. A link to it stays
-    one."""
+def replace_file(path: Path, content: bytes, mode: int = 0o600) -> None:
+    """Replaces a file by one that appears whole: a full disk leaves the old one. A link to it stays
+    one. By default only the user can read it."""
     place = own_path(path)
     draft = place.with_name(f".{place.name}.{secrets.token_hex(8)}")
     try:
         write_private(draft, content)
+        draft.chmod(mode)
         draft.replace(place)
     finally:
         draft.unlink(missing_ok=True)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlx_server.errors import ServerError, SettingsError
-from mlx_server.system.files import replace_private
+from mlx_server.system.files import replace_file
 
 LABEL = "local.mlx-server"
 UNIT = "mlx-server.service"
@@ -187,7 +187,7 @@ def install(arguments: Sequence[str], run: Run = run) -> System:
     if service.file.exists():
         _stop(service, run)
     service.file.parent.mkdir(parents=True, exist_ok=True)
-    replace_private(service.file, text.encode())
+    replace_file(service.file, text.encode())
     try:
         _carry_out(service.start, run)
     except CommandMissing:

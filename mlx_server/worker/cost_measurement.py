@@ -22,7 +22,7 @@ import mlx.nn as nn
 import msgspec
 
 from mlx_server.errors import public_message
-from mlx_server.system.files import read_regular, replace_private
+from mlx_server.system.files import read_regular, replace_file
 from mlx_server.worker.costs import CostCurve, MeasuredCurve
 from mlx_server.worker.encoders import Encoder
 from mlx_server.worker.kernels import device
@@ -190,6 +190,6 @@ def _read(file: Path) -> MeasuredCurve | None:
 def _write(measurement: Measurement) -> None:
     try:
         measurement.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        replace_private(measurement.file, msgspec.json.encode(measurement.times))
+        replace_file(measurement.file, msgspec.json.encode(measurement.times))
     except OSError as error:
         log.warning("a measured cost curve can't be kept: %s", public_message(error))

@@ -1,6 +1,7 @@
 """`mlx-server replay record`: of models, of other servers, and of what an app asks."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +130,7 @@ def test_a_transcript_replaces_a_file_only_when_it_is_whole(
     (folder / "link").symlink_to("old.yaml")
     options = ("--upstream", upstream, "--requests", "asked.yaml", "--output", "link")
     with monkeypatch.context() as patched:
-        patched.setattr(Path, "write_text", stop)
+        patched.setattr(os, "fsync", stop)
         assert isinstance(recorded(*options).exception, OSError)
     assert (folder / "old.yaml").read_text() == "old"
     assert recorded(*options).exit_code == 0

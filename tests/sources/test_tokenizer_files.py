@@ -60,7 +60,7 @@ def test_its_own_file_goes_before_all_others_and_is_not_copied(tmp_path: Path, c
     assert tokenizer_json(folder) == folder / OWN, "which is the one that is missing"
 
 
-@pytest.mark.parametrize("fails", ["write_bytes", "replace"])
+@pytest.mark.parametrize("fails", ["fsync", "replace"])
 def test_a_disk_that_is_full_leaves_nothing_and_is_told_of(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, fails: str
 ) -> None:
@@ -70,7 +70,7 @@ def test_a_disk_that_is_full_leaves_nothing_and_is_told_of(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path if fails == "write_bytes" else os, fails, full)
+        patch.setattr(Path if fails == "replace" else os, fails, full)
         with pytest.raises(ModelUnusable, match=r"No space left on device.*MLX_SERVER_CACHE"):
             tokenizer_json(folder)
     assert files(cache) == []

@@ -5,7 +5,7 @@ from mlx_server.testing import call, raw, say, think, tokens
 
 def test_parts_of_one_answer_are_added() -> None:
     answer = think("Hm.") + say("Let me see.") + call("f", a=1) + call("g")
-    assert answer.wire() == {
+    assert answer.entry()["answer"] == {
         "reasoning": "Hm.",
         "text": "Let me see.",
         "calls": [{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {}}],
