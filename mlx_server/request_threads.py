@@ -94,7 +94,10 @@ class RequestThreads:
             self._add(job)
             return await result
         except asyncio.CancelledError:
-            self._abandon(job)
+            with self._lock:
+                job.client.waits = False
+                if job in self._waiting:
+                    self._waiting.remove(job)
             raise
         finally:
             del result  # it holds the error, whose traceback references this frame
@@ -111,12 +114,6 @@ class RequestThreads:
                 raise Overloaded("Too many large requests are being read. Try again in a moment.")
             self._waiting.append(job)
             self._begin()
-
-    def _abandon(self, job: _Job) -> None:
-        with self._lock:
-            job.client.waits = False
-            if job in self._waiting:
-                self._waiting.remove(job)
 
     def _begin(self) -> None:
         """Start every job that a thread is free for. The caller holds the lock."""

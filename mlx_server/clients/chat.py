@@ -142,7 +142,12 @@ def _deltas(events: Iterator[str]) -> Iterator[Delta]:
     for data in events:
         if data.strip() == "[DONE]":
             return
-        yield from _delta(parsed_chunk(data))
+        chunk = parsed_chunk(data)
+        piece = read_piece(chunk)
+        if piece.reasoning:
+            yield ReasoningDelta(0, piece.reasoning)
+        if piece.text:
+            yield TextDelta(0, piece.text)
 
 
 def _responses_deltas(events: Iterator[str]) -> Iterator[Delta]:
@@ -174,14 +179,6 @@ def parsed_chunk(data: str) -> dict[str, Any]:
         message = error.get("message") if isinstance(error, dict) else error
         raise GenerationFailed(str(message))
     return chunk
-
-
-def _delta(chunk: Mapping[str, Any]) -> Iterator[Delta]:
-    piece = read_piece(chunk)
-    if piece.reasoning:
-        yield ReasoningDelta(0, piece.reasoning)
-    if piece.text:
-        yield TextDelta(0, piece.text)
 
 
 def error_in(body: Any) -> dict[str, Any]:

@@ -283,7 +283,12 @@ def write(changes: list[Change]) -> Iterator[str]:
             continue
         try:
             backup = _back_up(change) if change.before is not None else None
-            _replace(change)
+            path = own_path(change.path)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            mode = path.stat().st_mode & 0o777 if path.exists() else PRIVATE
+            if change.before != (read_regular(path) if path.exists() else None):
+                raise OSError(errno.EBUSY, "it was changed meanwhile; try again", str(path))
+            replace_file(path, change.after, mode)
         except OSError as error:
             raise SettingsError(
                 f"{change.path} can't be written: {public_message(error)}"
@@ -302,15 +307,6 @@ def _back_up(change: Change) -> Path:
             write_private(path, change.before)
             return path
         number += 1
-
-
-def _replace(change: Change) -> None:
-    path = own_path(change.path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    mode = path.stat().st_mode & 0o777 if path.exists() else PRIVATE
-    if change.before != (read_regular(path) if path.exists() else None):
-        raise OSError(errno.EBUSY, "it was changed meanwhile; try again", str(path))
-    replace_file(path, change.after, mode)
 
 
 CLIENTS: Mapping[str, ClientRecord] = MappingProxyType(

@@ -83,18 +83,15 @@ def _mistakes(data: Data, folder: Path) -> Iterator[tuple[Loc, str]]:
 def _message_of(error: ErrorDetails) -> str:
     kind = error["type"]
     if kind == "unexpected_keyword_argument":
-        return _unknown_key(error["loc"])
+        loc = error["loc"]
+        known = [each.name for each in fields(_record_at(loc[:-1])) if not each.metadata]
+        nearest = difflib.get_close_matches(str(loc[-1]), known, n=1)
+        if nearest:
+            return f"unknown key: did you mean `{nearest[0]}`?"
+        return f"unknown key: known here are {', '.join(known)}"
     if kind != "missing" and error["input"] is None:
         return "has no value: give it one or remove the line"
     return sentence(error)
-
-
-def _unknown_key(loc: Loc) -> str:
-    known = [each.name for each in fields(_record_at(loc[:-1])) if not each.metadata]
-    nearest = difflib.get_close_matches(str(loc[-1]), known, n=1)
-    if nearest:
-        return f"unknown key: did you mean `{nearest[0]}`?"
-    return f"unknown key: known here are {', '.join(known)}"
 
 
 def _record_at(loc: Loc) -> Any:

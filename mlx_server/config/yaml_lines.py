@@ -68,7 +68,15 @@ class YamlDocument:
             return self._mapping(node, loc)
         if isinstance(node, yaml.SequenceNode):
             return tuple(self.plain(item, (*loc, i)) for i, item in enumerate(node.value))
-        return self._scalar(node, loc)
+        is_text = node.tag == "tag:yaml.org,2002:str"
+        try:
+            if not is_text and len(node.value) > MAX_NUMBER_LENGTH:
+                raise ValueError
+            return self.loader.construct_object(node)
+        except (ValueError, yaml.YAMLError):
+            message = "can't be read: put text that looks like a number or a date in quotes"
+            self.problems.append(YamlProblem(self.lines[loc], where(loc), message))
+            return node.value
 
     def _mapping(self, node: yaml.MappingNode, loc: Loc) -> dict[str, object]:
         data: dict[str, object] = {}
@@ -83,17 +91,6 @@ class YamlDocument:
                 self.lines[inner] = line
                 data[key.value] = self.plain(value, inner)
         return data
-
-    def _scalar(self, node: yaml.Node, loc: Loc) -> object:
-        is_text = node.tag == "tag:yaml.org,2002:str"
-        try:
-            if not is_text and len(node.value) > MAX_NUMBER_LENGTH:
-                raise ValueError
-            return self.loader.construct_object(node)
-        except (ValueError, yaml.YAMLError):
-            message = "can't be read: put text that looks like a number or a date in quotes"
-            self.problems.append(YamlProblem(self.lines[loc], where(loc), message))
-            return node.value
 
     def line(self, loc: Loc) -> int:
         return next(self.lines[loc[:n]] for n in range(len(loc), -1, -1) if loc[:n] in self.lines)

@@ -129,7 +129,8 @@ class Lister:
     def add(self, page: types.ListToolsResult) -> None:
         for tool in page.tools:
             self._seen += 1
-            size = _size(tool)
+            described = (tool.name, tool.description, tool.input_schema)
+            size = len(json.dumps(described, ensure_ascii=False).encode("utf-8", "replace"))
             self._bytes += size
             if self._seen > limits.MCP_TOOLS or self._bytes > limits.MCP_SCHEMA_BYTES:
                 self.full = True
@@ -180,11 +181,6 @@ def bound(listings: Iterable[Listing]) -> None:
                 f"All servers of a request together may have {limits.MCP_ALL_TOOLS} tools and "
                 f"{limits.MCP_ALL_SCHEMA_BYTES} bytes of tools: the rest is left out."
             )
-
-
-def _size(tool: types.Tool) -> int:
-    described = (tool.name, tool.description, tool.input_schema)
-    return len(json.dumps(described, ensure_ascii=False).encode("utf-8", "replace"))
 
 
 @dataclass(frozen=True)
@@ -306,7 +302,14 @@ class McpConnection:
         return lister.listing
 
     async def _within(self, seconds: float, send: Callable[[Session], Awaitable[T]]) -> T:
-        session = self._open_session()
+        if self._session is None:
+            if self._openings == limits.MCP_OPENINGS:
+                raise ConnectionLost("The server's connection was lost twice.")
+            self._openings += 1
+            self._session = Session(self._connect, self._last)
+            self._last = self._session.task
+            self._opened(self._session)
+        session = self._session
         try:
             async with asyncio.timeout(seconds):
                 return await send(session)
@@ -320,16 +323,6 @@ class McpConnection:
             failure = await session.failure()
             public = _public_error(failure) if failure else public
         raise public from None
-
-    def _open_session(self) -> Session:
-        if self._session is None:
-            if self._openings == limits.MCP_OPENINGS:
-                raise ConnectionLost("The server's connection was lost twice.")
-            self._openings += 1
-            self._session = Session(self._connect, self._last)
-            self._last = self._session.task
-            self._opened(self._session)
-        return self._session
 
 
 def _public_error(error: BaseException) -> McpError:

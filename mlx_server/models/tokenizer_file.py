@@ -83,7 +83,10 @@ class TokenizerFile:
     def __init__(self, content: bytes) -> None:
         with file_error():
             self._tokenizer = tokenizers.Tokenizer.from_buffer(content)
-            _check_growth(self._tokenizer)
+            normalizer = self._tokenizer.normalizer
+            growth = prod(_growths(json.loads(normalizer.__getstate__()))) if normalizer else 1
+            if growth > limits.NORMALIZER_GROWTH:
+                raise ValueError("its normalizer can make a text many times longer")
             _make_letters_text(self._tokenizer)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
@@ -248,13 +251,6 @@ def _disable_cache(tokenizer: tokenizers.Tokenizer) -> None:
     that stay as long as the model, without making it faster."""
     if resize := getattr(tokenizer.model, "_resize_cache", None):
         resize(0)
-
-
-def _check_growth(tokenizer: tokenizers.Tokenizer) -> None:
-    normalizer = tokenizer.normalizer
-    growth = prod(_growths(json.loads(normalizer.__getstate__()))) if normalizer else 1
-    if growth > limits.NORMALIZER_GROWTH:
-        raise ValueError("its normalizer can make a text many times longer")
 
 
 def _growths(step: Any) -> Iterator[int]:

@@ -280,7 +280,7 @@ class FreeGrammar(MarkupGrammar):
         if not (self._constrains or self._banned):
             return None
         if self.continues_text:
-            return self.lark.source(self._text_state())
+            return self.lark.source(self._state("text", lambda: self._continue(self._free_text)))
         return self.lark.source(self._reasoning(self.inside) if self.inside else self._beginning())
 
     def _state(self, key: str, made: Callable[[], list[str]]) -> str:
@@ -299,14 +299,6 @@ class FreeGrammar(MarkupGrammar):
 
         return self._state("beginning", made)
 
-    def _text_state(self) -> str:
-        return self._state("text", lambda: self._continue(self._free_text))
-
-    def _after_call(self) -> str:
-        return self._state(
-            "after call", lambda: [*self._thoughts(), *self._continue(self._free_text)]
-        )
-
     def _thoughts(self) -> list[str]:
         # space and tag are one, or a text that begins with the tag would be as good a reading
         space = self.lark.terminal(r"/\s*/")
@@ -317,7 +309,9 @@ class FreeGrammar(MarkupGrammar):
         if call_format.ends_answer:
             return self._after_calls(() if block.after else call_format.closes)
         if not block.read_on:
-            return self._after_call()
+            return self._state(
+                "after call", lambda: [*self._thoughts(), *self._continue(self._free_text)]
+            )
         return self._state(
             block.read_on,
             lambda: [*self._thoughts(), *self._continue(self._not_starting([block.read_on]))],

@@ -142,17 +142,13 @@ def footprint(pid: int) -> int:
     leaves out Metal's buffers and compressed memory.
     """
     if sys.platform == "darwin":
-        return _physical(pid)
+        info = _RusageInfo()
+        failed = ctypes.CDLL(None).proc_pid_rusage(pid, RUSAGE_INFO_V0, ctypes.byref(info))
+        return 0 if failed else int(info.physical_footprint)
     try:
         return int(psutil.Process(pid).memory_info().rss)
     except psutil.Error:
         return 0
-
-
-def _physical(pid: int) -> int:
-    info = _RusageInfo()
-    failed = ctypes.CDLL(None).proc_pid_rusage(pid, RUSAGE_INFO_V0, ctypes.byref(info))
-    return 0 if failed else int(info.physical_footprint)
 
 
 PACKAGE = Path(__file__).parents[1]

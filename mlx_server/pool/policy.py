@@ -342,7 +342,9 @@ class Policy:
         self._serve(now)
         if self._refuse_late(now):
             self._serve(now)
-        self._unload_stale(now)
+        for model in self._models:
+            if (at := self._stale_at(model)) is not None and at <= now:
+                self._unload(model)
         if idle := self._models.evictable():
             self._evict(-self._free_soon, idle)
         return self._taken()
@@ -495,11 +497,6 @@ class Policy:
         if self.returning or self._models[reservation.model].state == "loading":
             return None
         return reservation.requested_at + self.wait_seconds
-
-    def _unload_stale(self, now: float) -> None:
-        for model in self._models:
-            if (at := self._stale_at(model)) is not None and at <= now:
-                self._unload(model)
 
     def _stale_at(self, model: ResidentModel) -> float | None:
         wanted = any(each.model == model.id for each in self._waiting)

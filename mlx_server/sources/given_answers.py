@@ -12,7 +12,7 @@ from mlx_server import limits
 from mlx_server.errors import NoRecording
 from mlx_server.messages import Conversation
 from mlx_server.requests import Prompt
-from mlx_server.sources.transcript import Recording, RequestFacts, TranscriptEntry, facts_of
+from mlx_server.sources.transcript import Recording, TranscriptEntry, facts_of
 
 SHOWN = 80
 """Characters of a message that are shown."""
@@ -63,7 +63,9 @@ class GivenAnswers:
             if queue.entries:
                 number = queue.given - len(queue.entries) + 1
                 return Recording(queue.entries.popleft(), f"answer {number} given for {model}")
-            asked = _words(facts, model)
+            last = facts.last[0] if facts.last else ""
+            shown = last if len(last) <= SHOWN else f"{last[: SHOWN - 3]}..."
+            asked = f"the request for {model!r}, turn {facts.turn}, that ends with {shown!r}"
             if len(self._unanswered) < limits.UNANSWERED_REQUESTS:
                 self._unanswered.append(asked)
         given = f"all {queue.given} answers are used" if queue.given else "no answer was given"
@@ -72,12 +74,6 @@ class GivenAnswers:
             "correct what the app asks.",
             param="messages" if isinstance(prompt, Conversation) else "prompt",
         )
-
-
-def _words(facts: RequestFacts, model: str) -> str:
-    last = facts.last[0] if facts.last else ""
-    shown = last if len(last) <= SHOWN else f"{last[: SHOWN - 3]}..."
-    return f"the request for {model!r}, turn {facts.turn}, that ends with {shown!r}"
 
 
 REMOVED = "[removed]"

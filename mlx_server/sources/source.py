@@ -22,7 +22,10 @@ def resolve(
     weights to be fetched would take more than `budget` bytes.
     """
     if source == DEMO:
-        return _demo(progress)
+        # imported here because it needs numpy and gguf, which no other source does
+        from mlx_server.sources.demo import demo_checkpoint
+
+        return demo_checkpoint(progress)
     if id := _hub_id(source):
         return fetch_model(HubModel(id, revision, budget), progress)
     folder = Path(os.path.expanduser(source))
@@ -82,13 +85,6 @@ def adapter_on_disk(source: str) -> Path | None:
     """Returns an adapter's folder; None: `source` is a hub id that the local cache lacks."""
     name = source.removeprefix("hf:")
     return cached_adapter(name) if HUB_ID.fullmatch(name) else Path(source)
-
-
-def _demo(progress: Progress) -> Path:
-    # imported here because it needs numpy and gguf, which no other source does
-    from mlx_server.sources.demo import demo_checkpoint
-
-    return demo_checkpoint(progress)
 
 
 def _local(folder: Path) -> Path:

@@ -158,15 +158,11 @@ def _prepare(db: Connection) -> None:
         )
     db.execute("PRAGMA foreign_keys = ON")
     if not version:
-        _create(db)
-
-
-def _create(db: Connection) -> None:
-    db.execute("BEGIN IMMEDIATE")
-    for statement in SCHEMA:
-        db.execute(statement)
-    db.execute(f"PRAGMA user_version = {VERSION}")
-    db.execute("COMMIT")
+        db.execute("BEGIN IMMEDIATE")
+        for statement in SCHEMA:
+            db.execute(statement)
+        db.execute(f"PRAGMA user_version = {VERSION}")
+        db.execute("COMMIT")
 
 
 def _one(db: Connection, pragma: str) -> Any:

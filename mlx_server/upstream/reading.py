@@ -503,7 +503,18 @@ class AnswerReader(OutputProcessor):
         self.is_unterminated = self.is_unterminated or self._content.is_unterminated
         yield from self._structured_calls(cut=cut)
         yield from self._stops.finish()
-        yield from self._final_reports()
+        if self._finish and self._finish not in ENDS:
+            what = f"the upstream says {self._finish[:40]!r}, which is no reason that is known here"
+            yield Violation(self._index, f"finish_reason: {what}")
+        if self._finish == "content_filter":
+            yield Violation(self._index, "content: the upstream's content filter ended the answer")
+        if self._has_others:
+            yield Violation(self._index, "choices: the upstream sent several, this is the first")
+        is_scored = self._options.logprobs is not None
+        if is_scored and self._said and not self._has_had_logprobs:
+            yield Violation(self._index, "logprobs: the upstream sent none")
+        if not is_counted(self._usage, self.size):
+            yield from self._repaired(Repaired(self._index, "usage", "usage"))
         yield self._finished()
 
     def _feed_reasoning(self, text: str) -> Iterator[Event]:
@@ -617,20 +628,6 @@ class AnswerReader(OutputProcessor):
     def _numbered(self, source: str, path: str) -> str:
         numbers = self._numbers
         return renumbered(path, lambda call: numbers.get((source, call), len(numbers)))
-
-    def _final_reports(self) -> Iterator[Event]:
-        if self._finish and self._finish not in ENDS:
-            what = f"the upstream says {self._finish[:40]!r}, which is no reason that is known here"
-            yield Violation(self._index, f"finish_reason: {what}")
-        if self._finish == "content_filter":
-            yield Violation(self._index, "content: the upstream's content filter ended the answer")
-        if self._has_others:
-            yield Violation(self._index, "choices: the upstream sent several, this is the first")
-        is_scored = self._options.logprobs is not None
-        if is_scored and self._said and not self._has_had_logprobs:
-            yield Violation(self._index, "logprobs: the upstream sent none")
-        if not is_counted(self._usage, self.size):
-            yield from self._repaired(Repaired(self._index, "usage", "usage"))
 
     @property
     def counts(self) -> TokenCounts:

@@ -118,9 +118,6 @@ class SseReader:
         if name != b"data":  # a comment, or a field without meaning here
             self._size -= len(line)
             return
-        self._add(value)
-
-    def _add(self, value: bytes) -> None:
         try:
             text = value.removeprefix(b" ").decode()
         except UnicodeDecodeError:

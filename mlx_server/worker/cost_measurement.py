@@ -84,7 +84,13 @@ class Measurement:
         kind, size = self.left.pop(0)
         shape = (size, 1) if kind == "steps" else (1, size)
         began = clock()
-        _pass(self.network, shape)
+        caches = make_caches(self.network)
+        for cache in caches:
+            if hasattr(cache, "step"):
+                cache.step = GROWN
+        logits = self.network(mx.ones(shape, mx.int32), cache=caches)
+        states = [cache.state for cache in caches]
+        mx.eval([logits, states] if shape[1] == 1 else states)
         seconds = clock() - began
         times = self.times[kind]
         is_warm = (kind, size) in self.warm
@@ -93,16 +99,6 @@ class Measurement:
         self.warm.add((kind, size))
         if is_warm and seconds > MOST_SECONDS:
             self.left = [each for each in self.left if each[0] != kind or each[1] < size]
-
-
-def _pass(network: nn.Module, shape: tuple[int, int]) -> None:
-    caches = make_caches(network)
-    for cache in caches:
-        if hasattr(cache, "step"):
-            cache.step = GROWN
-    logits = network(mx.ones(shape, mx.int32), cache=caches)
-    states = [cache.state for cache in caches]
-    mx.eval([logits, states] if shape[1] == 1 else states)
 
 
 class CostMeasurements:
@@ -162,7 +158,11 @@ class CostMeasurements:
         del self._waiting[model]
         mx.clear_cache()  # other processes and models need the memory
         self.curves[model] = MeasuredCurve(**measurement.times)
-        _write(measurement)
+        try:
+            measurement.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            replace_file(measurement.file, msgspec.json.encode(measurement.times))
+        except OSError as error:
+            log.warning("a measured cost curve can't be kept: %s", public_message(error))
         return model
 
 
@@ -185,11 +185,3 @@ def _read(file: Path) -> MeasuredCurve | None:
         ):
             return MeasuredCurve(tables["steps"], tables["pieces"])
     return None
-
-
-def _write(measurement: Measurement) -> None:
-    try:
-        measurement.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        replace_file(measurement.file, msgspec.json.encode(measurement.times))
-    except OSError as error:
-        log.warning("a measured cost curve can't be kept: %s", public_message(error))

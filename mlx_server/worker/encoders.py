@@ -172,14 +172,11 @@ class Bert(Encoder):
         }
         self.encoder = {"layer": [BertLayer(a) for _ in range(a.num_hidden_layers)]}
         if a.labels:
-            self._add_head(a)
-
-    def _add_head(self, a: BertArguments) -> None:
-        dense, out = nn.Linear(a.hidden_size, a.hidden_size), nn.Linear(a.hidden_size, a.labels)
-        if a.is_roberta:
-            self.classifier: Any = {"dense": dense, "out_proj": out}
-        else:
-            self.pooler, self.classifier = {"dense": dense}, out
+            dense, out = nn.Linear(a.hidden_size, a.hidden_size), nn.Linear(a.hidden_size, a.labels)
+            if a.is_roberta:
+                self.classifier: Any = {"dense": dense, "out_proj": out}
+            else:
+                self.pooler, self.classifier = {"dense": dense}, out
 
     def embedded(self, tokens: mx.array, second: mx.array) -> mx.array:
         parts = self.embeddings

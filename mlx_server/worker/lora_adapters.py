@@ -283,7 +283,14 @@ class AdapterWeights:
         deltas = {path: _delta(pair, modules[path], dtypes[path]) for path, pair in pairs.items()}
         _check_values(pairs, deltas)
         for path, delta in deltas.items():
-            self._put(adapter, modules, path, delta, head=pairs[path].head)
+            head = pairs[path].head
+            layer = modules[path]
+            lora_layers.wrap(layer, self._forward_pass)
+            layer.slots.put(adapter, delta)
+            if own_type(layer) in EXPERTS:
+                lora_layers.wrap(modules[_parent(path)], self._forward_pass)
+            if own_type(layer) in EMBEDDINGS and head:
+                layer.head.put(adapter, LoraDelta(delta.b.T, delta.a.T))
         self._dtypes |= dtypes
         self._layers[adapter] = {path: modules[path] for path in deltas}
         self._nbytes[adapter] = _nbytes(deltas.values())
@@ -301,17 +308,6 @@ class AdapterWeights:
         taking_part = {path: pair for path, pair in pairs.items() if path not in idle}
         dtypes = {path: self._dtypes.get(path) or calls[path].dtype for path in taking_part}
         return taking_part, dtypes
-
-    def _put(
-        self, adapter: str, modules: Mapping[str, Any], path: str, delta: LoraDelta, *, head: bool
-    ) -> None:
-        layer = modules[path]
-        lora_layers.wrap(layer, self._forward_pass)
-        layer.slots.put(adapter, delta)
-        if own_type(layer) in EXPERTS:
-            lora_layers.wrap(modules[_parent(path)], self._forward_pass)
-        if own_type(layer) in EMBEDDINGS and head:
-            layer.head.put(adapter, LoraDelta(delta.b.T, delta.a.T))
 
 
 def _refuse(errors: Iterable[str | None], fix: str) -> None:

@@ -240,15 +240,12 @@ class RowAdmission:
                 return []
         del self.waiting[command.row]
         if command.prompt_logprobs:
-            self._score(command, constraint)
+            network, top = self._batches[command.model].model, command.sampling.logprobs or 0
+            scoring = prompt_logprobs(network, command.prompt, top, row_adapter_of(command))
+            self._scored[command.row] = _ScoredRow(command, constraint, scoring)
         else:
             self._join(command, constraint)
         return [Admitted(command.row)]
-
-    def _score(self, command: Generate, constraint: LogitConstraint | None) -> None:
-        network, top = self._batches[command.model].model, command.sampling.logprobs or 0
-        scoring = prompt_logprobs(network, command.prompt, top, row_adapter_of(command))
-        self._scored[command.row] = _ScoredRow(command, constraint, scoring)
 
     def embed(self, command: Embed) -> None:
         self._scored[command.row] = _EmbeddedRow(command, self._pooling(command))
@@ -275,22 +272,19 @@ class RowAdmission:
                 vectors = _next(pooling)
                 return [] if vectors is None else self._embedded(row, vectors)
             case _ScoredRow() as scored:
-                return self._scored_piece(row, scored)
+                command = scored.command
+                try:
+                    return [PromptLogprobs(row, next(scored.scoring))]
+                except StopIteration as end:
+                    del self._scored[row]
+                    if command.max_tokens:
+                        cache = None if command.deterministic else end.value  # of other pieces
+                        self._join(command, scored.constraint, cache)
+                    return [PromptLogprobs(row, [])] if command.length == 1 else []
 
     def _embedded(self, row: int, vectors: list[bytes]) -> list[Report]:
         del self._scored[row]
         return [Embedded(row, vectors)]
-
-    def _scored_piece(self, row: int, scored: _ScoredRow) -> list[Report]:
-        command = scored.command
-        try:
-            return [PromptLogprobs(row, next(scored.scoring))]
-        except StopIteration as end:
-            del self._scored[row]
-            if command.max_tokens:
-                cache = None if command.deterministic else end.value  # of other pieces
-                self._join(command, scored.constraint, cache)
-            return [PromptLogprobs(row, [])] if command.length == 1 else []
 
     def _join(
         self, command: Generate, constraint: LogitConstraint | None, cache: list[Any] | None = None

@@ -266,21 +266,8 @@ class ResponseOutput:
         if event.reason == "stop" and not self._has_answer():
             yield from self._continue_item(stream.StreamedMessage(self._next_output_index))
         yield from self._close("incomplete" if cut else "completed")
-        usage = self._usage(event)
-        if cut:
-            why = {"reason": "max_output_tokens"}
-            yield self._ended("incomplete", "incomplete", usage=usage, incomplete_details=why)
-        else:
-            now = int(time.time())
-            yield self._ended("completed", "completed", usage=usage, completed_at=now)
-
-    def _has_answer(self) -> bool:
-        """Whether the output ends with a message or call, which clients need to go on."""
-        return bool(self._items) and self._items[-1].kind not in NO_ANSWER
-
-    def _usage(self, event: Finished) -> Wire:
         prompt = self._accumulator.prompt_tokens
-        return {
+        usage = {
             "input_tokens": prompt,
             "input_tokens_details": {"cached_tokens": event.cached_tokens, "cache_write_tokens": 0},
             "output_tokens": event.completion_tokens,
@@ -291,3 +278,13 @@ class ResponseOutput:
             },
             "total_tokens": prompt + event.completion_tokens,
         }
+        if cut:
+            why = {"reason": "max_output_tokens"}
+            yield self._ended("incomplete", "incomplete", usage=usage, incomplete_details=why)
+        else:
+            now = int(time.time())
+            yield self._ended("completed", "completed", usage=usage, completed_at=now)
+
+    def _has_answer(self) -> bool:
+        """Whether the output ends with a message or call, which clients need to go on."""
+        return bool(self._items) and self._items[-1].kind not in NO_ANSWER

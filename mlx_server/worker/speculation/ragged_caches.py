@@ -64,7 +64,7 @@ class RaggedRows(BatchKVCache):
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Side, Side]:
         width, longest = keys.shape[2], max(self.columns)
         self._of_pass = None
-        if longest + width > _room(self.keys):
+        if longest + width > int(tree_flatten(self.keys)[0][1].shape[2]):
             step = STEP if self.window is None else WINDOW_STEP
             room = longest + -(-width // step) * step
             self.keys, self.values = _fitted(self.keys, room), _fitted(self.values, room)
@@ -182,10 +182,6 @@ class QuantizedRaggedRows(RaggedRows):
         row.keys, row.values, row.offset = keys, values, length
         row.group_size = self.group_size
         return row
-
-
-def _room(side: Side) -> int:
-    return int(tree_flatten(side)[0][1].shape[2])
 
 
 def _fitted(side: Side, columns: int) -> Side:
