@@ -158,6 +158,8 @@ HYPERCLOVA = MarkupFamily(  # HyperCLOVA X SEED Think
 
 _START, _TEXT, _END = "<|message_model|>", "<|content_text|>", "<|end_message|>"
 _SAMPLING_END = "<|content_model_end_sampling|>"
+_OTHERS = ("<|content_invoke_tool_text|>", "<|content_tool_error|>")
+"""The headers of contents that a client can only be shown as text."""
 
 
 def _inkling(tools: Sequence[Tool]) -> MarkupLayout:
@@ -165,7 +167,7 @@ def _inkling(tools: Sequence[Tool]) -> MarkupLayout:
     return MarkupLayout(
         (("<|content_thinking|>", _END),),
         call_formats=(formats.INKLING,),
-        dropped=(_START, *named, _TEXT, _END, _SAMPLING_END),
+        dropped=(_START, *named, _TEXT, *_OTHERS, _END, _SAMPLING_END),
         header=Header(_START, formats.INKLING.opens),
     )
 
@@ -178,7 +180,8 @@ INKLING = MarkupFamily(
     stop_tokens=(_SAMPLING_END,),
     special_tokens=(
         *("<|message_system|>", "<|message_user|>", "<|message_tool|>", _START, _TEXT),
-        *("<|content_xml|>", "<|content_thinking|>", *formats.INKLING.opens, _END, _SAMPLING_END),
+        *("<|content_xml|>", "<|content_thinking|>", *formats.INKLING.opens, *_OTHERS),
+        *(_END, _SAMPLING_END),
     ),
 )
 INTERNLM = MarkupFamily(  # InternLM 2 to 3 and Intern-S1

@@ -9,6 +9,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -268,8 +269,9 @@ def _read_as(text: str, wanted: Schema, view: View, mistake: Mistake | None) -> 
     if "string" in types and type_of(value) not in types - {"string"}:
         return text  # the schema allows text, but not what the text could be read as
     if mistake and isinstance(value, str) and BEGINNINGS.get(value.lstrip()[:1]) in types:
-        mistake()
-        value = loads_value(value.strip())
+        with suppress(Malformed):  # what can't be read is text, like any other wrong value
+            value = loads_value(value.strip())
+            mistake()
     return _coerced(value, wanted, view, limits.COERCED_DEPTH)
 
 

@@ -226,6 +226,10 @@ class NamedCallFormat:
             is_sure = not found or self.between is not None
             if not begun:
                 is_sure = (yield from self._read_before_name(source)) and is_sure
+                marked = may_be_json and self.before_name in self.inner
+                if marked and (yield from self._read_json_calls(source, calls)):
+                    found += 1
+                    continue
             is_closed = yield from self._read_call(source, calls, name, is_sure=is_sure)
             begun, name, found = False, "", found + 1
             if self.between is None and not self.closes and is_closed:
