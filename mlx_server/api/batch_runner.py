@@ -24,6 +24,7 @@ from mlx_server import limits
 from mlx_server.api.chat_completions.routes import chat_completions
 from mlx_server.api.completions import completions
 from mlx_server.api.embeddings import embeddings
+from mlx_server.api.file_inputs import numbered_lines
 from mlx_server.api.files import new_file
 from mlx_server.api.messages.routes import create_message
 from mlx_server.api.responses.routes import PATH as RESPONSES_PATH
@@ -146,7 +147,7 @@ class LineOptions(msgspec.Struct):
 
     stream: Any = None
     background: Any = None
-    store: Any = None
+    store: Any = msgspec.UNSET
 
 
 class LineResult(msgspec.Struct):
@@ -205,39 +206,31 @@ def line_of(raw: bytes) -> Line:
 
 
 def lines_of(file: BinaryIO) -> Iterator[bytes]:
-    """The lines that are not empty. One that is too long comes cut."""
-    reader = io.BufferedReader(file, READ_BYTES) if isinstance(file, io.RawIOBase) else file
-    while raw := reader.readline(limits.BATCH_LINE_BYTES + 2):
-        if raw.strip():
-            yield raw
+    return (raw for _, raw in numbered_lines(file))
 
 
 def wrong_lines(file: BinaryIO, endpoint: str) -> tuple[int, list[dict[str, Any]]]:
     """The number of lines, and what is wrong with them."""
     errors: list[dict[str, Any]] = []
     ids: set[str] = set()
-    number = 0
-    for number, raw in enumerate(lines_of(file), 1):
+    count = 0
+    for count, (number, raw) in enumerate(numbered_lines(file), 1):
         problem = _problem(raw, endpoint, ids)
-        if number > (most := limits.BATCH_LINES):
+        if count > (most := limits.BATCH_LINES):
             problem = ("too_many_requests", f"A batch may have {most} requests.", None)
         if problem:
             code, message, param = problem
             errors.append({"code": code, "message": message, "param": param, "line": number})
-        if number > most or len(errors) == limits.BATCH_ERRORS or len(raw) > MOST_LINE:
+        if count > most or len(errors) == limits.BATCH_ERRORS:
             break
-    if not number:
+    if not count:
         said = "The input file has no requests."
         errors.append({"code": "empty_file", "message": said, "param": None, "line": None})
-    return number, errors
-
-
-MOST_LINE = limits.BATCH_LINE_BYTES + 1
+    return count, errors
 
 
 def _problem(raw: bytes, endpoint: str, ids: set[str]) -> tuple[str, str, str | None] | None:
-    if len(raw) > MOST_LINE:
-        most = limits.BATCH_LINE_BYTES
+    if len(raw) > (most := limits.BATCH_LINE_BYTES):
         return "line_too_large", f"The line is longer than {most} bytes.", None
     try:
         line = line_of(raw)
@@ -616,7 +609,10 @@ def _as_sent(path: str, body: bytes) -> bytes:
         for name in ("stream", "background"):
             if getattr(options, name):
                 raise BadRequest(f"`{name}` has no place in a batch: leave it out.", param=name)
-        if path == RESPONSES_PATH and options.store is None and body.strip(b" {}"):
+        if path == RESPONSES_PATH and options.store is None:
+            given = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+            return msgspec.json.encode({**given, "store": False})
+        if path == RESPONSES_PATH and options.store is msgspec.UNSET and body.strip(b" {}"):
             return b'{"store":false,' + body.lstrip()[1:]
     return body
 

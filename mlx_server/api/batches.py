@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
-from fastapi import Request, Response
+from fastapi import Query, Request, Response
 from pydantic import Field
 
 from mlx_server import limits
 from mlx_server.api.batch_runner import ENDED, WINDOW_SECONDS, BatchJob, BatchRunner, batch_of
 from mlx_server.api.fields import Items, WireModel, ignored_header
-from mlx_server.api.file_inputs import disk_errors, find_file
+from mlx_server.api.file_inputs import disk_errors, find_file_for
 from mlx_server.api.files import (
     anthropic_page,
     checked_seconds,
@@ -96,6 +96,7 @@ def openai_batch(batch: BatchJob) -> Wire:
     }
 
 
+AnthropicLimit = Annotated[int, Query(ge=1, le=1000)]
 OUTCOMES = ("succeeded", "errored", "canceled", "expired")
 
 
@@ -133,13 +134,7 @@ router = keyed_router()
 @router.post(PATH, openapi_extra=documented(PATH, BatchBody))
 async def create_batch(http: Request) -> Response:
     body = await read(http, BatchBody)
-    file = await find_file(http, body.input_file_id)
-    purpose = msgspec.json.decode(file.labels or "{}", type=Wire)["purpose"]
-    if purpose != "batch":
-        raise BadRequest(
-            f"The file has the purpose `{purpose}`; that of a batch needs `batch`.",
-            param="input_file_id",
-        )
+    file = await find_file_for(http, body.input_file_id, "batch", "input_file_id")
     expiry = body.output_expires_after
     batch = BatchJob(
         id=f"batch_{secrets.token_hex(12)}",
@@ -220,7 +215,7 @@ async def create_message_batch(http: Request) -> Response:
 
 @router.get(BATCHES)
 async def list_message_batches(
-    http: Request, after_id: After = None, before_id: After = None, limit: Limit = 20
+    http: Request, after_id: After = None, before_id: After = None, limit: AnthropicLimit = 20
 ) -> Response:
     kind: BatchKind = "message batch"
     page = await newest(_store(http), kind, http.state.owner, after_id, before_id, limit)

@@ -3,7 +3,10 @@ hosts that the owner allows: they are had before the request is read, which then
 
 import asyncio
 import base64
+import codecs
 import errno
+import io
+import itertools
 import re
 import time
 from collections.abc import Iterator, Sequence
@@ -11,6 +14,7 @@ from contextlib import contextmanager, suppress
 from http import HTTPStatus
 from importlib import import_module
 from itertools import chain
+from typing import BinaryIO
 
 import httpx2
 import msgspec
@@ -42,6 +46,24 @@ NAME = b'"file_id"'
 FILE_ID = re.compile(rb'"file_id"\s{0,9}:\s{0,9}"(file-[0-9a-f]{24})"')
 PICTURE_URL = re.compile(rb'url"\s{0,9}:\s{0,9}("https?:[^"]{1,2000}")', re.IGNORECASE)
 PICTURE_MARKS = tuple(mark for mark, _ in SIGNATURES)
+
+
+READ_BYTES = 1 << 20
+
+
+def numbered_lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """The lines of a JSONL file that are not blank, by their numbers, without a byte order mark.
+    One that is too long comes cut."""
+    reader = io.BufferedReader(file, READ_BYTES) if isinstance(file, io.RawIOBase) else file
+    most = limits.BATCH_LINE_BYTES + len(b"\r\n")
+    for number in itertools.count(1):
+        line = rest = reader.readline(most)
+        if not line:
+            return
+        while rest and not rest.endswith(b"\n"):
+            rest = reader.readline(most)
+        if (line := line.removeprefix(codecs.BOM_UTF8).rstrip(b"\r\n")).strip():
+            yield number, line
 
 
 async def give_files(connection: HTTPConnection, *texts: bytes) -> None:
@@ -148,6 +170,17 @@ async def find_file(connection: HTTPConnection, id: str) -> Record:
     labels = msgspec.json.decode(file.labels or "{}", type=dict[str, object])
     if float(str(labels["expires_at"])) <= time.time():
         raise NotFound(f"File with id '{id}' has expired.")
+    return file
+
+
+async def find_file_for(connection: HTTPConnection, id: str, purpose: str, param: str) -> Record:
+    """Raises BadRequest for one of another purpose. param: that names the file."""
+    file = await find_file(connection, id)
+    given = msgspec.json.decode(file.labels or "{}", type=dict[str, object])["purpose"]
+    if given != purpose:
+        raise BadRequest(
+            f"The file has the purpose `{given}`; this one needs `{purpose}`.", param=param
+        )
     return file
 
 

@@ -22,7 +22,7 @@ from pydantic import Field
 
 from mlx_server import limits
 from mlx_server.api.fields import WireModel, ignored_header
-from mlx_server.api.file_inputs import disk_errors, find_file
+from mlx_server.api.file_inputs import disk_errors, find_file_for
 from mlx_server.api.files import new_file, new_file_id, shown_name
 from mlx_server.api.handlers import documented, json_response, read
 from mlx_server.api.pool import check_runtime_models
@@ -63,9 +63,9 @@ Whole = Annotated[int, Field(ge=1, le=1000)]
 class Hyperparameters(WireModel):
     """OpenAI's, and those of `mlx_lm.lora`."""
 
-    n_epochs: Auto | Whole = "auto"
-    batch_size: Auto | Whole = "auto"
-    learning_rate_multiplier: Auto | Annotated[float, Field(gt=0, le=1000)] = "auto"
+    n_epochs: Whole | Auto = "auto"
+    batch_size: Whole | Auto = "auto"
+    learning_rate_multiplier: Annotated[float, Field(gt=0, le=1000)] | Auto = "auto"
     rank: Annotated[int, Field(ge=1, le=limits.ADAPTER_RANK)] = TrainingMethod().rank
     layers: Annotated[int, Field(ge=-1, le=limits.CHECKPOINT_LAYERS)] = TrainingMethod().layers
     kind: Literal["lora", "dora"] = "lora"
@@ -396,8 +396,9 @@ async def create_job(http: Request) -> Response:
     if stored := STORED.fullmatch(body.training_file):
         file = await _file_of_stored(http, *stored.groups())
         body = body.model_copy(update={"training_file": file})
-    for id in filter(None, (body.training_file, body.validation_file)):
-        await find_file(http, id)
+    await find_file_for(http, body.training_file, "fine-tune", "training_file")
+    if body.validation_file:
+        await find_file_for(http, body.validation_file, "fine-tune", "validation_file")
     number = secrets.token_hex(8)
     name = re.sub(r"[^\w.+-]", "-", body.suffix, flags=re.ASCII) if body.suffix else f"ft-{number}"
     check_name(name)
@@ -499,7 +500,11 @@ async def list_checkpoints(
 
 def _page(items: list[Wire], after: str | None, limit: int) -> Response:
     ids = [item["id"] for item in items]
-    begin = ids.index(after) + 1 if after in ids else 0
+    if after and after not in ids:
+        raise BadRequest(
+            f"`after` is {after!r}, which is not in this list, or no more.", param="after"
+        )
+    begin = ids.index(after) + 1 if after else 0
     shown = items[begin : begin + limit]
     has_more = len(items) > begin + limit
     return json_response({"object": "list", "data": shown, "has_more": has_more})

@@ -2,9 +2,8 @@
 lines of stored chat completions."""
 
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import suppress
-from functools import partial
 from typing import Any, BinaryIO
 
 import msgspec
@@ -12,6 +11,7 @@ from pydantic import ValidationError
 
 from mlx_server import limits
 from mlx_server.api.chat_completions.input import ChatBody, to_request
+from mlx_server.api.file_inputs import numbered_lines
 from mlx_server.engine.training import TrainingSample
 from mlx_server.errors import BadRequest, NotFound, ServerError, TrainingDataInvalid
 from mlx_server.generation.training import sample_of
@@ -33,7 +33,7 @@ PAGE = 100
 def samples_of(prepared: PreparedModel, file: BinaryIO) -> list[TrainingSample]:
     """Raises TrainingDataInvalid, which names the first lines that are wrong."""
     samples, mistakes, tokens = list[TrainingSample](), list[str](), 0
-    for number, line in _numbered(file):
+    for number, line in numbered_lines(file):
         try:
             samples.append(sample_of(prepared, conversation_of(line)))
             tokens += len(samples[-1].tokens)
@@ -46,11 +46,6 @@ def samples_of(prepared: PreparedModel, file: BinaryIO) -> list[TrainingSample]:
     if mistakes:
         raise TrainingDataInvalid("The training data can't be used. " + " ".join(mistakes))
     return samples
-
-
-def _numbered(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    lines = iter(partial(file.readline, limits.BATCH_LINE_BYTES + 1), b"")
-    return ((number, line) for number, line in enumerate(lines, 1) if line.strip())
 
 
 def conversation_of(line: bytes) -> Conversation:

@@ -19,6 +19,7 @@ from referencing.exceptions import Unresolvable
 from rich.console import Console
 from rich.table import Table
 
+from mlx_server.api.file_inputs import numbered_lines
 from mlx_server.api.training_data import STORED, conversation_of
 from mlx_server.cli.root import ConfigFile, command_app
 from mlx_server.cli.train import stored_data
@@ -248,7 +249,8 @@ def _lines(config: Path | None, file: Path | None) -> Iterable[bytes]:
         return asyncio.run(stored_data(load_settings(config), *stored.groups())).splitlines()
     if not file.is_file():
         raise typer.BadParameter(f"There is no file {str(file)!r}.", param_hint="--requests")
-    return (line for line in file.read_bytes().splitlines() if line.strip())
+    with file.open("rb") as lines:
+        return [line for _, line in numbered_lines(lines)]
 
 
 def _conversation(line: bytes) -> Conversation:

@@ -182,11 +182,12 @@ def test_a_file_with_a_wrong_line_fails_and_says_where(
     client: OpenAI, engine: ScriptedEngine, wrong: Any, code: str
 ) -> None:
     taken = len(engine.taken)
-    batch = ended(client, begun(client, [line("same"), wrong]).id)
+    lines = [f"\ufeff{json.dumps(line('same'))}", "", wrong, line("last")]
+    batch = ended(client, begun(client, lines).id)
     assert batch.status == "failed"
     assert batch.errors
     assert batch.errors.data
-    assert [(each.code, each.line) for each in batch.errors.data] == [(code, 2)]
+    assert [(each.code, each.line) for each in batch.errors.data] == [(code, 3)]
     assert (batch.output_file_id, batch.error_file_id) == (None, None)
     assert len(engine.taken) == taken, "nothing of it was answered"
 
@@ -226,7 +227,7 @@ def test_what_has_no_place_in_a_batch(client: OpenAI) -> None:
         line("back", "/v1/responses", background=True),
         line("kept", "/v1/responses", store=True),
     ]
-    lines.append(line("not", "/v1/responses"))
+    lines += [line("not", "/v1/responses"), line("null", "/v1/responses", store=None)]
     batch = ended(client, begun(client, lines, "/v1/responses").id)
     (failed_line,) = lines_of(client, batch.error_file_id)
     assert failed_line["response"]["body"]["error"]["param"] == "background"
@@ -234,8 +235,9 @@ def test_what_has_no_place_in_a_batch(client: OpenAI) -> None:
         each["custom_id"]: each["response"] for each in lines_of(client, batch.output_file_id)
     }
     assert client.responses.retrieve(answers["kept"]["body"]["id"]).status
-    with pytest.raises(openai.NotFoundError):
-        client.responses.retrieve(answers["not"]["body"]["id"])
+    for unkept in ("not", "null"):
+        with pytest.raises(openai.NotFoundError):
+            client.responses.retrieve(answers[unkept]["body"]["id"])
 
 
 @pytest.mark.parametrize("endpoint", BODIES)
@@ -401,7 +403,7 @@ def test_a_batch_of_messages(http: TestClient, folder: Path) -> None:
     assert results["bad"].error.error.type == "invalid_request_error"
     second = client.messages.batches.create(requests=requests[:1])
     assert [each.id for each in client.messages.batches.list(limit=2)][:2] == [second.id, batch.id]
-    page = client.messages.batches.list(before_id=batch.id, limit=1)
+    page = client.messages.batches.list(before_id=batch.id, limit=1000)
     assert [each.id for each in page.data] == [second.id]
     assert client.messages.batches.delete(batch.id).type == "message_batch_deleted"
     assert not [name for name in left(folder) if name.startswith(batch.id)]

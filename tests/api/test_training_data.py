@@ -1,6 +1,7 @@
 """What an adapter may learn, at the bounds."""
 
 import json
+from codecs import BOM_UTF8
 from io import BytesIO
 from pathlib import Path
 
@@ -26,7 +27,7 @@ def prepared(tiny_path: Path) -> PreparedModel:
 def test_the_tokens_of_all_lines(prepared: PreparedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     samples = samples_of(prepared, BytesIO(LINE + b"\n" + LINE))
     monkeypatch.setattr(limits, "TRAINING_TOKENS", sum(len(each.tokens) for each in samples))
-    assert samples_of(prepared, BytesIO(LINE + b"\n\n" + LINE + b"\n")) == samples
+    assert samples_of(prepared, BytesIO(BOM_UTF8 + LINE + b"\r\n\n" + LINE + b"\n")) == samples
     with pytest.raises(TrainingDataInvalid, match="line 3: All lines may have"):
         samples_of(prepared, BytesIO(b"\n".join([LINE] * 3)))
 
@@ -36,6 +37,8 @@ def test_the_bytes_of_a_line(prepared: PreparedModel, monkeypatch: pytest.Monkey
     assert samples_of(prepared, BytesIO(LINE))
     with pytest.raises(TrainingDataInvalid, match="line 1: A line may have"):
         samples_of(prepared, BytesIO(LINE + b"  "))
+    with pytest.raises(TrainingDataInvalid, match=r"line 1: A line may have.*line 2: Invalid"):
+        samples_of(prepared, BytesIO(LINE * 9 + b"\n{"))
 
 
 def test_what_is_learnt_is_the_last_answer_as_it_is_served(prepared: PreparedModel) -> None:

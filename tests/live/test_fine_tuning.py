@@ -96,6 +96,8 @@ def test_an_adapter_is_trained_and_served_at_once(client: OpenAI, data: str) -> 
     events = client.fine_tuning.jobs.list_events(job.id, limit=2)
     assert events.data[0].message == f"{TINY}:abc is published."
     assert events.has_more
+    with pytest.raises(openai.BadRequestError, match="no more"):
+        client.fine_tuning.jobs.list_events(job.id, after="ftevent-dropped")
     checkpoints = client.fine_tuning.jobs.checkpoints.list(job.id).data
     newest, *_, oldest = [each.metrics.full_valid_loss or 0 for each in checkpoints]
     assert len(checkpoints) == 4
@@ -256,7 +258,7 @@ def test_a_job_goes_on_with_the_next_servers_to_the_same_bits(
         ({"training_file": "../../etc/passwd"}, 404, "not found"),
         ({"suffix": "../x"}, 400, ""),
         ({"suffix": "x" * 65}, 400, "suffix"),
-        ({"hyperparameters": {"n_epochs": 0}}, 400, "n_epochs"),
+        ({"hyperparameters": {"n_epochs": 0}}, 400, "n_epochs`: should be at least 1"),
         ({"hyperparameters": {"n_epochs": 10**30}}, 400, "n_epochs"),
         ({"hyperparameters": {"learning_rate_multiplier": "fast"}}, 400, "multiplier"),
         ({"method": {"type": "dpo"}}, 400, "method"),
@@ -276,6 +278,9 @@ def test_what_can_not_be_trained_is_refused(
 
 def test_data_that_can_not_be_learnt_fails_the_job_with_its_lines(client: OpenAI) -> None:
     lines = b'{"messages": []}\n[]\n'
+    batch = client.files.create(file=("bad.jsonl", lines), purpose="batch")
+    with pytest.raises(openai.BadRequestError, match="needs `fine-tune`"):
+        create(client, batch.id, QUICK)
     file = client.files.create(file=("bad.jsonl", lines), purpose="fine-tune")
     job = ended(client, create(client, file.id, QUICK, suffix="bad").id)
     assert job.status == "failed"
