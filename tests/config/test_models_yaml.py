@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 import yaml
+from pydantic import TypeAdapter, ValidationError
 
 from mlx_server.config.settings import (
     AdapterSettings,
     ApiKey,
+    Bytes,
+    BytesOrNone,
     ConnectorSettings,
     DistributedSettings,
     ModelSettings,
@@ -20,6 +23,7 @@ from mlx_server.config.settings import (
     SamplingDefaults,
     ServerSettings,
     StoreSettings,
+    size_in_bytes,
 )
 from mlx_server.errors import SettingsError
 from mlx_server.upstream.spec import UpstreamCapabilities, UpstreamPolicy
@@ -326,3 +330,132 @@ def test_all_settings_are_shown(folder: Path) -> None:
     assert replace(stated, stated=frozenset()) == UpstreamCapabilities()
     support = settings.models["qwen3"].adapters["support"]
     assert (support.path, support.allow_other_base) == (str(folder / "lora" / "support"), False)
+
+
+# Connectors in models.yaml.
+
+
+def test_a_connector_has_one_way_to_its_server(folder: Path) -> None:
+    text = """
+        connectors:
+          here: {command: ./tools/server, args: [-v], env: {TOKEN: hush}}
+          found: {command: npx}
+          there: {url: "https://example.com/mcp", headers: {X-Key: hush}}
+    """
+    found = load(written(text)).connectors
+    assert found["here"].command == str(folder / "tools" / "server")
+    assert found["found"].command == "npx"
+    assert "hush" not in repr(found)
+    logins = "connectors:\n  a: {url: 'https://x', login: true}\n"
+    assert load(written(logins)).connectors["a"].login is True
+    for wrong, message in {
+        "{}": "should have either a `url` or a `command`",
+        "{url: 'https://x', command: y}": "should have either a `url` or a `command`",
+        "{url: 'https://x', args: [y]}": "`args` needs a `command`",
+        "{url: 'file:///etc/passwd'}": "should be an http or https URL",
+        "{comand: x}": "unknown key: did you mean `command`?",
+        "{command: x, oauth: {issuer: 'https://i', client_id: a, client_secret: b}}": (
+            "`oauth` needs a `url`"
+        ),
+        "{command: x, login: true}": "`login` needs a `url`",
+        "{url: 'https://x', login: true, oauth: {client_id: a, client_secret: b}}": (
+            "`oauth` needs an `issuer`"
+        ),
+        "{url: 'https://x', oauth: {client_id: a, issuer: 'https://i'}}": "or a `login`",
+    }.items():
+        assert message in str(problem(f"connectors:\n  a: {wrong}\n"))
+
+
+# Values that several settings have: sizes and paths.
+
+
+@pytest.mark.parametrize(
+    ("size", "nbytes"),
+    [
+        ("12GB", 12_000_000_000),
+        ("800 MB", 800_000_000),
+        ("1.5GB", 1_500_000_000),
+        ("1.001MB", 1_001_000),
+        ("0.29GB", 290_000_000),
+        ("4.35GB", 4_350_000_000),
+        ("0.0000001MB", 0),
+        (4096, 4096),
+        (None, None),
+    ],
+)
+def test_a_size_is_exact_to_the_byte(size: object, nbytes: object) -> None:
+    assert size_in_bytes(size) == nbytes
+
+
+@pytest.mark.parametrize(
+    "size",
+    [
+        *("12", "12 gb", "12GiB", "12TB", "GB", "-1GB", "1,5GB", ".5GB", "1.GB", "1e3GB", ""),
+        *(" 1GB", "1GB\n", "1  GB", "nanGB", "infGB", "٣GB", "1_0GB", "9" * 400 + "GB"),
+    ],
+)
+def test_what_is_no_size_says_what_one_is(size: str) -> None:
+    for kind in (Bytes, BytesOrNone):
+        with pytest.raises(ValidationError, match="should be a size such as 12GB or 800MB"):
+            TypeAdapter(kind).validate_python(size)
+
+
+def test_nothing_is_a_size_only_where_it_means_none() -> None:
+    assert TypeAdapter(BytesOrNone).validate_python("0MB") == 0
+    for size in (0, "0GB", "0.0000001MB", -1):
+        with pytest.raises(ValidationError):
+            TypeAdapter(Bytes).validate_python(size)
+
+
+# YAML with its lines: hostile files are refused at once, and the line is named.
+
+
+def bomb() -> str:
+    levels = [f"l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * 9)}]" for n in range(1, 12)]
+    return "\n".join(["l0: &l0 [x, x]", *levels])
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "message"),
+    [
+        ("server:\n\tport: 1\n", 2, r"YAML: found character '\\t'.*: indent with spaces"),
+        ("server: {port: 1\n", 2, "YAML: .*line 1"),
+        ("a: 'b\n\n", 3, "YAML: found unexpected end of stream .*quoted scalar, line 1"),
+        ("server: {}\n---\nserver: {}\n", 2, "YAML: but found another document"),
+        (bomb(), 2, "YAML aliases"),
+        ("a: &a [*a]\n", 1, "YAML aliases"),
+        ("a:\n  b: !!python/object/apply:os.system [ls]\n", 2, "YAML tags"),
+        ("a: " + "[" * 100_000, 1, "is nested too deeply"),
+        (b"# \xc3\xa4\nserver: \xff\n", 2, "is not UTF-8"),
+        ("server:\n  host: a\0b\n", 2, "has a control character"),
+        ("#" * (2 << 20), 0, "is larger than 1 MiB"),
+    ],
+)
+def test_hostile_files_are_refused_at_once(text: str | bytes, line: int, message: str) -> None:
+    found = problem(text)
+    assert found.line == line
+    assert re.match(message, found.message)
+
+
+@pytest.mark.parametrize("value", ["1" * 5000, ":".join(["59"] * 5000), "2024-99-99", "<<", "="])
+def test_values_that_yaml_chokes_on(value: str) -> None:
+    found = problems_of(f"server:\n  host: h\n  port: {value}\n")
+    assert {line for line, _ in found} == {3}
+    assert found[0][1].startswith("server.port: can't be read")
+
+
+def test_merge_keys_are_not_supported() -> None:
+    assert problem("server:\n  <<: {port: 1}\n").message == "a key is not text: quote it"
+
+
+def test_a_missing_file_a_folder_and_an_empty_file(folder: Path) -> None:
+    with pytest.raises(SettingsError, match=r"^gone\.yaml:1: can't be read: No such file"):
+        load(Path("gone.yaml"))
+    with pytest.raises(SettingsError, match="can't be read: Is a directory"):
+        load(folder)
+    assert (
+        problems_of("")
+        == problems_of("# nothing\n")
+        == problems_of("\ufeffserver: {port: 1}\r\n")
+        == []
+    )

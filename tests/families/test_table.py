@@ -1,20 +1,32 @@
 """Which family a checkpoint belongs to; every type that the installed mlx-lm can run has one."""
 
 import importlib.util
+import json
 import logging
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from mlx_server.errors import SettingsError
+from mlx_server.errors import ContextTooLong, SettingsError
 from mlx_server.families import FAMILIES, family_of
-from mlx_server.families.json_families import PLAIN, SMOLLM2
+from mlx_server.families.harmony import GPT_OSS
+from mlx_server.families.json_families import PLAIN, QWEN3, SMOLLM2
 from mlx_server.families.literal_families import LLAMA3
+from mlx_server.families.markup import MarkupFamily
+from mlx_server.families.named_families import MISTRAL
 from mlx_server.families.table import markdown
+from mlx_server.messages import Conversation, Message, Tool, ToolCall
 from mlx_server.models.checkpoint import Checkpoint, read_checkpoint
+from mlx_server.parsers.markup_parser import MarkupLayout
+from mlx_server.prompts.harmony.vocabulary import encoding
+from mlx_server.prompts.template_prompt import RenderedPrompt
 from mlx_server.system.sandbox.chat_template import ChatTemplate
+from mlx_server.tool_parsers.formats import HERMES
+from mlx_server.tool_parsers.formats import MISTRAL as MISTRALS_CALLS
+from tests.prompts.harmony.gpt_oss import gpt_oss_checkpoint, text_of
 
 
 @pytest.fixture(scope="module")
@@ -165,3 +177,141 @@ def test_a_type_has_its_family_and_its_models_stop(unknown: Checkpoint, model_ty
 
 def test_every_family_but_one_has_a_format_for_calls() -> None:
     assert [family.name for family in FAMILIES if not family.has_calls] == ["gemma3"]
+
+
+# What a record of a family says of itself, and the defaults that most families share.
+
+
+TOOLS = (Tool("f"),)
+
+
+TYPES, OTHER = ("other", "tiny"), ("other", "tin")
+MARKS, ABSENT = ("{{", "messages"), ("{{", "absent")
+
+
+@pytest.mark.parametrize(
+    ("types", "marks", "evidence"),
+    [
+        ((), (), 0),
+        (TYPES, (), 1),
+        ((), MARKS, 2),
+        (TYPES, MARKS, 3),
+        (OTHER, (), 0),
+        ((), ABSENT, 0),
+        (TYPES, ABSENT, 0),
+        (OTHER, MARKS, 0),
+    ],
+)
+def test_what_is_asked_for_must_be_there_and_then_counts(
+    unknown: Checkpoint, types: tuple[str, ...], marks: tuple[str, ...], evidence: int
+) -> None:
+    family = MarkupFamily("f", model_types=types, template_markers=marks)
+    assert family.evidence(unknown) == evidence
+
+
+def with_template(checkpoint: Checkpoint, template: str) -> Checkpoint:
+    return replace(checkpoint, template=ChatTemplate(template))
+
+
+def test_tools_in_the_prompt_are_called_as_hermes_does_and_as_the_family_does() -> None:
+    taught = MISTRAL.with_tools_in_prompt()
+    assert taught.tools_in_prompt
+    assert taught.layout_with(TOOLS).call_formats == (HERMES, MISTRALS_CALLS)
+    assert taught.layout_with().call_formats == (MISTRALS_CALLS,), "without tools it is not taught"
+    hermes = QWEN3.with_tools_in_prompt().layout_with(TOOLS).call_formats
+    assert hermes.count(HERMES) == 1
+    assert hermes[0] == HERMES
+
+
+@pytest.mark.parametrize(
+    ("prefix", "layout", "space"),
+    [
+        ("\n</think>\n\n", MarkupLayout(), "\n\n"),
+        ("</think>", MarkupLayout(), ""),
+        ("\n</think>\n\n", MarkupLayout(trims=False), ""),
+        ("\n</think>\n\n", MarkupLayout(trims_text=False), ""),
+        ("", MarkupLayout(), ""),
+    ],
+)
+def test_the_white_space_after_reasoning_is_that_of_the_prefix_where_it_is_trimmed(
+    prefix: str, layout: MarkupLayout, space: str
+) -> None:
+    assert MarkupFamily("f", layout, answer_prefix=prefix).layout_with().after_reasoning == space
+
+
+@pytest.mark.parametrize(
+    ("template", "thinks"), [("{{ '<think>' }}", True), ("{{ messages }}", False)]
+)
+def test_a_model_thinks_if_its_template_has_the_tags(
+    demo: Checkpoint, template: str, thinks: bool
+) -> None:
+    checkpoint = with_template(demo, template)
+    assert QWEN3.thinks(checkpoint) is thinks
+    assert QWEN3.reasons(checkpoint) is thinks
+    assert QWEN3.reasoning_pairs(checkpoint) == ((("<think>", "</think>"),) if thinks else ())
+
+
+def test_a_continued_message_is_in_its_reasoning_or_in_its_text(unknown: Checkpoint) -> None:
+    begun = Message("assistant", reasoning="Hm")
+    assert QWEN3.open_end(unknown, begun) == "<think>"
+    assert QWEN3.open_end(unknown, replace(begun, content="Yes")) == ""
+    assert QWEN3.open_end(unknown, Message("assistant")) == ""
+    assert GPT_OSS.reasons(unknown)
+    assert GPT_OSS.open_end(unknown, begun) == "<|channel|>analysis<|message|>"
+
+
+def test_a_long_conversation_is_counted_before_a_renderer_of_the_family_gets_it(
+    demo: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rendered = RenderedPrompt([1])
+    monkeypatch.setattr("mlx_server.prompts.harmony.prompt.render", lambda *_: rendered)
+    message = Message("user", "word " * 50)
+    for count, most, fits in ((1, 10, False), (1, 49, True), (10, 60, False), (10, None, True)):
+        asked = Conversation((message,) * count)
+        if fits:
+            assert GPT_OSS.render(demo, asked, most) is rendered
+            continue
+        with pytest.raises(ContextTooLong):
+            GPT_OSS.render(demo, asked, most)
+
+
+# The family of gpt-oss: how it is found, and its golden prompts.
+
+
+GOLDEN = Path(__file__).parent / "golden" / "gpt_oss"
+
+
+def read(path: Path) -> Conversation:
+    found = json.loads(path.read_text("utf-8"))
+    return Conversation(
+        messages=tuple(_message(message) for message in found["messages"]),
+        tools=tuple(Tool(**tool) for tool in found.get("tools", ())),
+        template_kwargs=found["template_kwargs"],
+        response_format=found.get("response_format"),
+    )
+
+
+def _message(found: dict[str, Any]) -> Message:
+    calls = tuple(ToolCall(**call) for call in found.pop("tool_calls", ()))
+    return Message(**found, tool_calls=calls)
+
+
+@pytest.fixture(scope="module")
+def gpt_oss(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    return gpt_oss_checkpoint(tmp_path_factory.mktemp("gpt-oss"))
+
+
+PROMPTS = sorted(path.stem for path in GOLDEN.glob("*.json"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PROMPTS)
+def test_golden_prompts(gpt_oss: Checkpoint, name: str) -> None:
+    path = GOLDEN / f"{name}.json"
+    assert text_of(gpt_oss, read(path)) == path.with_suffix(".txt").read_text("utf-8")
+
+
+def test_the_family_is_found_by_the_models_type(gpt_oss: Checkpoint) -> None:
+    assert family_of(gpt_oss) is GPT_OSS
+    stops = {encoding().encode(t, allowed_special="all")[0] for t in GPT_OSS.stop_tokens}
+    assert GPT_OSS.stops(gpt_oss) == stops == {199_999, 200_002, 200_012}

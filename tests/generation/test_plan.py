@@ -4,12 +4,13 @@ from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mlx_server import limits
 from mlx_server.engine.messages import KvCost
-from mlx_server.errors import BadRequest, GenerationFailed
+from mlx_server.errors import BadRequest, ContextTooLong, GenerationFailed
 from mlx_server.events import Started
 from mlx_server.families.json_families import SMOLLM2
 from mlx_server.generation.generate import generate
@@ -23,6 +24,7 @@ from mlx_server.sources.replay_checkpoint import replay_checkpoint
 from tests.generation.scripted import (
     ASKED,
     CONTEXT,
+    END,
     KV_BYTES,
     PUBLISHERS,
     admitted,
@@ -215,3 +217,43 @@ def test_a_conversation_is_matched_by_its_last_user_text(
     error = refused(spec, replace(ASKED, prompts=(Conversation(messages[:1]),)))
     assert isinstance(error, BadRequest)
     assert error.param == "messages"
+
+
+# Prompts are rendered, and refused where they are empty or too long.
+
+
+def test_a_conversation_is_rendered_and_what_it_can_not_have_is_told(
+    spec: ModelSpec, tokenizer: Tokenizer
+) -> None:
+    asked = [
+        Conversation((Message("user", "Hi"),), (), {"x": 1}),
+        Conversation((Message("user", "Ho"),), (), {"y": 1}),
+    ]
+    events, engine = answered(
+        spec,
+        replace(ASKED, prompts=tuple(asked)),
+        [*admitted(0, 1), *said(END, 0, "stop"), *said(END, 1, "stop")],
+    )
+    prompts = [tokenizer.encode(f"<|im_start|>{word}") for word in ("Hi", "Ho")]
+    assert [row.prompt for row in engine.rows] == prompts
+    ignored = ("chat_template_kwargs.x", "chat_template_kwargs.y")
+    expected = Started("m", sum(map(len, prompts)), ignored, sampling=PUBLISHERS)
+    assert without_fingerprint(events[0]) == expected
+
+
+@pytest.mark.parametrize("length", [CONTEXT, CONTEXT + 1, 1000])
+def test_a_prompt_that_leaves_no_room_is_refused(spec: ModelSpec, length: int) -> None:
+    error = refused(spec, replace(ASKED, prompts=("fits", (1,) * length)))
+    assert isinstance(error, ContextTooLong)
+    assert f"has at least {length} tokens" in error.message
+    assert f"is {CONTEXT} tokens" in error.message
+    assert error.param == "prompt"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "param"), [("", "prompt"), ((), "prompt"), (Conversation(()), "messages")]
+)
+def test_an_empty_prompt_is_refused(spec: ModelSpec, prompt: Any, param: str) -> None:
+    error = refused(spec, replace(ASKED, prompts=("x", prompt)))
+    assert isinstance(error, BadRequest)
+    assert (error.message, error.param) == ("The prompt is empty.", param)

@@ -11,7 +11,7 @@ from mlx_server import limits
 from mlx_server.errors import BadRequest, NotFound, ShuttingDown, TooLarge
 from mlx_server.store import ItemRecord, Record, Retention, Store
 from mlx_server.store import store as store_module
-from tests.store.make import items, limit, response, runs
+from tests.store.make import big, items, limit, response, runs
 
 DAY = 86400
 
@@ -191,4 +191,105 @@ async def test_close_drains_and_refuses_what_comes_later(path: Path) -> None:
         await store.get("response", "1", "me")
     store = await Store.open(path)
     assert (await store.stats()).responses == 50
+    await store.close()
+
+
+# Items: how many there may be, in which pages and chains they are read, and by which id.
+
+
+EXPECTED = {"asc": [2, 1, 1, 3, 1], "desc": [2, 2, 1, 2, 1]}
+
+
+@pytest.mark.parametrize("order", ["asc", "desc"])
+@runs
+async def test_pages_end_where_they_get_large(
+    path: Path, monkeypatch: pytest.MonkeyPatch, order: str
+) -> None:
+    sizes = [10, 500, 500, 2000, 1, 1, 998, 2]
+    limit(monkeypatch, "PAGE_BYTES", 1000)
+    store = await Store.open(path)
+    given = [big(f"{n}", size) for n, size in enumerate(sizes)]
+    await store.add(Record("conversation", "c", 0, b"{}"), "me", given)
+    pages: list[list[ItemRecord]] = []
+    more, after = True, None
+    while more:
+        page = await store.items("conversation", "c", "me", after, 5, order)  # type: ignore[arg-type]
+        pages.append(list(page.items))
+        more, after = page.has_more, page.items[-1].id
+    found = [item for page in pages for item in page]
+    assert found == (given if order == "asc" else given[::-1])
+    for items_of_page in pages:
+        assert len(items_of_page) == 1 or sum(len(i.body) for i in items_of_page) <= 1000
+    assert [len(page) for page in pages] == EXPECTED[order]
+    await store.close()
+
+
+@runs
+async def test_a_conversation_has_so_many_items(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit(monkeypatch, "CONVERSATION_ITEMS", 3)
+    store = await Store.open(path)
+    await store.add(Record("conversation", "c", 0, b"{}"), "me", items("1", "2"))
+    with pytest.raises(BadRequest, match="3 items at most"):
+        await store.add_items("c", "me", items("3", "4"), 0)
+    await store.add(response("r", conversation="c"), "me", items("3"))
+    with pytest.raises(BadRequest, match="3 items at most"):
+        await store.add(response("s", conversation="c"), "me", items("4"))
+    await store.delete_item("c", "me", "1")
+    await store.add(response("s", conversation="c"), "me", items("4"))
+    await store.close()
+
+
+@runs
+async def test_an_item_by_its_id_is_the_owners_newest(path: Path) -> None:
+    store = await Store.open(path)
+    await store.add(response("r", output=[ItemRecord("i", b"old")]), "me")
+    await store.add(response("s"), "me", [ItemRecord("i", b"new")])
+    for n in range(50):
+        await store.add(response(f"{n}"), "you", [big("i", 1 << 20)])
+    assert (await store.item("i", "me", 100)).body == b"new"
+    await store.delete("response", "s", "me")
+    assert (await store.item("i", "me")).body == b"old"
+    with pytest.raises(NotFound):
+        await store.item("i", "nobody")
+    await store.close()
+
+
+@runs
+async def test_input_items_are_paged_without_the_output(path: Path) -> None:
+    store = await Store.open(path)
+    await store.add(response("r", output=items("o")), "me", items(*"abcde"))
+    forth = await store.items("response", "r", "me", after="a", limit=3, order="asc")
+    assert (forth.items, forth.has_more) == (items("b", "c", "d"), True)
+    with pytest.raises(BadRequest) as error:
+        await store.items("response", "r", "me", after="o")
+    assert error.value.param == "after"
+    await store.close()
+
+
+@runs
+async def test_a_chain_is_bounded(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = await Store.open(path)
+    for n in range(5):
+        previous = f"{n - 1}" if n else None
+        await store.add(response(f"{n}", previous=previous), "me", [ItemRecord("i", b"x" * 100)])
+    await store.add(response("itself", previous="itself"), "me")
+    limit(monkeypatch, "CHAIN_RESPONSES", 5)
+    assert len(await store.chain("4", "me")) == 5
+    limit(monkeypatch, "CHAIN_RESPONSES", 4)
+    for too_long in ("4", "itself"):
+        with pytest.raises(BadRequest, match="is longer than 4"):
+            await store.chain(too_long, "me")
+    assert len(await store.chain("2", "me", 399)) == 3
+    with pytest.raises(TooLarge, match=r"larger than `server.max_body_bytes`") as error:
+        await store.chain("3", "me", 399)
+    assert error.value.param == "previous_response_id"
+    limit(monkeypatch, "READ_BACK_ITEMS", 3)
+    assert len(await store.chain("2", "me")) == 3
+    with pytest.raises(TooLarge, match="more than 3 stored items"):
+        await store.chain("3", "me")
+    await store.delete("response", "1", "me")
+    with pytest.raises(NotFound, match="'1' not found; it is the `previous_response_id` of '2'"):
+        await store.chain("2", "me")
     await store.close()
