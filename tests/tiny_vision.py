@@ -309,6 +309,38 @@ VISION_FAMILIES: dict[str, TinyVision] = {
         },
         {"size": {"height": 56, "width": 56}, "resample": 2},
     ),
+    "gemma3n": TinyVision(
+        {
+            "model_type": "gemma3n_text",
+            "vocab_size": id_of("<end_of_image>") + 1,
+            "vocab_size_per_layer_input": id_of("<image_soft_token>"),
+            "num_kv_shared_layers": 0,  # mlx-vlm gives such layers other positions
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "intermediate_size": [128] * 4,
+            "activation_sparsity_pattern": [0.0] * 4,
+            "sliding_window": 12,
+            "rope_local_base_freq": 10000.0,
+            "final_logit_softcapping": 30.0,
+            "hidden_size_per_layer_input": 8,
+            "altup_num_inputs": 2,
+            "altup_coef_clip": 120.0,
+            "altup_correct_scale": True,
+            "altup_active_idx": 0,
+            "laurel_rank": 8,
+        },
+        {
+            "model_type": "gemma3n_vision",
+            "hidden_size": 64,
+            "vocab_offset": id_of("<image_soft_token>"),
+            "vocab_size": 2,
+        },
+        {
+            "image_token_id": id_of("<image_soft_token>"),
+            "audio_config": {"vocab_offset": id_of("<end_of_image>") + 1},
+            "vision_soft_tokens_per_image": 256,
+        },
+        {"size": {"height": 512, "width": 512}, "resample": 2, "do_normalize": False},
+    ),
     "gemma4": TinyVision(
         {
             "model_type": "gemma4_text",
@@ -339,7 +371,11 @@ VISION_FAMILIES: dict[str, TinyVision] = {
             "pooling_kernel_size": 3,
             "default_output_length": 16,
         },
-        {"image_token_id": id_of("<|image|>"), "audio_token_id": VOCABULARY - 1},
+        {
+            "image_token_id": id_of("<|image|>"),
+            "audio_token_id": VOCABULARY - 1,
+            "audio_config": {"model_type": "gemma4_audio"},
+        },
         {"patch_size": 16, "pooling_kernel_size": 3, "max_soft_tokens": 16, "do_normalize": False},
     ),
     "lfm2_vl": TinyVision(
@@ -409,10 +445,28 @@ IDEFICS3 = {**VISION_FAMILIES["smolvlm"].tower, "model_type": "idefics3_vision"}
 VISION_FAMILIES["idefics3"] = replace(VISION_FAMILIES["smolvlm"], tower=IDEFICS3)
 
 
+def shrink(package: Any) -> None:
+    """Leaves little of a tower whose layers mlx-vlm's code decides on: the first and the last
+    blocks of each stage, and narrow ones."""
+    names = package.VisionModel.__init__.__globals__
+    if make := names.get("gemma3n_mobilenet_def"):
+        adapter = "MobileNetV5MultiScaleFusionAdapter"
+        own, stages = names[adapter], [[*stage[:1], *stage[-2:]] for stage in make()]
+        narrow = [
+            replace(block, filters=width, expand_ratio=1.0)
+            if hasattr(block, "filters")
+            else replace(block, num_heads=2, kv_dim=8)
+            for width, stage in zip((16, 16, 32, 64), stages, strict=True)
+            for block in stage
+        ]
+        names["gemma3n_mobilenet_def"] = lambda: [narrow[at : at + 3] for at in (0, 3, 6, 9)]
+        names[adapter] = lambda in_chs, out_chs, output_resolution: own([96], 64, output_resolution)
+
+
 def tiny_vision(folder: Path, family: str = "qwen3_vl", *, seed: int = 0) -> Path:
     """A checkpoint that sees. Needs the extra `vision`."""
     from mlx_server.models.vision import FAMILIES
-    from mlx_server.worker.vision_towers import make_tower
+    from mlx_server.worker.vision_towers import make_tower, package_of
     from mlx_server.worker.weights import model_classes
 
     own = VISION_FAMILIES[family]
@@ -461,10 +515,11 @@ def tiny_vision(folder: Path, family: str = "qwen3_vl", *, seed: int = 0) -> Pat
         folder / "tokenizer_config.json", {**tokenizer_config(), "chat_template": VISION_TEMPLATE}
     )
     tokenizer(FURTHER).save(str(folder / "tokenizer.json"))
+    shrink(package_of(package := FAMILIES[str(config["model_type"])].package))
     model, arguments = model_classes(config)
     parts: dict[str, nn.Module] = {
         "": model(arguments.from_dict(json.loads(json.dumps(config)))),
-        "tower": make_tower(config, FAMILIES[str(config["model_type"])].package),
+        "tower": make_tower(config, package),
     }
     shapes = {name: array.shape for part in parts.values() for name, array in _parameters(part)}
     for name in [name for name in shapes if "unembed_out" in name]:  # mlx-lm's halves of a tensor

@@ -131,12 +131,14 @@ class OneSquare:
     shorter: int = 0
     """The pixels of the shorter side of a picture of which the middle is shown; 0: all of it is
     shown."""
+    end: str = ""
+    """The token that follows, if the tower embeds it."""
 
     def fit(self, tokens: int) -> Fit:
         return MiddleSquare(self.side, self.shorter) if self.shorter else Square(self.side)
 
     def layout(self, sizes: Sequence[Size]) -> Layout:
-        return [self.tokens]
+        return [self.tokens, self.end] if self.end else [self.tokens]
 
 
 @dataclass(frozen=True)
@@ -273,6 +275,8 @@ class VisionFamily:
     """What replaces the placeholder in the prompt's text, where that is not the same. It has one
     image token, which becomes as many as a picture has."""
     filter: int = BICUBIC
+    pixel_bytes: int = 100
+    """What is there at a time of a picture's pixels."""
     pads_heads: bool = False
     """Whether the tower's heads get a width for which attention keeps no scores."""
     is_normalized: bool = True
@@ -311,6 +315,11 @@ def _patch_grid(
 def _gemma3(given: VisionSettings) -> OneSquare:
     side = _natural(given.size.get("height"), given.tower.get("image_size"), 896)
     return OneSquare(side, _natural(given.config.get("mm_tokens_per_image"), 256))
+
+
+def _gemma3n(given: VisionSettings) -> OneSquare:
+    tokens = _natural(given.config.get("vision_soft_tokens_per_image"), 256)
+    return OneSquare(_natural(given.size.get("height"), 768), tokens, end="<end_of_image>")
 
 
 def _pixtral(given: VisionSettings) -> TokenRows:
@@ -410,6 +419,15 @@ FAMILIES: Mapping[str, VisionFamily] = {
     ),
     "gemma3": VisionFamily(
         "gemma3", "<start_of_image>", _gemma3, text=GEMMA3, filter=BILINEAR, sees_whole="all"
+    ),
+    "gemma3n": VisionFamily(
+        "gemma3n",
+        "<image_soft_token>",
+        _gemma3n,
+        text="\n\n<start_of_image><image_soft_token>\n\n",
+        filter=BILINEAR,
+        pixel_bytes=1200,
+        is_normalized=False,
     ),
     "gemma4": VisionFamily(
         "gemma4",
@@ -519,8 +537,8 @@ def vision_of(folder: Path, config: Mapping[str, Any]) -> Vision | None:
 SHAPES = ((1, 1), (4000, 4000), (4000, 20), (20, 4000))
 """Sizes of pictures of which one has the most pixels and tokens for a model."""
 
-BYTES_OF_PIXEL, ROWS_OF_WIDTH, ROWS_OF_INNER = 100, 10, 3
-"""What is there at a time: of a picture's pixels, and of a tower's layer for each patch."""
+ROWS_OF_WIDTH, ROWS_OF_INNER = 10, 3
+"""What is there at a time of a tower's layer for each patch."""
 
 FUSED_HEADS = (64, 80, 128)
 """The widths of heads for which MLX computes attention on a GPU without keeping its scores."""
@@ -577,7 +595,7 @@ def tower_bytes(vision: Vision, config: Mapping[str, Any], *, upcast: bool) -> i
         side = getattr(recipe, "tile", 0) or getattr(recipe, "side", 0)
         patches, seen = (area // patch**2 + 1 for area in (pixels, side**2 or pixels))
         values = (ROWS_OF_WIDTH * width + ROWS_OF_INNER * inner) * nbytes + scores * seen
-        most = max(most, pixels * BYTES_OF_PIXEL + patches * values)
+        most = max(most, pixels * vision.family.pixel_bytes + patches * values)
     if vision.sees_whole == "prompt":  # a layer of the text model has the scores of a whole prompt
         tokens = sum(int(part) for part in vision.layout(sizes)) + limits.PREFIX_TOKENS
         heads = text_config_of(config)["num_attention_heads"]

@@ -227,7 +227,7 @@ class Sight:
             return call
 
         lists = (each for module in self.tower.modules() for each in module.values())
-        layers = [each for each in lists if isinstance(each, list) and each]
+        layers = [_flat(each) for each in lists if isinstance(each, list) and each]
         for layer in max(layers, key=len, default=[]):
             layer.__class__ = _with_hook(type(layer), noting)
 
@@ -287,6 +287,12 @@ class Sight:
         return self._positions
 
 
+def _flat(layers: list[Any]) -> list[nn.Module]:
+    """The layers of a list, which may be in groups."""
+    groups = (each if isinstance(each, list) else [each] for each in layers)
+    return [layer for group in groups for layer in group]
+
+
 def sight_of(model: nn.Module) -> Sight | None:
     return getattr(model, "sight", None)
 
@@ -298,16 +304,32 @@ def give_sight(model: nn.Module, folder: Path, config: Mapping[str, Any]) -> Non
         raise ValueError("the checkpoint has no vision tower that is known here")
     inner = getattr(model, "language_model", model)
     inner = getattr(inner, "model", inner)
+    inner = getattr(inner, "language_model", inner)
     tower = load_tower(folder, config, vision.family.package)
     scale = getattr(inner, "embed_scale", 1.0)
     if vision.family.package in ("gemma3", "paligemma"):
         scale = config["text_config"]["hidden_size"] ** 0.5
     if vision.family.package == "gemma3":  # as mlx-lm rounds it
         scale = float(mx.array(scale, mx.bfloat16))
-    sight = Sight(vision, tower, lambda ids: inner.embed_tokens(ids), scale)
+    sight = Sight(vision, tower, _embedding(inner, tower), scale)
     sight.note_layers()
     hook_model(model, inner, sight, config)
     model.sight = sight
+
+
+def _embedding(inner: Any, tower: Any) -> Callable[[mx.array], mx.array]:
+    """The embedding of tokens that the text model takes; towers of Gemma 3n embed some of them."""
+    own: Any = getattr(tower, "embed_vision", None)
+    if not hasattr(own, "embedding"):
+        return lambda ids: inner.embed_tokens(ids)
+
+    def embed(ids: mx.array) -> mx.array:
+        hidden = inner.embed_tokens(ids) * inner.hidden_size**0.5
+        first, last = own.vocab_offset, own.vocab_offset + own.vocab_size - 1
+        within = mx.clip(ids, first, last)
+        return mx.where((ids == within)[..., None], own(input_ids=within), hidden)
+
+    return embed
 
 
 # Hooks

@@ -89,16 +89,21 @@ def make_tower(config: Mapping[str, Any], name: str) -> nn.Module:
     """mlx-vlm's model of such a checkpoint, without its text model. Its weights are random."""
     package = package_of(name)
     text = text_config_of(config)
-    settings = package.ModelConfig.from_dict({**config, "text_config": text})
+    settings = package.ModelConfig.from_dict({**config, "text_config": text, "audio_config": None})
     settings.text_config = package.TextConfig.from_dict(text)
     settings.vision_config = package.VisionConfig.from_dict(config["vision_config"])
+    if name == "gemma3n":  # its model has none without sound
+        settings.audio_config = package.AudioConfig()
     names = package.Model.__init__.__globals__
-    own, names["LanguageModel"] = names["LanguageModel"], NoLanguageModel
+    own = {each: names[each] for each in ("LanguageModel", "AudioModel") if each in names}
+    names.update(dict.fromkeys(own, NoLanguageModel))
     try:
         with own_modules():
             tower: nn.Module = package.Model(settings)
     finally:
-        names["LanguageModel"] = own
+        names.update(own)
+    for part in ("audio_tower", "embed_audio"):
+        tower.pop(part, None)
     return tower
 
 
@@ -217,6 +222,13 @@ def _paligemma_features(tower: Any, views: Sequence[mx.array], vision: Vision) -
     return [tower.multi_modal_projector(states)]
 
 
+def _gemma3n_features(tower: Any, views: Sequence[mx.array], vision: Vision) -> Features:
+    dtype = tower.vision_tower.timm_model.conv_stem.conv.weight.dtype
+    pixels = views[0].transpose(2, 0, 1)[None].astype(dtype)
+    parts = tower.vision_tower, tower.config, tower.embed_vision
+    return list(tower.get_image_features(pixels, *parts))
+
+
 def _gemma4_features(tower: Any, views: Sequence[mx.array], vision: Vision) -> Features:
     return list(tower.encode_image(views[0].transpose(2, 0, 1)[None]))
 
@@ -312,6 +324,7 @@ FEATURES: Mapping[str, Callable[[Any, Sequence[mx.array], Vision], Features]] = 
     "llava": _tile_features,
     "paligemma": _paligemma_features,
     "gemma3": _gemma3_features,
+    "gemma3n": _gemma3n_features,
     "gemma4": _gemma4_features,
     "lfm2_vl": _lfm2_features,
     "smolvlm": _idefics3_features,

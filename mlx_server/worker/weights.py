@@ -173,7 +173,18 @@ def model_classes(config: dict[str, Any]) -> tuple[type[nn.Module], type[Any]]:
     if config["model_type"] in WRAPPING:
         return wrapping_classes(config)
     model, arguments = get_classes({**config, "model_type": SAME.get(t := config["model_type"], t)})
-    return model, arguments
+    return (named_by_all(model) if t == "gemma3n" else model), arguments
+
+
+def named_by_all(model: type[nn.Module]) -> type[nn.Module]:
+    """Gemma 3n's class, which has mlx-vlm's names of tensors too, and no other parts."""
+
+    class Gemma3nModel(model):
+        def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
+            found = filter(None, map(IN_TEXT.fullmatch, weights))
+            return {f"model.language_model.{e[1]}": weights[e[0]] for e in found if e[1]}
+
+    return Gemma3nModel
 
 
 IN_TEXT = re.compile(r"(?:model\.)?(?:language_model|text_model)\.(?:model\.)?(.+)|(lm_head\..+)")

@@ -6,10 +6,9 @@ import math
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
-from importlib import import_module
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -24,12 +23,10 @@ from mlx.utils import tree_flatten
 from mlx_server import limits
 from mlx_server.engine.messages import Generate
 from mlx_server.generation.pictures import ShownPicture, expanded, with_vocabulary
-from mlx_server.models.architectures import text_config_of
 from mlx_server.models.tokenizer import Tokenizer, read_tokenizer
 from mlx_server.models.vision import (
     INSTALL,
     PatchGrid,
-    TileGrid,
     Vision,
     can_see,
     tower_bytes,
@@ -50,6 +47,7 @@ from tests.tiny import tokenizer
 from tests.tiny_vision import FURTHER, VISION_FAMILIES, tiny_vision
 from tests.worker.batch_runs import GREEDY, Steady, a_prompt
 from tests.worker.lora_files import mlx_adapter
+from tests.worker.mlx_vlm_reference import PROCESSORS, SIZES, whole_model
 
 Image = pytest.importorskip("PIL.Image", reason="the extra `vision` is not installed")
 pytestmark = pytest.mark.skipif(not can_see(), reason="the extra `vision` is not installed")
@@ -176,150 +174,6 @@ def alone(model: Any, asked: Generate) -> list[int]:
     return [token.id for token in answer(Batch(model, concurrency=1), asked)]
 
 
-def whole_model(folder: Path) -> Any:
-    """mlx-vlm's own."""
-    config = json.loads((folder / "config.json").read_text("utf-8"))
-    package = import_module(f"mlx_vlm.models.{config['model_type']}")
-    made = package.ModelConfig.from_dict(config)
-    made.text_config = package.TextConfig.from_dict(text_config_of(config))
-    made.vision_config = package.VisionConfig.from_dict(config["vision_config"])
-    model = package.Model(made)
-    weights: dict[str, mx.array] = mx.load(str(folder / "model.safetensors"))  # type: ignore[assignment]
-    if config["model_type"] in ("smolvlm", "idefics3"):
-        inner = "language_model.model."
-        weights = {name.replace(inner, "language_model."): it for name, it in weights.items()}
-    model.load_weights(list(weights.items()))
-    model.eval()
-    return PrefixModel(model) if config["model_type"] == "paligemma" else model
-
-
-def settings_of(folder: Path) -> dict[str, Any]:
-    """What an image processor is made with."""
-    files = [folder / f"{name}.json" for name in ("processor_config", "preprocessor_config")]
-    return {k: v for f in files if f.is_file() for k, v in json.loads(f.read_text()).items()}
-
-
-def qwen_processor(folder: Path, vision: Vision) -> Any:
-    module = import_module("mlx_vlm.models.qwen3_vl.processing_qwen3_vl")
-    recipe = vision.recipe
-    assert isinstance(recipe, PatchGrid)
-    return module.Qwen3VLImageProcessor(
-        recipe.patch, merge_size=recipe.merge, min_pixels=recipe.least, max_pixels=recipe.most
-    )
-
-
-def glm_processor(folder: Path, vision: Vision) -> Any:
-    module = import_module("transformers.models.glm4v.image_processing_pil_glm4v")
-    return module.Glm4vImageProcessorPil(**settings_of(folder))
-
-
-def kimi_processor(folder: Path, vision: Vision) -> Any:
-    module = import_module("mlx_vlm.models.kimi_vl.processing_kimi_vl")
-    return module.KimiVLImageProcessor(**settings_of(folder))
-
-
-class StackedPixels:
-    def __init__(self, own: Any) -> None:
-        self.own = own
-
-    def __call__(self, images: Sequence[Any]) -> dict[str, Any]:
-        return {"pixel_values": np.stack(self.own(images)["pixel_values"])}
-
-
-def llava_processor(folder: Path, vision: Vision) -> Any:
-    module = import_module("transformers.models.clip.image_processing_pil_clip")
-    return StackedPixels(module.CLIPImageProcessorPil(**settings_of(folder)))
-
-
-def intern_processor(folder: Path, vision: Vision) -> Any:
-    """transformers', since mlx-vlm's makes other tiles of squares than InternVL's authors do."""
-    module = import_module("transformers.models.got_ocr2.image_processing_pil_got_ocr2")
-    recipe = vision.recipe
-    assert isinstance(recipe, TileGrid)
-    size = {"height": recipe.side, "width": recipe.side}
-    settings = {**settings_of(folder), "size": size, "max_patches": recipe.most}
-    return StackedPixels(module.GotOcr2ImageProcessorPil(**settings, crop_to_patches=True))
-
-
-def smolvlm_processor(folder: Path, vision: Vision) -> Any:
-    module = import_module("transformers.models.smolvlm.image_processing_pil_smolvlm")
-    return module.SmolVLMImageProcessorPil(**settings_of(folder))
-
-
-def pixtral_processor(folder: Path, vision: Vision) -> Any:
-    module = import_module("mlx_vlm.models.pixtral.image_processing_pixtral")
-    settings = settings_of(folder)
-    cell = settings["patch_size"] * settings.get("spatial_merge_size", 1)
-    return module.PixtralImageProcessor(**{**settings, "patch_size": cell})
-
-
-class Lfm2Processor:
-    def __init__(self, folder: Path, vision: Vision) -> None:
-        module = import_module("mlx_vlm.models.lfm2_vl.processing_lfm2_vl")
-        self.own = module.Lfm2VlNumpyImageProcessor(**settings_of(folder))
-
-    def __call__(self, images: Sequence[Any]) -> dict[str, Any]:
-        names = ("pixel_values", "pixel_attention_mask", "spatial_shapes")
-        return {name: value for name, value in self.own(images).items() if name in names}
-
-
-def siglip_processor(folder: Path, vision: Vision) -> Any:
-    module = import_module("transformers.models.siglip.image_processing_pil_siglip")
-    return StackedPixels(module.SiglipImageProcessorPil(**settings_of(folder)))
-
-
-class PrefixModel:
-    """Computes a prompt once, since its tokens see each other, but not the answer; and all of its
-    pictures, of which mlx-vlm takes the first one."""
-
-    def __init__(self, own: Any) -> None:
-        cache, tower = import_module("mlx_vlm.models.cache"), own.vision_tower
-        self.own, self.cache = own, [cache.KVCache() for _ in own.layers]
-        own.vision_tower = lambda pixels, **_: (
-            mx.concatenate([tower(pixels[at : at + 1])[0] for at in range(len(pixels))]),
-            *(None, None),
-        )
-
-    def __call__(self, ids: mx.array, pixels: mx.array, **_: Any) -> Any:
-        if self.cache[0].offset:
-            return self.own.language_model(ids[:, -1:], cache=self.cache)
-        return self.own(ids, pixels, mask=mx.ones(ids.shape), cache=self.cache)
-
-
-class Gemma4Processor:
-    def __init__(self, folder: Path, vision: Vision) -> None:
-        self.module = import_module("mlx_vlm.models.gemma4.processing_gemma4")
-        self.own = self.module.Gemma4ImageProcessor(**settings_of(folder))
-
-    def __call__(self, images: Sequence[Any]) -> dict[str, Any]:
-        return dict(self.own(images)[0])
-
-
-PROCESSORS: Mapping[str, Callable[[Path, Vision], Any]] = {
-    "qwen2_vl": qwen_processor,
-    "qwen2_5_vl": qwen_processor,
-    "qwen3_vl": qwen_processor,
-    "qwen3_vl_moe": qwen_processor,
-    "qwen3_5": qwen_processor,
-    "glm4v": glm_processor,
-    "glm4v_moe": glm_processor,
-    "internvl": intern_processor,
-    "internvl_chat": intern_processor,
-    "kimi_vl": kimi_processor,
-    "llava": llava_processor,
-    "paligemma": siglip_processor,
-    "paligemma_1": siglip_processor,
-    "smolvlm": smolvlm_processor,
-    "idefics3": smolvlm_processor,
-    "gemma4": Gemma4Processor,
-    "lfm2_vl": Lfm2Processor,
-    "pixtral": pixtral_processor,
-    "mistral3": pixtral_processor,
-}
-"""mlx-vlm's image processors. Gemma 3 is compared with transformers' answers instead: in mlx-vlm,
-the tokens of a picture do not see each other."""
-
-
 def their_answer(
     folder: Path, vision: Vision, asked: Generate, images: Sequence[Any]
 ) -> tuple[list[int], mx.array]:
@@ -385,78 +239,6 @@ def test_tokens_of_gemma_are_those_of_transformers(
     for token, logprobs in zip(found, truth["logprobs"][:COUNT], strict=True):
         known = {int(id): value for id, value in logprobs.items()}
         assert dict(token.logprobs.top) == pytest.approx(known, abs=1e-3)
-
-
-def qwen_tokens(processor: Any, vision: Vision, size: tuple[int, int]) -> int:
-    return int(processor.num_image_tokens(*size[::-1]))
-
-
-def glm_tokens(processor: Any, vision: Vision, size: tuple[int, int]) -> int:
-    return int(processor.get_number_of_image_patches(*size[::-1], {})) // 4
-
-
-def llava_tokens(processor: Any, vision: Vision, size: tuple[int, int]) -> int:
-    return (int(processor.own.crop_size["height"]) // 16) ** 2
-
-
-def kimi_tokens(processor: Any, vision: Vision, size: tuple[int, int]) -> int:
-    wide, high = processor.rescale(Image.new("RGB", size)).size
-    return int(wide // 28 * (high // 28))
-
-
-def intern_tokens(processor: Any, vision: Vision, size: tuple[int, int]) -> int:
-    return 4 * int(processor.own.get_number_of_image_patches(*size[::-1]))
-
-
-def smolvlm_tokens(processor: Any, vision: Vision, size: tuple[int, int]) -> int:
-    module = import_module("mlx_vlm.models.smolvlm.processing_smolvlm")
-    made = processor([Image.new("RGB", size)], return_row_col_info=True)
-    tiles, between = (made["rows"][0][0], made["cols"][0][0]), "<fake_token_around_image>"
-    whole = module.get_image_prompt_string(*tiles, 4, between, "<image>", "<global-img>")
-    layout = vision.layout([chain[-1] for chain in vision.fit().resizes(*size)])
-    assert "".join("<image>" * part if isinstance(part, int) else part for part in layout) == whole
-    return int(whole.count("<image>"))
-
-
-def pixtral_tokens(processor: Any, vision: Vision, size: tuple[int, int]) -> int:
-    module = import_module("mlx_vlm.models.pixtral.image_processing_pixtral")
-    longest, cell = processor.size["longest_edge"], processor.patch_size
-    high, wide = module.get_resize_output_image_size(size[::-1], longest, cell)
-    return int(high // cell * (wide // cell))
-
-
-def gemma4_tokens(processor: Any, vision: Vision, size: tuple[int, int]) -> int:
-    resized = processor.module.get_aspect_ratio_preserving_size
-    own, pool = processor.own, processor.own.pooling_kernel_size
-    most = own.max_soft_tokens * pool**2
-    high, wide = resized(*size[::-1], own.patch_size, most, pool)
-    return int(high * wide // (own.patch_size * pool) ** 2)
-
-
-def lfm2_tokens(processor: Any, vision: Vision, size: tuple[int, int]) -> int:
-    own = processor.own
-    views_of = vars(type(own))["_views_for_image"]
-    views, rows, columns, whole = views_of(own, Image.new("1", size), True, 2, 10, True)
-    assert len(views) == (rows * columns + 1 if rows * columns > 1 else 1)
-    cell = own.encoder_patch_size * own.downsample_factor
-    tiles = rows * columns * (own.tile_size // cell) ** 2 if len(views) > 1 else 0
-    return int(tiles + whole[0] // cell * (whole[1] // cell))
-
-
-SIZES: Mapping[str, Callable[[Any, Vision, tuple[int, int]], int]] = {
-    "qwen2_5_vl": qwen_tokens,
-    "qwen3_vl": qwen_tokens,
-    "glm4v": glm_tokens,
-    "internvl": intern_tokens,
-    "kimi_vl": kimi_tokens,
-    "llava": llava_tokens,
-    "smolvlm": smolvlm_tokens,
-    "gemma4": gemma4_tokens,
-    "lfm2_vl": lfm2_tokens,
-    "pixtral": pixtral_tokens,
-    "mistral3": pixtral_tokens,
-}
-"""How many image tokens mlx-vlm gives a picture of a size."""
 
 
 @pytest.mark.slow
@@ -799,18 +581,25 @@ def test_an_adapter_and_a_cache_of_8_bits_go_with_pictures(tmp_path: Path) -> No
     assert found[0] != found[1]
 
 
-def test_a_checkpoint_may_have_the_names_of_transformers(tmp_path: Path) -> None:
-    folder = tiny_vision(tmp_path, "glm4v")
-    renamed = {
+RENAMED = {
+    "glm4v": {
         "language_model.model.": "model.language_model.",
         "language_model.lm_head.": "lm_head.",
-    }
-    renamed["vision_tower."] = "model.visual."
+        "vision_tower.": "model.visual.",
+    },
+    "gemma3n": {"model.language_model.": "language_model.model."},
+}
+"""The names of transformers, and those of mlx-vlm, by what mlx-lm has in their place."""
+
+
+@pytest.mark.parametrize("family", RENAMED)
+def test_a_checkpoint_may_have_other_names(tmp_path: Path, family: str) -> None:
+    folder = tiny_vision(tmp_path, family)
     before = load(folder)
     tensors: dict[str, mx.array] = mx.load(str(folder / "model.safetensors"))  # type: ignore[assignment]
-    for begin, other in renamed.items():
-        tensors = {name.replace(begin, other): array for name, array in tensors.items()}
-    assert not any(name.startswith("language_model") for name in tensors)
+    for begin, other in RENAMED[family].items():
+        assert any(name.startswith(begin) for name in tensors)
+        tensors = {re.sub(f"^{begin}", other, name): array for name, array in tensors.items()}
     mx.save_safetensors(str(folder / "model.safetensors"), tensors, metadata={"format": "pt"})
     asked = ask(1, [image(1)], sight(before).vision)
     assert alone(load(folder), asked) == alone(before, asked)
