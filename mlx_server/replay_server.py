@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     from mlx_server.engine.client import EngineClient
     from mlx_server.engine.engine_process import EarlyProcess
 
-START_SECONDS = 0.5
-"""How long the server has for its start before it reads what only some answers need."""
-
 
 def main() -> None:
     Thread(target=_end_with_input, daemon=True).start()

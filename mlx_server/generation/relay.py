@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import logging
 import socket
 from collections.abc import Coroutine
 from functools import partial
@@ -18,8 +17,6 @@ from mlx_server.pool.pool import Pool
 from mlx_server.pool.prepare import PreparedModel
 from mlx_server.pool.readmission import Attempts, fingerprint
 from mlx_server.request_threads import in_thread
-
-log = logging.getLogger("mlx_server")
 
 Asked = messages.LoadModel | messages.MeasureCache | messages.LoadAdapter
 

@@ -10,7 +10,7 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
@@ -35,8 +35,24 @@ from mlx_server.grammars.compiled import (
     SchemaRefused,
 )
 from mlx_server.grammars.compiler import STACK_BYTES, fault, text_fault
-from mlx_server.grammars.grammar import JSON, simplified_text, unsupported_keywords
-from mlx_server.grammars.view import DEFINITIONS, Part, View, pointer, refused
+from mlx_server.grammars.grammar import (
+    JSON,
+    UnsupportedKeyword,
+    simplified_text,
+    unsupported_keywords,
+    visited,
+)
+from mlx_server.grammars.view import (
+    DEFINITIONS,
+    Part,
+    Schema,
+    View,
+    flattened,
+    pointer,
+    properties_in,
+    refused,
+    required_by,
+)
 from mlx_server.system.sandbox.child import (
     Served,
     end_with_server,
@@ -44,6 +60,9 @@ from mlx_server.system.sandbox.child import (
     serve,
     time_limit,
 )
+
+MOST_JOINED = 16
+"""The most schemas that are read of an option; more of them could only exclude more values."""
 
 UNSATISFIABLE = "Unsatisfiable schema: "
 MOST_TRIED = 64
@@ -91,13 +110,43 @@ def _cut(text: str) -> str:
 
 def _compiled(view: View) -> Compiled:
     check(view)
-    unsupported = unsupported_keywords(view)
+    unsupported, overlaps = unsupported_keywords(view), list(_overlapping(view))
     grammar = simplified_text(view, unsupported)
     if why := fault(f"start: %json {grammar}"):
         reason = _reason(view) if UNSATISFIABLE in why else ""
         raise InvalidGrammar(f"The schema can't be used: {why}{reason}.")
     _try_long_texts(view.reached())
-    return Compiled(grammar, unsupported)
+    return Compiled(grammar, [*unsupported, *overlaps])
+
+
+def _overlapping(view: View) -> Iterator[UnsupportedKeyword]:
+    """Yields each `oneOf` of which a value may follow two options, as far as types, listed values
+    and those of required members show: it means another thing than `anyOf`, as which it is read."""
+    for path, schema in {visit.part.path: visit.part for visit in visited(view)}.values():
+        if isinstance(schema, Mapping) and "oneOf" in schema:
+            parts = (Part((*path, "oneOf", str(n)), one) for n, one in enumerate(schema["oneOf"]))
+            options = [_outline(part, view) for part in parts]
+            alone = {"oneOf": options, "x-guidance": {**JSON, "coerce_one_of": False}}
+            if fault(f"start: %json {json.dumps(alone)}"):
+                yield UnsupportedKeyword(
+                    path, "oneOf", "has options that may overlap (anyOf takes them)"
+                )
+
+
+def _outline(option: Part, view: View, *, is_member: bool = False) -> Schema:
+    """Returns what tells an option from others, without references."""
+    if option.schema is False:
+        return False
+    found = []
+    for path, schema in islice(flattened(option, view), MOST_JOINED):
+        assert isinstance(schema, Mapping)
+        own = {key: schema[key] for key in ("type", "const", "enum", "required") if key in schema}
+        listed = properties_in(schema)
+        tags = [name for name in required_by(schema) if name in listed and not is_member]
+        members = ((name, Part((*path, "properties", name), listed[name])) for name in tags)
+        own["properties"] = {name: _outline(each, view, is_member=True) for name, each in members}
+        found.append(own)
+    return {"allOf": found} if len(found) > 1 else (found or [True])[0]
 
 
 def _reason(view: View) -> str:

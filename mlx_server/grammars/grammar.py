@@ -1,35 +1,28 @@
 """A schema as llguidance gets it: without keywords that a grammar can't enforce, each of which is
 reported with its path, and with references as JSON pointers.
 
-`propertyNames` is written as a pattern of properties. Options of a `oneOf` that exclude each other
-mean the same as `anyOf`: llguidance finds that too, but not across references.
+`propertyNames` is written as a pattern of properties.
 https://github.com/guidance-ai/llguidance/blob/main/docs/json_schema.md
 """
 
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
 from typing import Any, NamedTuple
 
 from mlx_server import limits
 from mlx_server.errors import InvalidGrammar
 from mlx_server.grammars import patterns
 from mlx_server.grammars.view import (
-    ALL,
     HOLDERS,
     Part,
     Path,
     Schema,
     View,
-    flattened,
     named,
     pointer,
-    properties_in,
     reference,
     refused,
-    required_by,
-    type_of,
 )
 
 NUMERIC = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
@@ -224,12 +217,6 @@ def _unsupported_of(visited: Visited, view: View) -> Iterator[UnsupportedKeyword
             # at the root, a format that writes a call's arguments one by one takes any names
             if key != "propertyNames" or not path or names_pattern(view, visited.part) is None:
                 yield UnsupportedKeyword(path, key)
-        elif key == "oneOf":
-            options = [Part((*path, key, str(at)), one) for at, one in enumerate(schema[key])]
-            if not are_disjoint(options, view):
-                yield UnsupportedKeyword(
-                    path, key, "has options that may overlap (anyOf takes them)"
-                )
         elif key in ("minProperties", "maxProperties") and not _countable(
             schema, key, visited.joined
         ):
@@ -255,7 +242,7 @@ def _unsupported_of(visited: Visited, view: View) -> Iterator[UnsupportedKeyword
 _REPORTED = _UNSUPPORTED.union(
     NUMERIC,
     ("const", "enum"),
-    ("oneOf", "minProperties", "maxProperties", "format", "pattern", "patternProperties"),
+    ("minProperties", "maxProperties", "format", "pattern", "patternProperties"),
 )
 """The keywords of which some uses are reported."""
 
@@ -369,95 +356,12 @@ def is_vacuous(schema: Mapping[str, Any], key: str) -> bool:
     return False
 
 
-_KINDS = ALL - {"integer"}
-_ANY = object()
-"""Stands for all values of a type."""
-
-Values = set[tuple[str, Any]]
-"""Types, where every integer is a number, each with a value or `_ANY`."""
-
-MOST_JOINED = 16
-"""The most schemas that are read of an option; more of them could only exclude more values."""
-
-
-def are_disjoint(options: list[Part], view: View) -> bool:
-    """Whether no value can follow two of the options of a `oneOf`: types and listed values tell
-    them apart, or those of a member that all objects among them require."""
-    taken: Values = set()
-    objects = list[list[Part]]()
-    for option in options:
-        if option.schema is False:
-            continue
-        parts = _joined(option, view)
-        values = _values_of(parts)
-        is_object = values == {("object", _ANY)}
-        objects += [parts] * is_object
-        if not (is_object and len(objects) > 1) and not _add(values, taken):
-            return False
-    required = [{name for part in parts for name in required_by(part.schema)} for parts in objects]
-    tags = set[str]().union(*required[:1]).intersection(*required)
-    return len(objects) < 2 or any(_is_tag(name, objects, view) for name in tags)
-
-
-def _is_tag(name: str, objects: list[list[Part]], view: View) -> bool:
-    """Whether the member has another value in each of the objects."""
-    taken: Values = set()
-    for parts in objects:
-        members = [
-            Part((*path, "properties", name), properties_in(schema)[name])
-            for path, schema in parts
-            if name in properties_in(schema)
-        ]
-        joined = [part for member in members for part in _joined(member, view)]
-        if not _add(_values_of(joined), taken):
-            return False
-    return True
-
-
-def _add(values: Values, taken: Values) -> bool:
-    """Returns False if one of the values is taken."""
-    kinds = {kind for kind, _ in taken}
-    for kind, value in values:
-        if (kind, value) in taken or (kind, _ANY) in taken or (value is _ANY and kind in kinds):
-            return False
-    taken |= values
-    return True
-
-
-def _joined(part: Part, view: View) -> list[Part]:
-    return [*islice(flattened(part, view), MOST_JOINED)]
-
-
-def _values_of(parts: list[Part]) -> Values:
-    """Returns the values that conform to all of the schemas, as far as types and lists show."""
-    kinds, listed = _KINDS, None
-    for _, schema in parts:
-        assert isinstance(schema, Mapping)
-        kinds &= {_kind(name) for name in named(schema)}
-        values = [schema["const"]] if "const" in schema else schema.get("enum")
-        if values is not None:
-            own = set(map(_value, values))
-            listed = own if listed is None else listed & own
-    if listed is None:
-        return {(kind, _ANY) for kind in kinds}
-    return {value for value in listed if value[0] in kinds}
-
-
-def _kind(type: str) -> str:
-    return "number" if type == "integer" else type
-
-
-def _value(value: Any) -> tuple[str, Any]:
-    kind = _kind(type_of(value))
-    return kind, _ANY if kind in ("array", "object") else value
-
-
 SPACE = r"\x20|\n(\x20{0,40}|\x09{0,10})"
 """The white space between the parts of JSON. It is bounded, because a small model may otherwise
 write blanks until it reaches its token limit."""
 
 JSON = {"whitespace_pattern": SPACE, "coerce_one_of": True}
-"""llguidance's options. It reads `oneOf` as `anyOf`; the report names those that may overlap."""
+"""llguidance's options. It reads `oneOf` as `anyOf`; the child reports those that may overlap."""
 
 ESCAPES = 'nrbtf\\"'
 
@@ -490,8 +394,7 @@ def simplify(view: View, unsupported: Iterable[UnsupportedKeyword]) -> None:
         view.root.pop("x-guidance", None)
     dropped: dict[Path, set[str]] = {}
     for path, keyword, _ in unsupported:
-        if keyword != "oneOf":
-            dropped.setdefault(path, set()).add(keyword)
+        dropped.setdefault(path, set()).add(keyword)
     parts = [
         (part, view.links(part).target, names_pattern(view, part))
         for part in view.reached()

@@ -141,9 +141,6 @@ class Source:
         yield from self.match(SPACE, found.append)
         return "".join(found)
 
-    def at_end(self) -> Steps[bool]:
-        return not (yield from self.peek())
-
     def stopped(self) -> Steps[bool]:
         """Whether the model has ended its answer here, but for white space."""
         yield from self.after_space()

@@ -112,10 +112,6 @@ FORMATS = {
 }
 
 
-Ends = Callable[[str], str]
-"""Makes the rule of a value with what follows it: `Lark.up_to` for text, and the rule itself for
-JSON."""
-
 SPACE = r"[\s\x1c-\x1f]*"
 LOOKS = {
     "null": rf"{SPACE}(null|None){SPACE}",

@@ -131,7 +131,7 @@ def test_space_and_runs(text: str, size: int) -> None:
         space = yield from source.space()
         run: list[str] = []
         yield from source.match(re.compile("[ab]+"), run.append)
-        return space, "".join(run), (yield from source.at_end())
+        return space, "".join(run), not (yield from source.peek())
 
     match = re.fullmatch(r"(\s*)([ab]*)(.*)", text, re.DOTALL)
     assert match

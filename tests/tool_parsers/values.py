@@ -31,7 +31,7 @@ def read(pieces: list[str], schema: Any = TYPED) -> list[Event]:
         yield from reader.arguments(source, JSON, lambda: call)
         call.finish()
         assert not (yield from source.space()).strip()
-        if not (yield from source.at_end()):
+        if (yield from source.peek()):
             raise Malformed("more than an object")
 
     reading = steps()
