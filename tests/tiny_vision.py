@@ -229,6 +229,19 @@ VISION_FAMILIES: dict[str, TinyVision] = {
         },
         {"size": 64},
     ),
+    "internvl_2": TinyVision(
+        {"model_type": "internlm2", "bias": False, "rope_scaling": None},
+        {**INTERN, "model_type": "intern_vit_6b"},
+        {
+            "model_type": "internvl_chat",
+            "downsample_ratio": 0.5,
+            "force_image_size": 64,
+            "max_dynamic_patch": 4,
+            "image_token_index": id_of("<IMG_CONTEXT>"),
+            "use_thumbnail": False,
+        },
+        {"size": 64},
+    ),
     "llava": TinyVision(
         {"model_type": "llama"},
         {"model_type": "clip_vision_model", "image_size": 48},

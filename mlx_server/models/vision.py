@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatch
 from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -32,6 +33,7 @@ from mlx_server.system.sandbox.picture_fits import (
     Size,
     Square,
     Tiles,
+    TilesAlone,
 )
 
 log = logging.getLogger("mlx_server.models")
@@ -217,7 +219,7 @@ class NamedTiles:
 
 @dataclass(frozen=True)
 class TileGrid:
-    """A picture is shown in tiles, and then as a whole in one more."""
+    """A picture is shown in tiles, and mostly as a whole in one more."""
 
     side: int
     tokens: int
@@ -225,10 +227,13 @@ class TileGrid:
     least: int
     most: int
     """The least and the most tiles."""
+    is_whole: bool = True
+    """Whether the picture as a whole is shown."""
 
     def fit(self, tokens: int) -> Fit:
-        most = max(1, min(self.most, tokens // self.tokens - 1))
-        return NearestTiles(self.side, min(self.least, most), most)
+        most = max(1, min(self.most, tokens // self.tokens - self.is_whole))
+        kind = NearestTiles if self.is_whole else TilesAlone
+        return kind(self.side, min(self.least, most), most)
 
     def layout(self, sizes: Sequence[Size]) -> Layout:
         return [sum(width * height for width, height in sizes) // self.side**2 * self.tokens]
@@ -379,6 +384,7 @@ def _intern(given: VisionSettings) -> TileGrid:
         (side // patch // merge) ** 2,
         _natural(config.get("min_dynamic_patch"), given.image.get("min_patches"), 1),
         min(40, _natural(config.get("max_dynamic_patch"), given.image.get("max_patches"), 12)),
+        config.get("use_thumbnail") is not False,
     )
 
 
@@ -619,6 +625,39 @@ def _three(given: object) -> tuple[float, ...]:
     return (0.5, 0.5, 0.5)
 
 
+USED_NAMES = {
+    "*": "ModelConfig TextConfig VisionConfig Model",
+    "qwen*vl": "patch_embed temporal_patch_size",
+    "glm4v*": "patch_embed temporal_patch_size",
+    "internvl*": "get_input_embeddings",
+    "kimi_vl": "get_input_embeddings",
+    "llava": "get_input_embeddings",
+    "gemma3": "multi_modal_projector mm_input_projection_weight",
+    "paligemma": "multi_modal_projector patch_embedding",
+    "gemma3n": "get_image_features embed_vision conv_stem vocab_offset",
+    "gemma4": "encode_image",
+    "lfm2_vl": "encode_images",
+    "idefics3": "connector",
+    "pixtral": "multi_modal_projector",
+    "mistral3": "multi_modal_projector",
+}
+"""Names of mlx-vlm's that are used here, by its packages."""
+
+
+def _lacking() -> str:
+    """A used name that mlx-vlm's source does not have: only the engine process imports it."""
+    spec = find_spec("mlx_vlm")
+    folder = Path(((spec and spec.submodule_search_locations) or [""])[0], "models")
+    for package in {family.package for family in FAMILIES.values()}:
+        files = (folder / package).glob("*.py")
+        words = {word for file in files for word in re.findall(r"\w+", file.read_text("utf-8"))}
+        for pattern, names in USED_NAMES.items():
+            for name in names.split() if fnmatch(package, pattern) else ():
+                if name not in words:
+                    return f"{name} in models.{package}"
+    return ""
+
+
 @cache
 def can_see() -> bool:
     """Whether the extra `vision` is installed, in versions that are known. What is not is logged
@@ -628,6 +667,8 @@ def can_see() -> bool:
         why = f"{' and '.join(missing)} is not installed"
     elif not KNOWN_VERSIONS.match(found := version("mlx-vlm")):
         why = f"mlx-vlm {found} is not known here"
+    elif lacking := _lacking():
+        why = f"mlx-vlm {found} has no {lacking}"
     if why:
         log.warning("models are shown no pictures, since %s: %s", why, INSTALL)
     return not why

@@ -317,11 +317,15 @@ def give_sight(model: nn.Module, folder: Path, config: Mapping[str, Any]) -> Non
     model.sight = sight
 
 
+def _embedder(inner: nn.Module) -> nn.Module:
+    return inner.tok_embeddings if "tok_embeddings" in inner else inner.embed_tokens
+
+
 def _embedding(inner: Any, tower: Any) -> Callable[[mx.array], mx.array]:
     """The embedding of tokens that the text model takes; towers of Gemma 3n embed some of them."""
     own: Any = getattr(tower, "embed_vision", None)
     if not hasattr(own, "embedding"):
-        return lambda ids: inner.embed_tokens(ids)
+        return lambda ids: _embedder(inner)(ids)
 
     def embed(ids: mx.array) -> mx.array:
         hidden = inner.embed_tokens(ids) * inner.hidden_size**0.5
@@ -340,7 +344,7 @@ def hook_model(model: nn.Module, inner: nn.Module, sight: Sight, config: Mapping
         sight.hooks.append((module, hooked))
 
     if config["model_type"] in WRAPPING:  # their text models take no embeddings
-        hook(inner.embed_tokens, _embedding_pictures(sight))
+        hook(_embedder(inner), _embedding_pictures(sight))
     else:
         hook(model, _passing_embeddings(sight))
     family, text = sight.vision.family, text_config_of(config)

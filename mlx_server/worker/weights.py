@@ -211,7 +211,8 @@ def wrapping_classes(config: dict[str, Any]) -> tuple[type[nn.Module], type[Any]
             own: dict[str, mx.array] = {}
             for found in filter(None, map(IN_TEXT.fullmatch, weights)):
                 name = found[1] or found[2]
-                own[name if name.startswith("lm_head.") else f"model.{name}"] = weights[found[0]]
+                is_head = name.startswith(("lm_head.", "output."))  # InternLM 2 has the other one
+                own[name if is_head else f"model.{name}"] = weights[found[0]]
             clean = getattr(self.language_model, "sanitize", dict)(own)
             return {f"language_model.{name}": array for name, array in clean.items()}
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -26,6 +27,7 @@ from mlx_server.generation.pictures import ShownPicture, expanded, with_vocabula
 from mlx_server.models.tokenizer import Tokenizer, read_tokenizer
 from mlx_server.models.vision import (
     INSTALL,
+    USED_NAMES,
     PatchGrid,
     Vision,
     can_see,
@@ -310,7 +312,8 @@ def test_a_second_turn_computes_no_vision_and_only_new_text(model: Any) -> None:
     first = ask(1, images, vision)
     (told,) = answers(batch, [first])
     before = sight(model).computed
-    second = ask(2, images, vision, after=[*AFTER, *told, 50, 51])
+    said = [id for id in told if id != vision.token]
+    second = ask(2, images, vision, after=[*AFTER, *said, 50, 51])
     batch.add(second)
     cached = 0
     found: list[int] = []
@@ -506,24 +509,28 @@ def test_how_much_of_a_head_is_turned_if_settings_leave_it_out(kind: str, turned
 
 
 @pytest.mark.parametrize(
-    ("modules", "installed", "why"),
+    ("modules", "installed", "names", "why"),
     [
-        ((), "0.7.10", ""),
-        ((), "0.7.9", "mlx-vlm 0.7.9 is not known here"),
-        ((), "0.8.0", "mlx-vlm 0.8.0 is not known here"),
-        (("mlx_vlm", "PIL"), "", "mlx_vlm and PIL is not installed"),
+        ((), "0.7.10", {}, ""),
+        ((), "0.7.10", {"llava*": "Model See"}, "mlx-vlm 0.7.10 has no See in models.llava"),
+        ((), "0.7.9", {}, "mlx-vlm 0.7.9 is not known here"),
+        ((), "0.8.0", {}, "mlx-vlm 0.8.0 is not known here"),
+        (("mlx_vlm", "PIL"), "", {}, "mlx_vlm and PIL is not installed"),
     ],
 )
 def test_what_is_missing_to_see_is_logged_with_the_command_that_installs_it(
     modules: tuple[str, ...],
     installed: str,
+    names: Mapping[str, str],
     why: str,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(
-        "mlx_server.models.vision.find_spec", lambda name: None if name in modules else object()
+        "mlx_server.models.vision.find_spec",
+        lambda name: None if name in modules else find_spec(name),
     )
+    monkeypatch.setattr("mlx_server.models.vision.USED_NAMES", {**USED_NAMES, **names})
     monkeypatch.setattr("mlx_server.models.vision.version", lambda _: installed)
     with caplog.at_level("WARNING"):
         assert can_see.__wrapped__() is not bool(why)

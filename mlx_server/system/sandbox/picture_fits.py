@@ -152,6 +152,13 @@ class NearestTiles(msgspec.Struct, frozen=True, tag=True):
         return best[0] * self.tile, best[1] * self.tile
 
 
+class TilesAlone(NearestTiles, frozen=True, tag=True):
+    """Each picture is shown in square tiles, and not as a whole."""
+
+    def resizes(self, width: int, height: int) -> Resizes:
+        return [[self.tiles(width, height)]]
+
+
 class Tiles(NearestTiles, frozen=True, tag=True):
     """A small picture is shown as a whole; a large one in square tiles, and small as a whole."""
 
@@ -196,6 +203,7 @@ Fit = (
     | LongestTiles
     | Filled
     | NearestTiles
+    | TilesAlone
     | Tiles
     | Patches
     | Grid
