@@ -4,7 +4,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypedDict
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from mlx_server import limits
 from mlx_server.api.fields import EMPTY_IS_UNSET, GenerationBody, Items, WireModel, the_only
@@ -23,11 +23,16 @@ class JsonObjectFormat(WireModel):
     """llama.cpp's way to ask for a schema."""
 
 
+def _unquoted(given: Any) -> Any:
+    return given == "true" if given in ("true", "false") else given
+
+
 class JsonSchemaParam(WireModel):
     schema_: Annotated[dict[str, Any], Field(alias="schema")]
     name: Annotated[str, Field(min_length=1, max_length=limits.NAME_CHARACTERS)] | None = None
     description: str | None = None
-    strict: bool | None = None
+    strict: Annotated[bool | None, BeforeValidator(_unquoted)] = None
+    """A text in the example of LM Studio's documentation."""
 
 
 class JsonSchemaFormat(WireModel):

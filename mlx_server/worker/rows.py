@@ -124,7 +124,7 @@ def _in_range(s: SamplingParams) -> bool:
         and s.repetition_penalty > 0
         and s.temperature >= 0
         and s.top_k >= 0
-        and s.top_p > 0
+        and s.top_p >= 0
         and 0 <= s.min_p <= 1
         and (s.logprobs or 0) >= 0
     )

@@ -129,6 +129,7 @@ def test_a_row_is_narrowed_next_to_others_as_it_is_alone() -> None:
         (SamplingParams(temperature=2.0), lambda s: softmax(s / 2)),
         (SamplingParams(top_k=3), lambda s: softmax(np.where(kept(s, 3, 1), s, -np.inf))),
         (SamplingParams(top_p=0.8), lambda s: softmax(np.where(kept(s, 99, 0.8), s, -np.inf))),
+        (SamplingParams(top_p=0), lambda s: softmax(np.where(kept(s, 1, 1), s, -np.inf))),
         (
             SamplingParams(temperature=2.0, top_k=6, top_p=0.7),
             lambda s: softmax(np.where(kept(s / 2, 6, 0.7), s / 2, -np.inf)),
@@ -142,7 +143,7 @@ def test_a_row_is_narrowed_next_to_others_as_it_is_alone() -> None:
             lambda s: softmax(np.where(softmax(s / 2) >= 0.3 * softmax(s / 2).max(), s / 2, -1e9)),
         ),
     ],
-    ids=["plain", "cold", "hot", "top_k", "top_p", "both", "min_p", "hot min_p"],
+    ids=["plain", "cold", "hot", "top_k", "top_p", "no top_p", "both", "min_p", "hot min_p"],
 )
 def test_draws_follow_the_distribution(sampling: SamplingParams, expected: Any) -> None:
     logits = np.array([2.0, 1.5, 1.0, 0.6, 0.2, -0.3, -1.0, -3.0], np.float32)
