@@ -246,12 +246,13 @@ DTYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 
 SENSIBLE: dict[str, Callable[[float], bool]] = {
     "temperature": lambda value: 0 <= value <= 2,
-    "top_p": lambda value: 0 <= value <= 1,
+    "top_p": lambda value: 0 < value <= 1,
     "top_k": lambda value: 0 <= value <= 1_000_000 and value == int(value),
     "min_p": lambda value: 0 <= value <= 1,
     "repetition_penalty": lambda value: 0 < value <= 10,
 }
-"""Ranges of generation_config.json's recommendations, the same as in requests."""
+"""Ranges of generation_config.json's recommendations: those of requests, where top_p may be 0 too,
+which transformers refuses."""
 
 
 BUILT_IN_VOCABULARY = "built_in_vocabulary"
