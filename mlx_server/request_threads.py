@@ -27,6 +27,9 @@ first, and no large one waits for ever."""
 LARGE_BYTES = 256 << 10
 """Requests of more share limits.LARGE_REQUEST_THREADS."""
 
+SMALL_BYTES = 64 << 10
+"""Requests of at most this are parsed and walked through without a thread."""
+
 size_of_request: ContextVar[int] = ContextVar("size_of_request", default=0)
 """Bytes of the current request: its body, and stored data that is read back for it."""
 
@@ -168,6 +171,13 @@ _shared = RequestThreads()
 async def in_thread(work: Callable[..., T], *args: Any, model: str | None = None) -> T:
     """Like `asyncio.to_thread`, in the threads that all requests share."""
     return await _shared.run(lambda: work(*args), model)
+
+
+async def in_thread_if_large(work: Callable[..., T], *args: Any) -> T:
+    """Runs work that takes microseconds for a small request here, and else in a thread."""
+    if size_of_request.get() <= SMALL_BYTES:
+        return work(*args)
+    return await in_thread(work, *args)
 
 
 def grow_request(size: int) -> None:

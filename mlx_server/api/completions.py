@@ -23,7 +23,7 @@ from mlx_server.events import Event, Finished, PromptProgress, TextDelta, TokenL
 from mlx_server.http.errors import prompt_too_long
 from mlx_server.http.resumable import resumed
 from mlx_server.http.security import keyed_router
-from mlx_server.request_threads import in_thread
+from mlx_server.request_threads import in_thread_if_large
 from mlx_server.requests import GenerateRequest, Infill, Prompt
 
 Ids = Annotated[list[Annotated[int, Field(ge=0, lt=2**31), WHOLE]], Field(fail_fast=True)]
@@ -170,7 +170,7 @@ async def completions(http: Request) -> Response:
     request = to_request(body)
     reporting = body.reporting(request.logprobs)
     output = CompletionOutput(body.model, len(request.prompts), request.n, reporting)
-    ignored = await in_thread(body.ignored)
+    ignored = await in_thread_if_large(body.ignored)
     return await respond(
         http,
         request,

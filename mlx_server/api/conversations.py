@@ -18,7 +18,7 @@ from mlx_server.api.responses.items import InputItem
 from mlx_server.api.responses.protocol import Metadata
 from mlx_server.api.responses.routes import After, Limit, Sorted, without_effect
 from mlx_server.http.security import keyed_router
-from mlx_server.request_threads import in_thread
+from mlx_server.request_threads import in_thread_if_large
 from mlx_server.store import ItemRecord, Page, Record, Store
 
 SomeItems = Annotated[Items[InputItem], Field(max_length=limits.ADDED_ITEMS), MENDED]
@@ -110,7 +110,7 @@ async def delete_item(http: Request, id: str, item: str) -> Response:
 async def _ignored(body: ConversationBody | ItemsBody, stored: Sequence[ItemRecord]) -> list[str]:
     """The paths of what has no effect, references to items that are not stored included."""
     unknown = ["items.item_reference"] if len(stored) < len(body.items or ()) else []
-    return [*await in_thread(body.ignored), *unknown]  # a walk through thousands of items
+    return [*await in_thread_if_large(body.ignored), *unknown]  # a walk through thousands of items
 
 
 def _store(http: Request) -> Store:

@@ -26,7 +26,7 @@ from mlx_server.generation.embeddings import Embeddings, EmbedRequest, Input, em
 from mlx_server.http.metrics import Metrics
 from mlx_server.http.security import keyed_router, wants_deterministic
 from mlx_server.pool.pool import Pool
-from mlx_server.request_threads import in_thread
+from mlx_server.request_threads import in_thread_if_large
 from mlx_server.requests import Tier
 
 Dimensions = Annotated[int, Field(ge=1, lt=2**31), WHOLE]
@@ -115,7 +115,7 @@ async def embeddings(http: Request) -> Response:
     body = await read(http, EmbeddingsBody)
     embeddings = await embedded(http, to_request(body, http.state.client, http.state.tier))
     write = written_as_base64 if body.encoding_format == "base64" else numbers
-    ignored = ignored_header(await in_thread(body.ignored))
+    ignored = ignored_header(await in_thread_if_large(body.ignored))
     return vectors_response(embeddings, listed(embeddings, body.model, write), ignored)
 
 

@@ -48,7 +48,7 @@ from mlx_server.http.sse import (
     chunks_of,
 )
 from mlx_server.pool.pool import Pool
-from mlx_server.request_threads import in_thread, size_of_request
+from mlx_server.request_threads import SMALL_BYTES, in_thread, size_of_request
 from mlx_server.requests import GenerateRequest
 from mlx_server.system.turns import turn
 
@@ -56,13 +56,10 @@ Body = TypeVar("Body", bound=BaseModel)
 
 JSON = "application/json"
 
-LARGE_BYTES = 64 << 10
-"""Bodies over this are parsed off the event loop. So is the first of each type, which has to wait
-for its validator."""
-
 
 async def read(http: Request, wire_type: type[Body], *, gives_files: bool = True) -> Body:
-    """gives_files: whether the request gets the files that it names.
+    """gives_files: whether the request gets the files that it names. The first body of each type
+    is parsed off the event loop, as it has to wait for its validator.
 
     Raises BadRequest for a body that is not strict JSON or not of this type."""
     # not `http.body()`, which keeps the bytes until the response is sent
@@ -71,7 +68,7 @@ async def read(http: Request, wire_type: type[Body], *, gives_files: bool = True
     size_of_request.set(len(raw))
     if gives_files:
         await give_files(http, raw)
-    if len(raw) > LARGE_BYTES or not wire_type.__pydantic_complete__:
+    if len(raw) > SMALL_BYTES or not wire_type.__pydantic_complete__:
         return await in_thread(_parsed, raw, wire_type)
     body = strict_json.parse_request(raw)
     try:

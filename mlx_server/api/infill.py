@@ -22,7 +22,7 @@ from mlx_server.http.errors import prompt_too_long
 from mlx_server.http.security import keyed_router
 from mlx_server.http.sse import Frames
 from mlx_server.pool.pool import Pool
-from mlx_server.request_threads import in_thread
+from mlx_server.request_threads import in_thread, in_thread_if_large
 from mlx_server.requests import ContextFile, GenerateRequest, Infill
 
 
@@ -124,7 +124,7 @@ router = keyed_router()
 @router.post(INFILL, openapi_extra=documented(INFILL, InfillBody))
 async def infill(http: Request) -> Response:
     body = await read(http, InfillBody)
-    ignored = await in_thread(body.ignored)
+    ignored = await in_thread_if_large(body.ignored)
     pool: Pool = http.app.state.pool
     model = await while_connected(http, _model(pool, body.model))
     request = await in_thread(to_request, body, model)
@@ -156,7 +156,7 @@ class FimBody(CompletionBody):
 @router.post(FIM, openapi_extra=documented(FIM, FimBody))
 async def fim_completions(http: Request) -> Response:
     body = await read(http, FimBody)
-    ignored = await in_thread(body.ignored)
+    ignored = await in_thread_if_large(body.ignored)
     request = replace(completion_request(body), max_tokens=body.max_tokens)
     if len(request.prompts) > 1:
         raise BadRequest("`prompt` should be one text.", param="prompt")

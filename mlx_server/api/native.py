@@ -29,7 +29,7 @@ from mlx_server.http import strict_json
 from mlx_server.http.security import keyed_router
 from mlx_server.messages import Conversation, Tool, ToolCall
 from mlx_server.pool.pool import Pool
-from mlx_server.request_threads import in_thread
+from mlx_server.request_threads import in_thread, in_thread_if_large
 from mlx_server.requests import GenerateRequest, NamedTool, ToolChoice
 
 ELSEWHERE = "use /v1/chat/completions"
@@ -193,7 +193,7 @@ router = keyed_router()
 @router.post(PATH, openapi_extra=documented(PATH, NativeBody))
 async def generate(http: Request) -> Response:
     body = await read(http, NativeBody)
-    ignored = await in_thread(body.ignored)
+    ignored = await in_thread_if_large(body.ignored)
     pool: Pool = http.app.state.pool
     model = await while_connected(http, model_or_default(pool, body.model))
     request = await in_thread(to_request, body, model)

@@ -63,7 +63,7 @@ from mlx_server.messages import (
 from mlx_server.pool.models import ModelView
 from mlx_server.pool.pool import Pool
 from mlx_server.pool.prepare import Capabilities
-from mlx_server.request_threads import in_thread
+from mlx_server.request_threads import in_thread, in_thread_if_large
 from mlx_server.requests import GenerateRequest, Infill, JsonFormat, Prompt, SamplingChoices
 
 PARAM = "keep_alive"
@@ -533,7 +533,7 @@ async def _answer(
     http: Request, body: Body, to_request: Callable[[Body, str], GenerateRequest], shape: Shape
 ) -> Response:
     pool: Pool = http.app.state.pool
-    ignored, seconds = await in_thread(body.ignored), body.keep_seconds
+    ignored, seconds = await in_thread_if_large(body.ignored), body.keep_seconds
     name = own_name(pool, body.model)
     request = await in_thread(to_request, body, name)
     output = OllamaOutput(model=name, shape=shape, has_body=not body.streams)
@@ -557,7 +557,7 @@ async def _load(http: Request, body: AnswerBody, shape: Shape) -> Response:
     """Answers a request without a prompt, which loads the model, or unloads it."""
     pool: Pool = http.app.state.pool
     check_runtime_models(http)
-    ignored, seconds = await in_thread(body.ignored), body.keep_seconds
+    ignored, seconds = await in_thread_if_large(body.ignored), body.keep_seconds
     name = own_name(pool, body.model)
     id, _ = await served(pool, name)
     if not body.unloads:

@@ -15,7 +15,7 @@ from mlx_server.generation.rerank import Relevance, RerankRequest, rerank
 from mlx_server.http.metrics import Metrics
 from mlx_server.http.security import keyed_router, wants_deterministic
 from mlx_server.pool.pool import Pool
-from mlx_server.request_threads import in_thread
+from mlx_server.request_threads import in_thread, in_thread_if_large
 
 
 class RankedDocument(WireModel):
@@ -87,7 +87,7 @@ async def ranks(http: Request) -> Response:
     request = to_request(body, http.state.client)
     relevance = await scored(http, replace(request, deterministic=wants_deterministic(http)))
     answer = await in_thread(ranked, relevance, request.documents, body)
-    return json_response(answer, ignored_header(await in_thread(body.ignored)))
+    return json_response(answer, ignored_header(await in_thread_if_large(body.ignored)))
 
 
 async def scored(http: Request, request: RerankRequest) -> Relevance:

@@ -24,7 +24,7 @@ from mlx_server.messages import Conversation, media_places
 from mlx_server.pool.pool import Pool
 from mlx_server.pool.prepare import PreparedModel
 from mlx_server.prompts.control_token_guard import text_tokens as as_text
-from mlx_server.request_threads import in_thread
+from mlx_server.request_threads import in_thread, in_thread_if_large
 from mlx_server.requests import GenerateRequest
 
 OF_CHAT = (*("tools", "chat_template_kwargs"), *("add_generation_prompt", "continue_final_message"))
@@ -201,7 +201,7 @@ async def tokenize(http: Request) -> Response:
     request = await in_thread(chat_request, body, prepared.id) if body.messages else None
     answer = await in_thread(tokenized, prepared, body, request, model=prepared.id)
     unseen = dict.fromkeys(media_places(request.prompts if request else (), prepared.takes))
-    return json_response(answer, ignored_header([*await in_thread(body.ignored), *unseen]))
+    return json_response(answer, ignored_header([*await in_thread_if_large(body.ignored), *unseen]))
 
 
 def tokenized(

@@ -1,5 +1,6 @@
 """The spine: runs a request and yields the events of its answers, which every endpoint folds."""
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, aclosing
@@ -134,8 +135,8 @@ async def generate_here(request: GenerateRequest, pool: Pool) -> AsyncGenerator[
                 if answers:  # the engine that had them was lost
                     feed, items = await _sent(engine, lease, on, [a.resumed for a in answers]), []
                 else:
-                    planned, feed, items = await _admit(engine, lease, on, planned, request)
-                    answers = _answers(prepared, planned, request)
+                    admitted = await _admit(engine, lease, on, planned, prepared, request)
+                    planned, answers, feed, items = admitted
                     started = _started(
                         prepared, planned, adapter, partial(_unfinished, answers), request
                     )
@@ -205,17 +206,21 @@ async def _admit(
     lease: Lease,
     on: AsyncExitStack,
     planned: RequestPlan,
+    prepared: PreparedModel,
     request: GenerateRequest,
-) -> tuple[RequestPlan, RowStream, list[Item]]:
+) -> tuple[RequestPlan, list["RetryingAnswer"], RowStream, list[Item]]:
     """Send the rows and wait until the engine has admitted them all. If it can't compile a grammar
     that the client did not require, send them again without it.
 
-    Returns the plan of the admitted rows, their stream, and the items that it has given so far.
+    Returns the plan of the admitted rows, their answers and stream, and the items that it has given
+    so far.
     """
     while True:
         feed = await _sent(engine, lease, on, planned.rows)
+        await asyncio.sleep(0)  # the engine computes while the answers are prepared
+        answers = _answers(prepared, planned, request)
         try:
-            return planned, feed, await _until_admitted(feed, len(planned.rows))
+            return planned, answers, feed, await _until_admitted(feed, len(planned.rows))
         except InvalidGrammar as error:
             if is_format_required(request):
                 error.param = request.format_param if request.format else "tools"

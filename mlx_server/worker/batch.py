@@ -34,6 +34,8 @@ from mlx_server.worker.constrained_decoding.logit_constraints import LogitConstr
 from mlx_server.worker.costs import CostCurve, Drift, StepCosts, step_costs
 from mlx_server.worker.decode_groups import DecodeBatch, DecodeGroups
 from mlx_server.worker.encoders import Encoder
+from mlx_server.worker.forward_pass import at_ends, heads_of
+from mlx_server.worker.kernels import has_gpu
 from mlx_server.worker.kv_caches import make_caches, why_alone
 from mlx_server.worker.prefill.schedule import (
     DEFAULT_SCHEDULE,
@@ -60,6 +62,10 @@ MOST_TOGETHER = 32
 LOW_PIECE = 0.1
 """The largest share of a whole prompt's time that a piece below the usual tier takes: a request of
 a higher one may come and wait for its end."""
+
+IS_LAUNCHED_AHEAD = has_gpu()
+"""Whether a pass is computed while the host goes on. MLX's CPU computes it within its launch, so
+that first tokens are told before the next one."""
 
 COMPARED = 1024
 """The tokens of the longest row of a step that is compared with the cost curve."""
@@ -202,7 +208,6 @@ class Batch:
         self.why_alone = why_alone(model)
         """Why rows are computed one at a time; empty if they can share a batch."""
         self._cache = RowPrompts(prompts or PromptStore(0), make_caches(model))
-        self._groups = PrefillGroups(model, self._cache, one_at_a_time=bool(self.why_alone))
         self._costs = costs = costs or step_costs(model)
         self._budget = budget or PrefillBudget(DEFAULT_SCHEDULE, costs.curve)
         self._budgets = {Tier.DEFAULT: self._budget}
@@ -223,10 +228,20 @@ class Batch:
         """Whether rows of other models are decoding."""
         self.waited_for_piece = False
         """Whether any model has computed a piece of a prompt since the rows here had a token."""
+        self.is_launched_ahead = IS_LAUNCHED_AHEAD
         self.warm = False
         """Whether it has generated a token, so that its kernels are compiled."""
-        # The width shows in the shape of an output that is never computed.
-        self.vocabulary: int = model(mx.array([[0]])).shape[-1]
+        heads = heads_of(model)
+        # Both show in the shape of an output that is never computed.
+        with at_ends(heads, [2]):
+            _, computed, self.vocabulary = model(mx.array([[0, 0]])).shape
+        # Layers that can't batch may compute a token otherwise in a pass of several, as phi3small.
+        may_end = computed == 1 and self._cache.can_be_cut and not self.why_alone
+        self._budget.has_own_pass = not may_end
+        one_at_a_time = bool(self.why_alone)
+        self._groups = PrefillGroups(
+            model, self._cache, heads if may_end else (), one_at_a_time=one_at_a_time
+        )
 
     def __bool__(self) -> bool:
         """Whether a row can be stepped, one that is neither paused nor preempted."""
@@ -400,7 +415,7 @@ class Batch:
         one."""
         done = StepResult()
         self._change_rows(done)
-        self._start_decoding()
+        self._start_decoding(done)
         tier = min(self.tiers, default=Tier.DEFAULT) if tier is None else tier
         if tier is not self._tier:
             self._budget_of(tier).interrupted()
@@ -489,7 +504,7 @@ class Batch:
             min(sum(waiting), self._places.free),
             rows,
             context,
-            left=following.padded_left,
+            left=following.padded_left + (0 if self._budget.has_own_pass else rows),
             shared=self.shared or tier > Tier.DEFAULT,
         )
 
@@ -505,6 +520,7 @@ class Batch:
         self.warm = self.warm or bool(done.tokens)
         self._drop_failed(list(rows.values()), done)
         tokens = [self._unlooped(rows[token.row], token) for token in done.tokens]
+        tokens = [token for token in tokens if not rows[token.row].is_told_again()]
         done.tokens = decided + [each for each in tokens if not rows[each.row].undecided]
         for token in reversed(tokens):  # the last one of a pass says how its drafts fared
             row = rows[token.row]
@@ -621,7 +637,7 @@ class Batch:
             return
         sizes = group.compute(tokens)
         if max(sizes):
-            piece = PrefillPiece(len(sizes), max(sizes), context)
+            piece = PrefillPiece(len(sizes), max(sizes) + group.has_ended, context)
             self._budget_of(group.tier).prefilled(piece, decoding, self._clock() - began)
         for at, (row, size) in enumerate(zip(group.rows, sizes, strict=True)):
             self._turns.computed(group, row.client, size)
@@ -630,7 +646,7 @@ class Batch:
             if size:
                 extracted = partial(group.batch.extract_cache, at)
                 self._cache.store_snapshot(row, group.batch.tokens[at], extracted)
-        self._start_decoding()
+        self._start_decoding(done)
 
     def _keep_computed(self, group: PrefillGroup, number: int) -> None:
         """Keeps the computed part of a prompt whose row leaves: the client may send it again."""
@@ -639,7 +655,7 @@ class Batch:
             group.rows[at], group.batch.tokens[at], partial(group.batch.extract_cache, at)
         )
 
-    def _start_decoding(self) -> None:
+    def _start_decoding(self, done: StepResult) -> None:
         """Moves prompts that are computed to the decoding rows, unless those get a token first."""
         group = self._group
         if not group or not group.is_computed:
@@ -651,7 +667,10 @@ class Batch:
         new = group.rows if group.resumed is None else []
         for at, (row, tokens) in enumerate(zip(new, group.batch.tokens, strict=False)):
             self._cache.store(row, tokens, partial(group.batch.extract_cache, at), goes_on=True)
-        self.decoder.extend(group.decode())
+        begun = group.decode()
+        if group.resumed is None and not self.is_launched_ahead:
+            done.tokens += begun.first_tokens()
+        self.decoder.extend(begun)
         self._set_late_aside()  # a preempted row may still wait for its mask
         budget.joined(len(group.rows))
         self._preempted.decode(group.rows)

@@ -20,11 +20,11 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from mlx_server.engine.device_errors import device_error
-from mlx_server.engine.messages import Logprobs
+from mlx_server.engine.messages import Logprobs, Token
 from mlx_server.requests import Tier
 from mlx_server.worker.constrained_decoding.mask_threads import SlowMask
 from mlx_server.worker.costs import StepCosts
-from mlx_server.worker.forward_pass import RowAdapters, packed, seeing, using
+from mlx_server.worker.forward_pass import RowAdapters, at_ends, packed, seeing, using
 from mlx_server.worker.kv_caches import leaves
 from mlx_server.worker.mlx_lm_internals import GenerationBatch, PromptProcessingBatch
 from mlx_server.worker.prefill.memory_tier import can_always_be_cut
@@ -69,7 +69,16 @@ class DecodeBatch(GenerationBatch):
     _can_draft: bool | None = None
     """Whether its caches can give tokens back; None: not known yet."""
 
-    def __init__(self, model: nn.Module, uids: list[int], *rest: Any, **named: Any) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        uids: list[int],
+        *rest: Any,
+        logits: mx.array | None = None,
+        **named: Any,
+    ) -> None:
+        """logits: what follows the first inputs, [rows, vocabulary], if the caches have these."""
+        self._logits = logits
         self.unfed: list[list[int]] = [[] for _ in uids]
         """The tokens of each row that its caches don't have: they were taken back from recurrent
         states."""
@@ -97,6 +106,17 @@ class DecodeBatch(GenerationBatch):
         """Returns the tokens that were drawn last; waits for them."""
         self.is_read = True
         return cast(list[int], self._next_tokens.tolist())
+
+    def first_tokens(self) -> list[Token]:
+        """Returns the first tokens of rows that have just begun, but for those that end with it or
+        have none yet. `next` returns them again."""
+        return [
+            Token(row.number, token, None, entry.read() if entry else None)
+            for row, token, entry in zip(
+                self.samplers, self.read(), self._next_logprobs, strict=True
+            )
+            if row.begins_with(token)
+        ]
 
     def drafts(self, gate: Gate, costs: StepCosts, clock: Clock) -> list[list[int]] | None:
         """Returns what each row is to send of its draft; None if a plain pass is better.
@@ -257,8 +277,10 @@ class DecodeBatch(GenerationBatch):
         self._current_tokens, self._current_logprobs = inputs, logprobs
 
         sampler, rows = self._for_rows()
-        with using(rows, self.model), _seeing(self):
-            logits = self.model(inputs[:, None], cache=self.prompt_cache)[:, -1, :]
+        logits, self._logits = self._logits, None
+        if logits is None:
+            with using(rows, self.model), _seeing(self):
+                logits = self.model(inputs[:, None], cache=self.prompt_cache)[:, -1, :]
         self.vocabulary, self.is_read = logits.shape[-1], False
         faults = [row.fault for row in self.samplers]
         sampled = self._sampled(sampler, logits, inputs)
@@ -382,6 +404,8 @@ class PrefillBatch(PromptProcessingBatch):
     samplers: list[Row]
     prompt_cache: list[Any]
     logits_processors: list[Any]
+    logits: mx.array | None = None
+    """What follows the prompts, [rows, vocabulary], once their last tokens are computed too."""
 
     def prompt(self, tokens: list[list[int]]) -> None:
         """Computes the next tokens of each row's prompt."""
@@ -414,6 +438,30 @@ class PrefillBatch(PromptProcessingBatch):
             cache.finalize()
         mx.eval([cache.state for cache in self.prompt_cache])
 
+    def end(self, tokens: list[list[int]], heads: Collection[int]) -> None:
+        """Computes the rest of each row's prompt together with its last token. The caches can all
+        be cut, and so need no state before that token."""
+        lengths = [len(row) for row in tokens]
+        padding = [max(lengths) - length for length in lengths]
+        if is_padded := any(padding):
+            for cache in self.prompt_cache:
+                cache.prepare(lengths=lengths, right_padding=padding)
+        inputs = mx.array([[*row, *[0] * pad] for row, pad in zip(tokens, padding, strict=True)])
+        adapters = using(_rows(self.samplers), self.model)
+        with adapters, _seeing(self), at_ends(heads, lengths):
+            self.logits = self.model(inputs, cache=self.prompt_cache)[:, -1, :]
+        for known, row in zip(self.tokens, tokens, strict=True):
+            known += row
+        if is_padded:
+            for cache in self.prompt_cache:
+                cache.finalize()
+        mx.eval(self.logits, [cache.state for cache in self.prompt_cache])
+
+    def filter(self, keep: list[int]) -> None:
+        if self.logits is not None:
+            self.logits = self.logits[mx.array(keep)] if keep else None
+        super().filter(keep)
+
     def renew_states(self) -> None:
         """Gives the one row its windows and recurrent states as the prompt cache would. Else
         their arrays, and what masks padding, would depend on how many pieces came since."""
@@ -424,7 +472,11 @@ class PrefillBatch(PromptProcessingBatch):
                 self.prompt_cache[at] = renewed[at]
 
     def decode(self, last_tokens: list[int]) -> DecodeBatch:
-        """Returns the same rows as a decoding batch; all but their last tokens are computed."""
+        """Returns the same rows as a decoding batch; all but their last tokens are computed, and
+        these too if there are logits."""
+        if self.logits is not None:
+            for known in self.tokens:
+                known.pop()
         return DecodeBatch(
             self.model,
             self.uids,
@@ -436,6 +488,7 @@ class PrefillBatch(PromptProcessingBatch):
             self.logits_processors,
             self.stop_sequences,
             self.max_tokens,
+            logits=self.logits,
         )
 
 

@@ -8,7 +8,7 @@ several times where a kernel for more positions takes less time. So do experts, 
 read once for all.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
@@ -122,6 +122,48 @@ class Packing:
     """For each position of the pass, padding included, its place among the real ones."""
 
 
+class Ends:
+    """What the output heads compute in the present pass: a prompt needs logits of its last token
+    only, and those of a long piece would take gigabytes."""
+
+    heads: Collection[int] = ()
+    """Their ids; none if they compute all positions."""
+    shape = (0, 0)
+    places: mx.array | None = None
+    """The place of each row's last token, [rows, 1, 1]; None if that is the last one of the
+    pass."""
+
+
+def heads_of(model: nn.Module) -> Collection[int]:
+    """Returns the ids of what may be the model's output heads: an embedding is one only where its
+    `as_linear` is called."""
+    named = model.named_modules()
+    return {
+        id(module)
+        for name, module in named
+        if name.endswith("lm_head") or isinstance(module, nn.Embedding | nn.QuantizedEmbedding)
+    }
+
+
+@contextmanager
+def at_ends(heads: Collection[int], lengths: Sequence[int]) -> Iterator[None]:
+    """lengths: of each row's input, which is padded at the right."""
+    Ends.heads, Ends.shape = heads, (len(lengths), max(lengths))
+    is_padded = min(lengths) < max(lengths)
+    Ends.places = mx.array(list(lengths))[:, None, None] - 1 if is_padded else None
+    try:
+        yield
+    finally:
+        Ends.heads = ()
+
+
+def input_of(layer: Any, x: mx.array) -> mx.array:
+    """Returns the part of a layer's input, [rows, tokens, in], that it computes in this pass."""
+    if not Ends.heads or id(layer) not in Ends.heads or x.shape[:2] != Ends.shape:
+        return x
+    return x[:, -1:] if Ends.places is None else mx.take_along_axis(x, Ends.places, axis=1)
+
+
 @contextmanager
 def packed(lengths: Sequence[int], padding: int) -> Iterator[None]:
     """lengths: of each row's input. padding: how many positions to add."""
@@ -152,7 +194,7 @@ def _of_positions(
 ) -> Callable[[Any, mx.array], mx.array]:
     def call(layer: Any, x: mx.array) -> mx.array:
         if Packing.shape is None or not _is_pass(x):  # most steps pay no second call
-            return product(layer, x)
+            return product(layer, input_of(layer, x) if Ends.heads else x)
         y = product(layer, x.reshape(-1, x.shape[-1])[Packing.places])
         return mx.unflatten(y[Packing.back], 0, x.shape[:2])
 

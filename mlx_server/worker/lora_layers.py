@@ -12,7 +12,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from mlx_server.worker.forward_pass import ForwardPass, RowAdapters
+from mlx_server.worker.forward_pass import ForwardPass, RowAdapters, input_of
 from mlx_server.worker.mlx_lm_internals import (
     QuantizedSwitchLinear,
     SwitchGLU,
@@ -254,7 +254,7 @@ class _AdaptedLinear(nn.Module):
         rows = self.slots.rows()
         if rows is None:
             return y
-        added = self.slots.linear(x, rows)
+        added = self.slots.linear(input_of(self, x), rows)
         dora = self.slots.scaled_by_dora(y - self["bias"] if "bias" in self else y, rows)
         return y + (added if dora is None else added + dora).astype(y.dtype)
 
@@ -272,7 +272,9 @@ class _AdaptedEmbedding(nn.Module):
     def as_linear(self, x: mx.array) -> mx.array:
         y: mx.array = super().as_linear(x)
         rows = self.head.rows()
-        return y if rows is None else y + self.head.linear(x, rows).astype(y.dtype)
+        if rows is None:
+            return y
+        return y + self.head.linear(input_of(self, x), rows).astype(y.dtype)
 
 
 class _AdaptedExperts(nn.Module):

@@ -2,7 +2,7 @@
 prompt cache has of it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -82,13 +82,20 @@ class PrefillGroup:
     """Rows whose prompts are computed together, piece by piece."""
 
     def __init__(
-        self, batch: PrefillBatch, rest: list[list[int]], resumed: DecodeBatch | None = None
+        self,
+        batch: PrefillBatch,
+        rest: list[list[int]],
+        resumed: DecodeBatch | None = None,
+        heads: Collection[int] = (),
     ) -> None:
-        """resumed: the decoding state of the group's one row if that was preempted."""
+        """resumed: the decoding state of the group's one row if that was preempted. heads: those of
+        the model if the last piece also computes the last tokens."""
         self.batch = batch
         self.resumed = resumed
+        self._heads = () if resumed or self.rows[0].deterministic else heads
         self.rest = rest
-        """The tokens of each row that are not computed yet; its last one is left to decoding."""
+        """The tokens of each row that are not computed yet. Its last one stays here: decoding
+        begins with it."""
         self._begun = False
         """Whether a piece of it is computed."""
         self.client, self.number = self.rows[0].client, self.rows[0].number
@@ -121,7 +128,10 @@ class PrefillGroup:
             min(_wanted(row, len(known), size), len(rest) - 1)
             for row, known, rest in zip(self.rows, self.batch.tokens, self.rest, strict=True)
         ]
-        if max(sizes):
+        if max(sizes) and self._heads and self._ends_with(sizes):
+            self.batch.end(self.rest, self._heads)
+            self.rest = [rest[-1:] for rest in self.rest]
+        elif max(sizes):
             if _sees_last(self.rows[0], len(self.batch.tokens[0]) + len(self.rest[0])):
                 self.batch.prompt_and_last(self.rest[0])
             else:
@@ -129,6 +139,10 @@ class PrefillGroup:
             self.rest = [rest[n:] for rest, n in zip(self.rest, sizes, strict=True)]
             self._renew_states()
         return sizes
+
+    def _ends_with(self, sizes: list[int]) -> bool:
+        pairs = zip(sizes, self.rest, strict=True)
+        return all(size == len(rest) - 1 for size, rest in pairs)
 
     def encode_picture(self, is_over: Callable[[], bool]) -> bool:
         """Computes some of the tower for a picture that a next piece has. False if there is nothing
@@ -145,6 +159,11 @@ class PrefillGroup:
         row, computed = self.rows[0], len(self.batch.tokens[0])
         if row.deterministic and row.reusable(computed) == computed:
             self.batch.renew_states()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its last piece has computed the last tokens too."""
+        return self.batch.logits is not None
 
     @property
     def is_computed(self) -> bool:
@@ -217,8 +236,12 @@ def take_piece(
 
 
 class PrefillGroups:
-    def __init__(self, model: nn.Module, cache: RowPrompts, *, one_at_a_time: bool) -> None:
+    def __init__(
+        self, model: nn.Module, cache: RowPrompts, heads: Collection[int], *, one_at_a_time: bool
+    ) -> None:
+        """heads: see `PrefillGroup`."""
         self._model = model
+        self._heads = heads
         self._cache = cache
         self._one_at_a_time = one_at_a_time
 
@@ -236,7 +259,8 @@ class PrefillGroups:
             if not waiting.begun:
                 reports.append(Prefilled(waiting.row.number, 0 if waiting.cache else cached))
             waiting.begun = True
-        return PrefillGroup(self._batch(prompts, rest, caches), rest, prompts[0].decode), reports
+        batch = self._batch(prompts, rest, caches)
+        return PrefillGroup(batch, rest, prompts[0].decode, self._heads), reports
 
     def _known(self, waiting: WaitingPrompt) -> tuple[list[Any], int]:
         beginning = waiting.prompt[:-1]

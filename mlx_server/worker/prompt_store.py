@@ -114,6 +114,11 @@ class RowPrompts:
         self._store, self._memory = store, store.memory
         self._needs_snapshots = not all(map(can_always_be_cut, layers))
 
+    @property
+    def can_be_cut(self) -> bool:
+        """Whether all of a cache can be cut to any length, so that no state has to be kept."""
+        return not self._needs_snapshots
+
     def add_places(self, row: Row) -> None:
         """Adds the lengths of the row's prompt at which its state is to be kept."""
         if self._needs_snapshots:

@@ -1,7 +1,7 @@
 """Runs batches of rows in the test's own process."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,7 +87,7 @@ class Run:
     def step(self) -> StepResult:
         """A token for every row, and a piece of the next prompt."""
         done = self.batch.step()
-        if done.tokens and self.batch.next_prompt(Tier.DEFAULT):
+        if done.tokens and not done.progress and self.batch.next_prompt(Tier.DEFAULT):
             piece = self.batch.step()
             done.tokens += piece.tokens  # if a row that was set aside took the last place
             done.prefilled, done.progress = piece.prefilled, piece.progress
@@ -171,13 +171,18 @@ LENGTHS = [1, 2, 9, 40, PIECE, PIECE + 1, PIECE + 2, 2 * PIECE + 30]
 
 
 def computed(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
-    """Fills with how many tokens of each row every piece computes."""
+    """Fills with how many tokens of each row every piece computes, without the last of a prompt."""
     pieces: list[list[int]] = []
-    prompt = PrefillBatch.prompt
+    prompt, end = PrefillBatch.prompt, PrefillBatch.end
 
     def counted(self: PrefillBatch, tokens: list[list[int]]) -> None:
         pieces.append([len(row) for row in tokens])
         prompt(self, tokens)
 
+    def ended(self: PrefillBatch, tokens: list[list[int]], heads: Collection[int]) -> None:
+        pieces.append([len(row) - 1 for row in tokens])
+        end(self, tokens, heads)
+
     monkeypatch.setattr(PrefillBatch, "prompt", counted)
+    monkeypatch.setattr(PrefillBatch, "end", ended)
     return pieces

@@ -7,6 +7,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from mlx_server.worker import batch
 from tests.worker.batch_runs import (
     GREEDY,
     LENGTHS,
@@ -23,7 +24,15 @@ from tests.worker.batch_runs import (
 )
 
 
+@pytest.fixture(params=[False, True], ids=["", "launched ahead"])
+def ahead(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether passes are launched before the tokens of the last one are told, as on a GPU."""
+    monkeypatch.setattr(batch, "IS_LAUNCHED_AHEAD", request.param)
+    return bool(request.param)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("ahead")
 @pytest.mark.parametrize("concurrency", [16, 3], ids=["all at once", "in turns"])
 @pytest.mark.parametrize("mixed", [False, True], ids=["greedy", "mixed"])
 def test_together_as_alone(tiny_model: Any, concurrency: int, mixed: bool) -> None:
@@ -65,6 +74,29 @@ def test_a_row_that_is_alone_is_computed_without_an_array_for_its_mask(
     assert ids(run.answers[1]) == ids(run.answers[0])
 
 
+def test_the_last_piece_of_a_prompt_gives_the_first_token(
+    tiny_model: Any, monkeypatch: pytest.MonkeyPatch, ahead: bool
+) -> None:
+    """No pass reads all weights for a prompt's last token alone, and the head computes no other."""
+    network = type(tiny_model)
+    compute, passes = network.__call__, list[tuple[int, int, int]]()
+
+    def recorded(self: Any, inputs: mx.array, *rest: Any, **named: Any) -> Any:
+        logits = compute(self, inputs, *rest, **named)
+        passes.append((*inputs.shape, logits.shape[1]))
+        return logits
+
+    run = Run(tiny_model)
+    monkeypatch.setattr(network, "__call__", recorded)
+    for number, length in enumerate((3 * PIECE, 30)):
+        run.join(number, Ask(a_prompt(length), 5))
+    told = [run.batch.step() for _ in range(12)]
+    pieces = [(tokens, logits) for _, tokens, logits in passes if tokens > 1]
+    assert sum(tokens for tokens, _ in pieces) == 3 * PIECE + 30
+    assert len(pieces) > [logits for _, logits in pieces].count(1) == 2
+    assert any(done.progress and done.tokens for done in told) is not ahead
+
+
 def a_random_ask(dice: random.Random) -> Ask:
     """Many begin alike, some are equal."""
     beginning = a_prompt(PIECE, seed=dice.randrange(2))[: dice.choice([0, 20, 40, PIECE])]
@@ -80,6 +112,7 @@ def a_random_ask(dice: random.Random) -> Ask:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("ahead")
 @pytest.mark.parametrize("cache_bytes", [0, 1 << 30], ids=["", "cached"])
 @pytest.mark.parametrize("concurrency", [16, 2])
 def test_rows_come_and_go(tiny_model: Any, concurrency: int, cache_bytes: int) -> None:
@@ -102,6 +135,7 @@ def test_a_cancelled_row_is_gone_and_its_neighbours_go_on(tiny_model: Any, stage
     for number, ask in enumerate(neighbours):
         run.join(number, ask)
     run.until_decoding()
+    run.step()
     run.join(2, Ask(a_prompt(3 * PIECE), max_tokens=1000))
     run.step()
     while stage == "decode" and not run.answers[2]:
@@ -206,7 +240,7 @@ def test_tokens_are_told_before_the_next_piece_is_computed(
     run.until_decoding()
     run.join(1, Ask(a_prompt(300)))
     pieces = computed(monkeypatch)
-    assert run.batch.step().tokens
+    assert [*run.answers[0], *run.batch.step().tokens]
     assert not pieces
     assert not run.batch.step().tokens
     assert pieces == [[PIECE]]

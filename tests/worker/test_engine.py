@@ -128,7 +128,7 @@ def test_a_step_that_fails_takes_its_batch_and_no_other(
 
 FAILING = {
     "before the model is called": (PrefillGroups, "_known"),
-    "in a prompt": (PrefillBatch, "prompt"),
+    "in a prompt": (PrefillBatch, "end"),
     "when a row has ended": (RowPrompts, "store"),
 }
 

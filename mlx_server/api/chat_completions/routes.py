@@ -30,7 +30,7 @@ from mlx_server.http.errors import validation_error
 from mlx_server.http.resumable import resumed
 from mlx_server.http.security import keyed_router
 from mlx_server.http.sse import Store as Storing
-from mlx_server.request_threads import in_thread
+from mlx_server.request_threads import in_thread, in_thread_if_large
 from mlx_server.store import ItemRecord, Record, RecordFilter, Store
 
 ECHOED = frozenset(
@@ -129,7 +129,7 @@ async def chat_completions(http: Request) -> Response:
         echoed=echoed(body, request),
         reasoning_fields=() if body.hides_reasoning else _reasoning_fields(http),
     )
-    ignored = await in_thread(body.ignored)
+    ignored = await in_thread_if_large(body.ignored)
     store = await _storing(http, body, output.id) if body.store else None
     stream = bool(body.stream)
     return await respond(http, request, output, stream=stream, ignored=ignored, store=store)

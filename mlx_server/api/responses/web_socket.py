@@ -15,7 +15,6 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 from mlx_server import limits
 from mlx_server.api.content import given_files
 from mlx_server.api.file_inputs import give_files
-from mlx_server.api.handlers import LARGE_BYTES
 from mlx_server.api.responses.answer import BROKEN
 from mlx_server.api.responses.create import as_stored, create
 from mlx_server.api.responses.items import Wire
@@ -25,7 +24,7 @@ from mlx_server.errors import BadRequest, ServerError
 from mlx_server.http import middleware, strict_json
 from mlx_server.http.errors import validation_error
 from mlx_server.http.web_sockets import ReceivedMessage
-from mlx_server.request_threads import in_thread, size_of_request
+from mlx_server.request_threads import SMALL_BYTES, in_thread, size_of_request
 from mlx_server.store import ItemRecord
 from mlx_server.system.logs import RequestLogContext, request_context
 from mlx_server.system.shared_budget import SharedBudget
@@ -273,7 +272,7 @@ def _received(message: Message) -> ReceivedMessage:
 async def _parsed(frame: ReceivedMessage) -> Wire:
     if not frame.is_text:
         raise BadRequest("Frames should be text frames with JSON.")
-    if len(frame.data) <= LARGE_BYTES:
+    if len(frame.data) <= SMALL_BYTES:
         return _parse_json(frame.data)
     return await frame.read(_parse_json)
 

@@ -89,9 +89,8 @@ class PrefillCost:
         prompts do not make it smaller, so that many at once need not begin with small pieces."""
         self._sizes: set[int] = set()
         """The smallest and the largest number of tokens of a piece so far."""
-        self._cost = np.zeros(3)
-        """Seconds for the curve's unit, for each token, and for each pair of a token and one before
-        it."""
+        self._fit: Vector | None = np.zeros(3)
+        """None if something was learnt since."""
         self._curve = curve
         for tokens, seconds in curve.known.items():
             self.learn(PrefillPiece(1, tokens, 0), seconds)
@@ -104,7 +103,20 @@ class PrefillCost:
             self._largest = piece.tokens, seconds
         sizes = {*self._sizes, piece.tokens}
         self._sizes = {min(sizes), max(sizes)}
-        self._cost = self._fitted()
+        self._fit = None  # a first token does not wait for the next fit
+
+    def settle(self) -> None:
+        """Fits the coefficients, if that is due."""
+        if self._fit is None:
+            self._fit = self._fitted()
+
+    @property
+    def _cost(self) -> Vector:
+        """Seconds for the curve's unit, for each token, and for each pair of a token and one before
+        it."""
+        self.settle()
+        assert self._fit is not None
+        return self._fit
 
     def seconds(self, piece: PrefillPiece) -> float:
         """Predicts the seconds of a piece. It takes at least as long, by the curve or by its
@@ -256,6 +268,8 @@ class PrefillBudget:
     """
 
     def __init__(self, schedule: Schedule, curve: CostCurve = FLAT) -> None:
+        self.has_own_pass = True
+        """Whether new rows compute the last tokens of their prompts in a pass of their own."""
         self.schedule = schedule
         self._share, self._gap = schedule.prefill_share, schedule.longest_gap
         self.cost = PrefillCost(curve)
@@ -296,6 +310,7 @@ class PrefillBudget:
         schedule = replace(self.schedule, most_of_prompt=most_of_prompt)
         other = PrefillBudget(schedule, self._curve)
         other.cost, other._steps = self.cost, self._steps
+        other.has_own_pass = self.has_own_pass
         return other
 
     def interrupted(self) -> None:
@@ -339,17 +354,31 @@ class PrefillBudget:
         even = step / self._step_debt(1.0)
         seconds = min(self._gap, max(self._gap - step, even))
         tokens = self._stretched(seconds, step, rows, context)
-        rest = left - tokens
-        if 0 < rest < tokens:  # a small rest may take longer than all that is left
+        if 0 < left - tokens < tokens:
             longest = self._longer_gap(LAST_PIECE, self._bounded(seconds), step)
-            longest = max(longest, self._seconds(int(rest), rows, context))
-            tokens = int(left) if self._seconds(int(left), rows, context) <= longest else tokens
+            tokens = self._before_the_end(tokens, int(left), longest, rows, context)
         if left <= tokens and not self._in_company:
             last = PrefillPiece(rows, ceil(left / rows), context)
-            self._advance = self._step_debt(self.cost.seconds(last) + self._step(rows))
+            self._advance = self._step_debt(self.cost.seconds(last) + self._own_pass(rows))
             if self._owed + self._advance > 0:
                 return 0
         return tokens
+
+    def _before_the_end(
+        self, tokens: int, left: int, longest: float, rows: int, context: int
+    ) -> int:
+        """Returns the tokens of the last piece but one, or all that are left. longest: the seconds
+        that these may take. A small rest may take longer than they do, or than half of them."""
+
+        def took(tokens: int) -> float:
+            return self._seconds(tokens, rows, context)
+
+        half, rest = ceil(left / 2), left - tokens
+        if took(left) <= longest:
+            return left
+        if 2 * took(half) < took(tokens) + took(rest):
+            return half
+        return left if took(left) <= took(rest) else tokens
 
     def _stretched(self, seconds: float, step: float, rows: int, context: int) -> int:
         """Returns the tokens of a piece of `seconds`, or of a longer one that is worth it, as where
@@ -418,7 +447,7 @@ class PrefillBudget:
                 count = ceil(owed / step) if step and owed > SAVED_SECONDS else 1
                 owed = max(0.0, owed - count * step)
                 now, stepped = now + took + count * step, stepped + count
-            now += steps[len(group)]
+            now += steps[len(group)] if self.has_own_pass else 0.0
             firsts += len(group) * now
             begun.append((len(group), stepped + ANSWER))
         for _, end in begun:
@@ -445,20 +474,23 @@ class PrefillBudget:
 
     def is_step_first(self, context: int, rows: int, decoding: int) -> bool:
         """Whether decoding rows get a token before new rows with so many tokens join them, which
-        have a pass of their own before the next step.
+        may have a pass of their own before the next step.
 
         They have just waited for a piece, and the first steps with a long cache take longer than
         the others. A short one joins at once, unless steps take long."""
-        joining = self._step(rows) + self._step(decoding + rows)
+        joining = self._own_pass(rows) + self._step(decoding + rows)
         is_long = context > MOST or self._waited + joining > LONGEST * self._gap
         return is_long and self._waited > self._gap / 2
 
     def joined(self, rows: int) -> None:
-        """Notes that so many new rows decode, after a pass of their own for their first tokens: a
-        step sends these before the next piece."""
+        """Notes that so many new rows decode: a step sends their first tokens before the next
+        piece."""
         self._joined = True
         if self._advance:
-            self._owed += self._step_debt(self._step(rows))
+            self._owed += self._step_debt(self._own_pass(rows))
+
+    def _own_pass(self, rows: int) -> float:
+        return self._step(rows) if self.has_own_pass else 0.0
 
     def _owes_steps(self, waiting: int, step: float) -> bool:
         """Whether steps are due. While several prompts wait, steps are postponed for a while: they
@@ -470,6 +502,7 @@ class PrefillBudget:
         return self._paying
 
     def stepped(self, decoding: int, seconds: float) -> None:
+        self.cost.settle()
         if self._stepped:
             known = self._steps.get(decoding, seconds)
             self._steps[decoding] = 0.7 * known + 0.3 * seconds

@@ -6,7 +6,7 @@ from typing import Any
 import mlx.core as mx
 
 from bench_parts.simulated.roofline import Machine, Model, seconds
-from mlx_server.worker.forward_pass import Packing
+from mlx_server.worker.forward_pass import Ends, Packing
 
 TOKEN = 100
 """The token that is always generated."""
@@ -28,7 +28,8 @@ def forward(
         for entry in cache:
             entry.update_and_fetch(mx.zeros((rows, 1, tokens, 1)), mx.zeros((rows, 1, tokens, 1)))
         take(seconds(machine, model, tokens, [context] * rows, Packing.padding))
-    return mx.broadcast_to(_logits(vocabulary), (rows, tokens, vocabulary))
+    wanted = 1 if Ends.heads else tokens
+    return mx.broadcast_to(_logits(vocabulary), (rows, wanted, vocabulary))
 
 
 def _length(cache: Any) -> int:

@@ -29,6 +29,7 @@ class Network(nn.Module):  # type: ignore[misc, unused-ignore]
     def __init__(self, named: str, take: Callable[[float], None]) -> None:
         super().__init__()
         self.layers = [nn.Identity()]
+        self.lm_head = nn.Identity()
         self._pair, self._take = pair(named), take
 
     def __call__(self, inputs: mx.array, cache: Any = None) -> mx.array:
@@ -92,6 +93,7 @@ class Simulation:
             lambda: self.now,
         )
         self.batch = self._models.add("m", Network(named, self._take))
+        self.batch.is_launched_ahead = True
         self.answers: list[Answer] = []
         self.pieces: list[float] = []
         """Seconds of each piece of a prompt."""
@@ -125,7 +127,7 @@ class Simulation:
         before = self.now
         done = self._models.step(self._models.next() or "m")
         if self.now > before:
-            (self.steps if done.tokens else self.pieces).append(self.now - before)
+            (self.pieces if done.progress else self.steps).append(self.now - before)
         for token in done.tokens:
             answer = self.answers[token.row]
             answer.times.append(self.now)

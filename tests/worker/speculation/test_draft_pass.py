@@ -11,7 +11,7 @@ import pytest
 
 from mlx_server.engine.worker_arguments import Mode
 from mlx_server.models.vision import can_see
-from mlx_server.worker import decode_groups
+from mlx_server.worker import batch, decode_groups
 from mlx_server.worker.costs import CostCurve, products_of
 from mlx_server.worker.decode_groups import DecodeBatch
 from mlx_server.worker.kernels import SORTED
@@ -98,6 +98,7 @@ def test_a_pass_in_which_nobody_drafts_is_launched_before_the_last_one_is_read(
             return [0] * len(drafts)
 
     read = []
+    monkeypatch.setattr(batch, "IS_LAUNCHED_AHEAD", True)
     monkeypatch.setattr(DecodeBatch, "read", lambda self: read.append(self))
     monkeypatch.setattr("tests.worker.speculation.drafted_runs.Always", Never)
     asked = [
