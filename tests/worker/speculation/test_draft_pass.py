@@ -119,7 +119,8 @@ def test_a_pass_asks_for_no_more_drafts_once_its_time_is_over(
     monkeypatch.setattr(decode_groups, "DRAFT_SECONDS", 0.0)
     none = DraftedRun(tiny_model, asked, off.answers).finish()
     assert on.answers == none.answers == off.answers
-    assert on.steps < none.steps == off.steps
+    # first tokens may be told in one step or two
+    assert on.steps < off.steps - 1 <= none.steps
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt-oss", "lfm2", "mamba2"])
