@@ -117,7 +117,7 @@ def running(name: str) -> Iterator[Running]:
 
 # A person next to sub-agents and a batch: the clients of `bench_parts.simulated.tiers`
 
-ASKS, TURNS = 12, 3
+ASKS, TURNS = 10, 3
 WORDS, TOKENS = 2_000, 200
 AGENTS, AGENT_WORDS, AGENT_TOKENS = 4, 1_500, 150
 LINES, LINE_TOKENS, LINE_WORDS = 20_000, 50, 40
@@ -164,9 +164,12 @@ class KeptPace:
 def kept_pace(model: str) -> KeptPace:
     with running(model) as server:
         asyncio.run(turn(server, 0.0, 0))
-        alone, mixed, shares = list[Asked](), list[Asked](), list[float]()
+        alone, mixed, shares = (
+            asyncio.run(turn(server, 0.0, 0)).person,
+            list[Asked](),
+            list[float](),
+        )
         for _ in range(TURNS):
-            alone += asyncio.run(turn(server, 0.0, 0)).person
             pause = fmean(each.ended - each.began for each in alone)
             others = asyncio.run(turn(server, pause, AGENTS))
             batch = server.batch(LINES, LINE_TOKENS, LINE_WORDS)
@@ -180,6 +183,7 @@ def kept_pace(model: str) -> KeptPace:
             shares.append(got * ALONE_SECONDS / (between - before) / others.left)
             with server.http() as http:
                 http.post(f"{batch}/cancel").raise_for_status()
+            alone += asyncio.run(turn(server, 0.0, 0)).person  # soon, as others use the machine too
     return KeptPace(
         _p95(each.timing.first_token for each in mixed)
         / _p95(each.timing.first_token for each in alone),
