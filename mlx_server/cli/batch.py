@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from mlx_server import limits
+from mlx_server.api.file_inputs import numbered_lines
 from mlx_server.cli.root import command_app
 from mlx_server.clients.chat import client_of, error_in, key_at_home, parsed_json
 from mlx_server.errors import BadRequest, ServerError
@@ -108,7 +108,8 @@ def _noted(client: httpx.Client, note: Path) -> dict[str, Any] | None:
 
 def _begun(client: httpx.Client, file: Path, note: Path) -> dict[str, Any]:
     with file.open("rb") as lines:
-        first = parsed_json(lines.readline(limits.BATCH_LINE_BYTES))
+        _, line = next(numbered_lines(lines), (0, b""))
+        first = parsed_json(line)
         endpoint = first.get("url") if isinstance(first, dict) else None
         if not isinstance(endpoint, str):
             raise BadRequest(

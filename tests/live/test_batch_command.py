@@ -31,7 +31,7 @@ def line(id: str, model: str = TINY, **more: Any) -> dict[str, Any]:
 
 
 def written(file: Path, lines: Sequence[Any]) -> Path:
-    file.write_text("".join(f"{json.dumps(each)}\n" for each in lines))
+    file.write_text("\ufeff" + "".join(f"{json.dumps(each)}\n" for each in lines))
     return file
 
 
