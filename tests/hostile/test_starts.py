@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -120,15 +119,6 @@ def test_a_store_that_can_not_be_opened(
         reported = server.log + refused.text
     assert "store" in reported
     assert not [place for place in NOWHERE if place in reported], reported
-
-
-def test_a_port_that_is_taken_and_nothing_stays(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        flags = ("--port", str(taken.getsockname()[1]), "--log-level", "debug")
-        with failing(tmp_path / PLACE, Failure("", REPLAYED), *flags) as (code, said):
-            assert code != 0
-            assert "is in use" in said
-            assert not [place for place in NOWHERE if place in said], said
 
 
 ENDINGS = {

@@ -1,6 +1,5 @@
 """What the page has on the server: its streams, downloads of models, and the log."""
 
-import asyncio
 import logging
 import threading
 from collections.abc import Callable
@@ -30,18 +29,6 @@ def test_a_client_has_so_many_streams_and_others_have_theirs() -> None:
     taken[0].__exit__(None, None, None)
     with streams.take("me"):
         pass
-
-
-def test_streams_end_when_the_server_stops() -> None:
-    async def run() -> None:
-        streams = PageStreams()
-        waiting = asyncio.create_task(streams.pause(60))
-        await asyncio.sleep(0)
-        streams.end()
-        assert not await waiting
-        assert not await streams.pause(60)
-
-    asyncio.run(run())
 
 
 SMALL = "mlx-community/Qwen3-0.6B-4bit"

@@ -37,17 +37,6 @@ MANY = settings(
 )
 
 
-def test_loads_once_for_all_who_ask() -> None:
-    policy = policy_of(a=ModelFacts(6))
-    assert policy.request(1, "a", 1, 0.0) == (LoadAction("a"),)
-    assert policy.request(2, "a", 1, 1.0) == ()
-    assert policy.views()["a"] == PolicyView("loading", 0, 6, None)
-    assert policy.loaded("a", 5, 2.0) == (Grant(1), Grant(2))
-    assert policy.views()["a"] == PolicyView("ready", 2, 5, 2.0)
-    assert (policy.used, policy.kv_reserved, policy.waiting) == (7, 2, ())
-    assert policy.request(3, "a", 1, 3.0) == (Grant(3),)
-
-
 def test_memory_that_comes_back_is_waited_for_however_long() -> None:
     policy = policy_of(a=ModelFacts(6))
     policy.limit(5, 0.0, returning=4)
@@ -142,18 +131,6 @@ def test_a_load_begins_while_its_kv_cache_still_has_to_wait() -> None:
     assert policy.request(1, "b", 3, 5.0) == (UnloadAction("a"), LoadAction("b"))
     assert policy.loaded("b", 6, 6.0) == ()
     assert policy.unloaded("a", 7.0) == (Grant(1),)
-
-
-def test_two_models_and_room_for_one_take_turns() -> None:
-    policy = policy_of(a=ModelFacts(6), b=ModelFacts(6), ready="a")
-    assert policy.request(0, "a", 1, 5.0) == (Grant(0),)
-    for ticket in range(1, 5):
-        here, other = ("a", "b") if ticket % 2 else ("b", "a")
-        now = 5.0 + ticket
-        assert policy.request(ticket, other, 1, now) == ()
-        assert policy.release(ticket - 1, now) == (UnloadAction(here),)
-        assert policy.unloaded(here, now) == (LoadAction(other),)
-        assert policy.loaded(other, 6, now) == (Grant(ticket),)
 
 
 def test_waiting_ends_but_not_while_the_model_loads() -> None:
@@ -396,20 +373,6 @@ def test_evicts_no_model_that_an_earlier_ticket_waits_for() -> None:
     assert policy.request(1, "a", 5, 5.0) == (UnloadAction("b"),)
     assert policy.request(2, "c", 0, 5.0) == ()
     assert policy.unloaded("b", 6.0) == (Grant(1),)
-
-
-def test_idle_models_go_after_their_time() -> None:
-    policy = policy_of(
-        a=ModelFacts(3, ttl=60), b=ModelFacts(3, ttl=60, pinned=True), c=ModelFacts(3), ready="abc"
-    )
-    assert policy.next_deadline() == 60.0
-    assert policy.request(1, "a", 1, 50.0) == (Grant(1),)
-    assert policy.next_deadline() is None
-    assert policy.tick(500.0) == ()
-    assert policy.release(1, 501.0) == ()
-    assert policy.tick(560.9) == ()
-    assert policy.next_deadline() == 561.0
-    assert policy.tick(561.0) == (UnloadAction("a"),)
 
 
 def test_a_model_larger_than_estimated_drives_idle_ones_out() -> None:

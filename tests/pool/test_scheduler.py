@@ -235,31 +235,6 @@ def test_a_lease_granted_to_somebody_who_was_cancelled_is_given_back(
     run(test)
 
 
-def test_the_prompt_cache_gives_way_first(a: ModelSpec, b: ModelSpec) -> None:
-    async def test() -> None:
-        async with running(a, b) as (pool, machine):
-            await held(pool, "a")
-            seen: list[StepOutput] = []
-            pool.events.step = seen.append
-            machine.cached = 130
-            stepped = StepOutput("a", [], 0, active_bytes=190, cache_bytes=130)
-            machine.report(stepped)
-            assert seen == [stepped]
-            assert pool.memory() == {
-                "budget": 200,
-                "used": 190,
-                "kv_reserved": 0,
-                "prompt_cache": 130,
-                "lowered": 0,
-                "other_servers": 0,
-            }
-            await held(pool, "b")
-            assert machine.log == ["load a", "shrink to 80", "load b"]
-            assert (state(pool, "a"), pool.memory()["prompt_cache"]) == ("ready", 80)
-
-    run(test)
-
-
 @pytest.mark.parametrize(("chosen", "most"), [(None, 200), (0, 0), (70, 70), (999, 999)])
 def test_the_prompt_cache_takes_what_models_leave(
     a: ModelSpec, chosen: int | None, most: int

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlx_server.families.named_families import numbered_call_id
 from mlx_server.messages import Message, Role, ToolCall
 from mlx_server.prompts.message_normalization import (
     EMPTY_TURN,
@@ -20,7 +19,6 @@ from mlx_server.prompts.message_normalization import (
     arguments_object,
     fallbacks,
     fit_to_template,
-    think_delimiters,
     to_turns,
 )
 from mlx_server.prompts.template_prompt import as_given
@@ -321,26 +319,6 @@ def test_whatever_the_manners_nothing_is_lost(
         )
 
 
-def test_results_have_the_name_and_the_id_of_their_call() -> None:
-    messages = (
-        calling(call("a", "f"), call("b", "g")),
-        result("b"),
-        result("a"),
-        calling(call("a", "h")),  # some clients count from the beginning in every turn
-        result("a"),
-        result("z"),
-        Message("tool", "x", tool_call_id="y", name="own"),
-    )
-    turns = to_turns(messages, ROLES, numbered_call_id)
-    assert [(turn.name, turn.call_id) for turn in turns if turn.role == "tool"] == [
-        ("g", "functions.g:1"),
-        ("f", "functions.f:0"),
-        ("h", "functions.h:2"),
-        ("unknown", "z"),
-        ("own", "y"),
-    ]
-
-
 def test_arguments_that_are_nested_deeply_stay_text() -> None:
     """A prompt with them as an object would be refused, and so the whole history."""
     for depth, kind in ((30, dict), (60, str), (5000, str)):
@@ -382,16 +360,6 @@ def test_text_of_users_and_text_beside_reasoning_stays(message: Message) -> None
     (turn,) = to_turns([message], ROLES, as_given, TAGS)
     assert turn.parts == ("<think>hm</think>yes",)
     assert turn.reasoning == (message.reasoning or "")
-
-
-def test_reasoning_is_looked_for_where_the_template_would() -> None:
-    assert think_delimiters("{{ x.split('</think>') }}", TemplateCapabilities()) == [
-        ("<think>", "</think>")
-    ]
-    assert think_delimiters("{{ x }}", TemplateCapabilities()) == []
-    assert ("<think>", "</think>") in think_delimiters(
-        "{{ x }}", TemplateCapabilities(reasoning="key")
-    )
 
 
 # Calls as text
