@@ -454,6 +454,12 @@ VISION_FAMILIES: dict[str, TinyVision] = {
 }
 
 
+LLAVA = VISION_FAMILIES["llava"]
+VISION_FAMILIES["llava_padded"] = replace(
+    LLAVA,
+    config={**LLAVA.config, "model_type": "llava"},
+    image={**LLAVA.image, "do_pad": True, "image_mean": [0.1, 0.5, 0.9]},
+)
 IDEFICS3 = {**VISION_FAMILIES["smolvlm"].tower, "model_type": "idefics3_vision"}
 VISION_FAMILIES["idefics3"] = replace(VISION_FAMILIES["smolvlm"], tower=IDEFICS3)
 

@@ -21,8 +21,10 @@ from mlx_server.models.architectures import text_config_of
 from mlx_server.models.files import read_optional_json
 from mlx_server.system.sandbox.picture_fits import (
     MOST_PATCHES,
+    Colour,
     Filled,
     Fit,
+    FramedSquare,
     Grid,
     LeastSide,
     LongestSide,
@@ -135,8 +137,12 @@ class OneSquare:
     shown."""
     end: str = ""
     """The token that follows, if the tower embeds it."""
+    frame: Colour | None = None
+    """The colour of the square in whose middle a picture is put."""
 
     def fit(self, tokens: int) -> Fit:
+        if self.frame:
+            return FramedSquare(self.side, self.frame)
         return MiddleSquare(self.side, self.shorter) if self.shorter else Square(self.side)
 
     def layout(self, sizes: Sequence[Size]) -> Layout:
@@ -371,7 +377,10 @@ def _llava(given: VisionSettings) -> OneSquare:
     is_clip = given.tower.get("model_type") == "clip_vision_model"
     if is_clip and given.config.get("vision_feature_select_strategy") == "full":
         tokens += 1
-    return OneSquare(side, tokens, _natural(given.size.get("shortest_edge"), side) * is_clip)
+    red, green, blue = (int(255 * each) for each in _three(given.image.get("image_mean")))
+    frame = (red, green, blue) if given.image.get("do_pad") is True else None
+    shorter = _natural(given.size.get("shortest_edge"), side) * is_clip
+    return OneSquare(side, tokens, shorter, frame=frame)
 
 
 def _intern(given: VisionSettings) -> TileGrid:
@@ -604,7 +613,7 @@ def tower_bytes(vision: Vision, config: Mapping[str, Any], *, upcast: bool) -> i
         most = max(most, pixels * vision.family.pixel_bytes + patches * values)
     if vision.sees_whole == "prompt":  # a layer of the text model has the scores of a whole prompt
         tokens = sum(int(part) for part in vision.layout(sizes)) + limits.PREFIX_TOKENS
-        heads = text_config_of(config)["num_attention_heads"]
+        heads = _natural(text_config_of(config).get("num_attention_heads"), 8)
         most = max(most, 2 * nbytes * heads * tokens**2)
     # MoonViT makes the positions of its largest picture for each
     return most + (MOST_PATCHES**2 * head * 20 if isinstance(recipe, CutGrid) else 0)
@@ -619,10 +628,11 @@ def _list(given: object) -> Sequence[object]:
     return given if isinstance(given, list) else [given]
 
 
-def _three(given: object) -> tuple[float, ...]:
-    if isinstance(given, list) and len(given) == 3 and all(type(each) is float for each in given):
-        return tuple(given)
-    return (0.5, 0.5, 0.5)
+def _three(given: object) -> tuple[float, float, float]:
+    match given:
+        case [float(red), float(green), float(blue)]:
+            return red, green, blue
+    return 0.5, 0.5, 0.5
 
 
 USED_NAMES = {

@@ -10,7 +10,14 @@ import pytest
 
 from mlx_server import limits
 from mlx_server.system.sandbox.files import PICTURE_PROCESSES, FileRefused, decoded
-from mlx_server.system.sandbox.picture_fits import Grid, MiddleSquare, NearestTiles, Patches, Square
+from mlx_server.system.sandbox.picture_fits import (
+    FramedSquare,
+    Grid,
+    MiddleSquare,
+    NearestTiles,
+    Patches,
+    Square,
+)
 
 Image = pytest.importorskip("PIL.Image", reason="the extra `vision` is not installed")
 
@@ -186,6 +193,11 @@ def test_a_picture_is_cut_and_filled_up() -> None:
         (0, 0, 0),
     ]
     assert decoded(file, Patches(10, 30, 100, False), 3)[0] == [(60, 30)]
+    ((size,), pixels) = decoded(file, FramedSquare(20, (1, 2, 3)), 0)
+    framed = Image.frombytes("RGB", size, pixels)
+    places = [(0, 4), (0, 5), (19, 14), (19, 15)]
+    assert [framed.getpixel(place) for place in places] == [(1, 2, 3), BLUE, RED, (1, 2, 3)]
+    assert FramedSquare(20, (1, 2, 3)).resizes(40_000, 10)[0][:2] == [(3000, 1), (3000, 3000)]
     assert decoded(file, NearestTiles(20, 1, 4), 3)[0] == [(40, 20), (20, 20)]
 
 

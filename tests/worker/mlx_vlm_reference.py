@@ -91,8 +91,9 @@ class StackedPixels:
 
 
 def llava_processor(folder: Path, vision: Vision) -> Any:
-    module = import_module("transformers.models.clip.image_processing_pil_clip")
-    return StackedPixels(module.CLIPImageProcessorPil(**settings_of(folder)))
+    """transformers', since mlx-vlm's fails."""
+    module = import_module("transformers.models.llava.image_processing_pil_llava")
+    return StackedPixels(module.LlavaImageProcessorPil(**settings_of(folder)))
 
 
 def intern_processor(folder: Path, vision: Vision) -> Any:
@@ -171,6 +172,7 @@ PROCESSORS: Mapping[str, Callable[[Path, Vision], Any]] = {
     "internvl_chat": intern_processor,
     "kimi_vl": kimi_processor,
     "llava": llava_processor,
+    "llava_padded": llava_processor,
     "gemma3n": siglip_processor,
     "paligemma": siglip_processor,
     "paligemma_1": siglip_processor,

@@ -15,7 +15,7 @@ from mlx_server.system.sandbox.files import (
     ReadPicture,
     run_reader,
 )
-from mlx_server.system.sandbox.picture_fits import Cut, Size, Square
+from mlx_server.system.sandbox.picture_fits import Cut, Framed, Size, Square
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 
@@ -49,6 +49,11 @@ def resized(image: Image.Image, sizes: Iterable[Size], filter: int) -> Image.Ima
             (width, height), (wide, high) = size, image.size
             left, top = max(0, (wide - width) // 2), max(0, (high - height) // 2)
             image = image.crop((left, top, left + width, top + height))
+        elif isinstance(size, Framed):
+            left, top = (max(size) - image.width) // 2, (max(size) - image.height) // 2
+            square = Image.new("RGB", size, size.colour)
+            square.paste(image, (left, top))
+            image = square
         elif image.size != size:
             image = image.resize(size, Image.Resampling(filter))
     return image

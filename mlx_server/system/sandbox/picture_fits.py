@@ -7,6 +7,9 @@ import msgspec
 MOST_LONGER = 100
 """How many times the longer side of a picture may be the shorter one, if most of it is cut off."""
 
+MOST_FRAMED = 3000
+"""The most pixels of the side of a square in whose middle a picture is put."""
+
 MOST_PATCHES = 512
 """Of a side, where a tower has no positions for more."""
 
@@ -22,6 +25,15 @@ class Cut(tuple[int, int]):
     right and below it."""
 
 
+Colour = tuple[int, int, int]
+
+
+class Framed(tuple[int, int]):
+    """A size in whose middle a picture is put, on a colour."""
+
+    colour: Colour
+
+
 class Square(msgspec.Struct, frozen=True, tag=True):
     """Each picture is made a square of the same size."""
 
@@ -29,6 +41,19 @@ class Square(msgspec.Struct, frozen=True, tag=True):
 
     def resizes(self, width: int, height: int) -> Resizes:
         return [[(self.side, self.side)]]
+
+
+class FramedSquare(Square, frozen=True, tag=True):
+    """Each picture is put in the middle of a square of a colour first."""
+
+    colour: Colour
+
+    def resizes(self, width: int, height: int) -> Resizes:
+        times = min(1, MOST_FRAMED / max(width, height))
+        size = max(1, int(width * times)), max(1, int(height * times))
+        framed = Framed((max(size), max(size)))
+        framed.colour = self.colour
+        return [[size, framed, (self.side, self.side)]]
 
 
 class MiddleSquare(msgspec.Struct, frozen=True, tag=True):
@@ -197,6 +222,7 @@ class LongestTiles(msgspec.Struct, frozen=True, tag=True):
 
 Fit = (
     Square
+    | FramedSquare
     | MiddleSquare
     | LongestSide
     | LeastSide
