@@ -137,7 +137,7 @@ def _outline(option: Part, view: View, *, is_member: bool = False) -> Schema:
     """Returns what tells an option from others, without references."""
     if option.schema is False:
         return False
-    found = []
+    found: list[Schema] = []
     for path, schema in islice(flattened(option, view), MOST_JOINED):
         assert isinstance(schema, Mapping)
         own = {key: schema[key] for key in ("type", "const", "enum", "required") if key in schema}
