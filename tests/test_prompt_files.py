@@ -170,36 +170,6 @@ def on_disk(path: Path) -> int:
     return sum(e.stat().st_blocks * 512 for e in path.iterdir() if e.name not in OTHERS)
 
 
-def test_the_longest_prefix(tmp_path: Path) -> None:
-    folder, tokens = opened(tmp_path), ids(*range(11))
-    names = folder.names(GROUP, tokens)
-
-    def longest(asked: Ids, *, blocks: bool = True, states: bool = False) -> int:
-        files = folder.longest(folder.names(GROUP, asked), blocks=blocks, states=states)
-        return files[-1].length if files else 0
-
-    assert longest(tokens) == 0
-    put(folder, names.blocks[1])
-    assert longest(tokens) == 0, "its beginning is missing"
-    put(folder, names.blocks[0])
-    assert longest(tokens) == 8
-    assert longest(tokens, states=True) == 0
-    put(folder, names.state(6))
-    assert longest(tokens, states=True) == 6
-    put(folder, names.state(10))
-    assert longest(tokens, states=True) == longest(tokens) == 10
-    assert longest(ids(*range(10), 99)) == 10
-    assert longest(ids(*range(9), 99)) == 8
-    assert longest(ids(*range(9), 99), states=True) == 6
-    assert longest(ids(99, *range(1, 11))) == 0
-    assert [state.length for state in folder.states_of(names)] == [6, 10]
-    folder.remove(names.blocks[0])
-    assert longest(tokens, states=True) == 0
-    assert longest(tokens, blocks=False, states=True) == 10, "a model without such layers"
-    folder.remove(names.state(10))
-    assert longest(tokens, blocks=False, states=True) == 6
-
-
 def test_it_is_the_owners_only(tmp_path: Path) -> None:
     folder = opened(tmp_path / "prompts")
     put(folder, FILE)

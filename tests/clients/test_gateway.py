@@ -1,7 +1,6 @@
 """Answers of other servers: parsed as the server's own upstreams are, repaired, checked, requested
 again, with a thinking budget and with tools in the prompt."""
 
-import asyncio
 import subprocess
 import sys
 from dataclasses import replace
@@ -9,20 +8,15 @@ from typing import Any
 
 import pytest
 
-from mlx_server.clients.exchange import Exchange, Wire, arun, run
+from mlx_server.clients.exchange import Exchange, Wire, run
 from mlx_server.clients.gateway import Gateway
 from mlx_server.errors import BadRequest, GenerationFailed, UpstreamFailed
-from mlx_server.requests import ALL_REPAIRS
 from tests.clients.recorded import WEATHER, call, chunks, completion
 
 ASKED = [{"role": "user", "content": "How old is he?"}]
 CHAT: Wire = {"messages": ASKED}
 PARIS = '{"city": "Paris"}'
 JSON_CALL = f'{{"name": "get_weather", "arguments": {PARIS}}}'
-LEAKED = (
-    "<|channel|>analysis<|message|>I should look.<|end|><|start|>assistant<|channel|>commentary "
-    f"to=functions.get_weather <|constrain|>json<|message|>{PARIS}<|call|>"
-)
 SCHEMA = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
 FORMAT = {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA}}
 OSS = Gateway("gpt_oss")
@@ -59,56 +53,6 @@ def content(answer: Wire) -> Any:
 
 def roles(body: Wire) -> list[str]:
     return [message["role"] for message in body["messages"]]
-
-
-CALLS: dict[str, tuple[Wire, list[str]]] = {
-    "Harmony as text": ({"content": LEAKED}, ["reasoning", "unmarked"]),
-    "a fenced call": (
-        {"content": f"```json\n{JSON_CALL}\n```", "reasoning": "I should look."},
-        ["unmarked"],
-    ),
-    "another spelling of the name": (
-        {
-            "content": None,
-            "reasoning": "I should look.",
-            "tool_calls": [call("functions.get_weather<|channel|>commentary", PARIS)],
-        },
-        ["name"],
-    ),
-    "arguments as an object, and no id": (
-        {
-            "content": None,
-            "reasoning_details": [{"type": "reasoning.text", "text": "I should look."}],
-            "tool_calls": [call("get_weather", {"city": "Paris"}, id="")],
-        },
-        [],
-    ),
-}
-
-
-@pytest.mark.parametrize("name", CALLS)
-def test_a_call_is_found_wherever_it_was_put(name: str) -> None:
-    said, repairs = CALLS[name]
-    found = read(completion(**said))
-    [choice] = found["choices"]
-    [made] = choice["message"]["tool_calls"]
-    assert made["function"] == {"name": "get_weather", "arguments": PARIS}
-    assert made["id"]
-    assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", None)
-    assert choice["message"]["reasoning_content"] == "I should look."
-    warnings = found.get("mlx_server", {"repairs": []})
-    assert [each["what"] for each in warnings["repairs"]] == repairs
-
-    message = completion(**said)["choices"][0]["message"]
-    pieces = [{"content": letter} for letter in message.pop("content") or ""]
-    found_chunks = streamed(*chunks(message, *pieces))
-    deltas = [choice["delta"] for chunk in found_chunks for choice in chunk["choices"]]
-    calls = [each["function"] for delta in deltas for each in delta.get("tool_calls", ())]
-    assert "".join(each.get("name", "") for each in calls) == "get_weather"
-    assert "".join(each.get("arguments", "") for each in calls) == PARIS
-    assert not any(delta.get("content") for delta in deltas)
-    assert found_chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
-    assert found_chunks[-1].get("mlx_server") == found.get("mlx_server")
 
 
 def test_a_call_that_can_not_be_made_is_text_and_reported() -> None:
@@ -176,34 +120,6 @@ def test_a_schema_is_described_checked_and_asked_for_again() -> None:
     found = read(completion("Five."), response_format=FORMAT)
     assert content(found) == "Five."
     assert found["mlx_server"]["unmet"]
-
-
-@pytest.mark.parametrize(
-    ("said", "repair"),
-    [
-        ({"content": '```json\n{"age": 5}\n```'}, "fences"),
-        ({"content": None, "reasoning_content": '{"age": 5}'}, "reasoning"),
-        ({"content": "{'age': 5,}"}, "json"),
-    ],
-)
-def test_json_is_put_right_without_another_request(said: Wire, repair: str) -> None:
-    answer = read(completion(**said), response_format=FORMAT)
-    assert content(answer) == '{"age": 5}'
-    assert [each["what"] for each in answer["mlx_server"]["repairs"]] == [repair]
-
-
-@pytest.mark.parametrize("empty", [completion(None), completion("<think>Fi")])
-def test_an_answer_of_nothing_is_asked_for_again_as_often_as_allowed(empty: Wire) -> None:
-    twice = Gateway("qwen3", replace(ALL_REPAIRS, retries=2))
-    answer, bodies = played(twice.ask(CHAT), empty, empty, completion("Five."))
-    assert content(answer) == "Five."
-    assert [len(body["messages"]) for body in bodies] == [1, 2, 2]
-
-    async def send(body: Wire) -> Wire:
-        return answers.pop(0)
-
-    answers = [empty, completion("Five.")]
-    assert content(asyncio.run(arun(twice.ask(CHAT), send))) == "Five."
 
 
 def test_a_required_call_is_asked_for_again_and_an_answer_that_was_cut_off_is_not() -> None:

@@ -104,50 +104,6 @@ def run(test: Test) -> None:
     asyncio.run(asyncio.wait_for(whole(), 20))
 
 
-def test_it_is_loaded_once_however_many_ask_at_once() -> None:
-    async def test(desk: Desk) -> None:
-        desk.engine.speaks.clear()
-        asking = [desk.using(A) for _ in range(5)]
-        await turns()
-        assert desk.engine.log == ["load m a"]
-        assert desk.adapters.loaded_for("m") == [("a", 5, FILE)]
-        desk.engine.speaks.set()
-        await asyncio.gather(*asking)
-        await desk.used(A)
-        assert desk.engine.log == ["load m a"]
-        assert desk.adapters.loaded_for("m") == [("a", 0, LOADED)]
-
-    run(test)
-
-
-def test_other_models_and_other_weights_are_other_adapters() -> None:
-    async def test(desk: Desk) -> None:
-        await desk.used(A)
-        await desk.used(A, "other")
-        await desk.used(an_adapter("a", digest="anew"))
-        assert desk.engine.log == ["load m a", "load other a", "load m anew"]
-        assert desk.adapters.loaded_for("other") == [("a", 0, LOADED)]
-
-    run(test)
-
-
-def test_a_failed_load_is_told_to_all_and_tried_again_by_the_next() -> None:
-    async def test(desk: Desk) -> None:
-        desk.engine.failure = AdapterInvalid("no such layer")
-        desk.engine.speaks.clear()
-        asking = [desk.using(A) for _ in range(3)]
-        await turns()
-        desk.engine.speaks.set()
-        errors = await asyncio.gather(*asking, return_exceptions=True)
-        assert [str(error) for error in errors] == ["no such layer"] * 3
-        assert (desk.names, desk.adapters.idle_bytes) == ([], 0)
-        desk.engine.failure = None
-        await desk.used(A)
-        assert desk.engine.log == ["load m a"] * 2
-
-    run(test)
-
-
 def test_what_changes_while_it_loads_is_not_served_under_the_digest_of_what_was_there(
     tmp_path: Path,
 ) -> None:

@@ -10,18 +10,15 @@ from hypothesis.stateful import run_state_machine_as_test
 from mlx_server.engine.messages import KvCost
 from mlx_server.pool.policy import (
     TURN,
-    FailedToLoad,
     Grant,
     LoadAction,
     NeverFits,
     Policy,
-    PolicyView,
     PreemptAction,
     Refuse,
     ResumeAction,
     ShrinkCache,
     UnloadAction,
-    WaitedTooLong,
 )
 from mlx_server.pool.reservations import ModelFacts
 from mlx_server.requests import Tier
@@ -47,65 +44,6 @@ def test_memory_that_comes_back_is_waited_for_however_long() -> None:
     assert policy.loaded("a", 6, WAIT + 3.0) == (Grant(1),)
 
 
-def test_a_lease_gives_back_what_it_reserved() -> None:
-    policy = policy_of(a=ModelFacts(6), ready="a")
-    assert policy.request(1, "a", 3, 5.0) == (Grant(1),)
-    assert policy.request(2, "a", 3, 6.0) == ()
-    assert policy.release(1, 7.0) == (Grant(2),)
-    assert policy.release(2, 8.0) == ()
-    assert policy.used == 6
-    assert policy.views()["a"] == PolicyView("ready", 0, 6, 8.0)
-
-
-def test_a_leased_model_is_waited_for() -> None:
-    policy = policy_of(a=ModelFacts(6), b=ModelFacts(6), ready="a")
-    assert policy.request(1, "a", 1, 5.0) == (Grant(1),)
-    assert policy.request(2, "b", 1, 6.0) == ()
-    assert policy.release(1, 7.0) == (UnloadAction("a"),)
-
-
-def test_what_never_fits_is_refused_at_once() -> None:
-    policy = policy_of(a=ModelFacts(9), ready="a")
-    assert policy.request(1, "a", 1, 5.0) == (Grant(1),)
-    assert policy.request(2, "a", 2, 5.0) == (Refuse(2, NeverFits(needed=11, available=10)),)
-
-
-def test_waits_for_a_pinned_model_to_be_asked_for_again() -> None:
-    """It fitted when it came; since then a pinned model has moved in for good."""
-    policy = policy_of(a=ModelFacts(6), p=ModelFacts(6, pinned=True), ready="a")
-    assert policy.request(1, "a", 0, 5.0) == (Grant(1),)
-    assert policy.request(2, "p", 0, 5.0) == ()
-    assert policy.request(3, "a", 0, 5.0) == ()
-    assert policy.release(1, 6.0) == (UnloadAction("a"),)
-    assert policy.unloaded("a", 7.0) == (
-        LoadAction("p"),
-        Refuse(3, NeverFits(needed=6, available=4)),
-    )
-
-
-def test_preload_evicts_nothing_and_takes_no_room_that_is_waited_for() -> None:
-    policy = policy_of(
-        a=ModelFacts(6), b=ModelFacts(4), c=ModelFacts(5), d=ModelFacts(3), ready="a"
-    )
-    assert policy.preload("c", 1.0) == ()
-    assert policy.request(1, "a", 1, 2.0) == (Grant(1),)
-    assert policy.request(2, "c", 2, 3.0) == ()
-    assert policy.preload("d", 4.0) == (), "2 has to wait for 1 and must not wait for d too"
-    assert policy.release(1, 5.0) == (UnloadAction("a"),)
-    assert policy.preload("b", 6.0) == (), "2 takes 7 of the 10 that will be free"
-    assert policy.preload("d", 6.0) == (LoadAction("d"),)
-
-
-def test_the_prompt_cache_gives_way_first() -> None:
-    policy = policy_of(a=ModelFacts(3), b=ModelFacts(3), c=ModelFacts(3), ready="ab")
-    assert policy.cache_bytes(3) == ()
-    assert policy.request(1, "a", 2, 5.0) == (ShrinkCache(2), Grant(1))
-    assert policy.request(2, "c", 0, 6.0) == (UnloadAction("b"),)
-    assert policy.unloaded("b", 6.0) == (LoadAction("c"),)
-    assert policy.cache == 2
-    assert policy.cache_bytes(5) == (ShrinkCache(2),)
-
-
 def test_memory_that_ran_out_halves_what_is_left_beside_the_weights() -> None:
     policy = Policy({"a": ModelFacts(60)}, budget=100, wait_seconds=9.0)
     policy.preload("a", 0.0)
@@ -118,58 +56,6 @@ def test_memory_that_ran_out_halves_what_is_left_beside_the_weights() -> None:
     for _ in range(9):
         policy.lower(4.0)
     assert policy.budget == 61  # weights that are here stay
-
-
-def test_two_models_load_side_by_side() -> None:
-    policy = policy_of(a=ModelFacts(4), b=ModelFacts(4))
-    assert policy.request(1, "a", 1, 5.0) == (LoadAction("a"),)
-    assert policy.request(2, "b", 1, 5.0) == (LoadAction("b"),)
-
-
-def test_a_load_begins_while_its_kv_cache_still_has_to_wait() -> None:
-    policy = policy_of(a=ModelFacts(3), b=ModelFacts(6), ready="a")
-    assert policy.request(1, "b", 3, 5.0) == (UnloadAction("a"), LoadAction("b"))
-    assert policy.loaded("b", 6, 6.0) == ()
-    assert policy.unloaded("a", 7.0) == (Grant(1),)
-
-
-def test_waiting_ends_but_not_while_the_model_loads() -> None:
-    policy = policy_of(a=ModelFacts(6), b=ModelFacts(6))
-    assert policy.request(1, "a", 1, 5.0) == (LoadAction("a"),)
-    assert policy.request(2, "b", 1, 6.0) == ()
-    assert policy.next_deadline() == 6.0 + WAIT
-    assert policy.tick(36.0) == (Refuse(2, WaitedTooLong(30.0)),)
-    assert policy.next_deadline() is None
-    assert policy.loaded("a", 6, 99.0) == (Grant(1),)
-
-
-def test_an_idle_model_stays_for_one_who_waits_for_room() -> None:
-    policy = policy_of(a=ModelFacts(3, ttl=10), b=ModelFacts(6), ready="ab")
-    assert policy.request(1, "b", 1, 5.0) == (Grant(1),)
-    assert policy.request(2, "a", 4, 6.0) == ()
-    assert policy.next_deadline() == 6.0 + WAIT
-    assert policy.tick(20.0) == ()
-
-
-def test_a_failed_load_is_told_to_all_who_waited_for_it() -> None:
-    policy = policy_of(a=ModelFacts(6), b=ModelFacts(6))
-    assert policy.request(1, "a", 1, 5.0) == (LoadAction("a"),)
-    assert policy.request(2, "a", 1, 5.0) == ()
-    assert policy.request(3, "b", 1, 5.0) == ()
-    failed = FailedToLoad("a")
-    assert policy.load_failed("a", 6.0) == (Refuse(1, failed), Refuse(2, failed), LoadAction("b"))
-    assert policy.request(4, "a", 1, 7.0) == ()
-
-
-def test_a_model_that_turns_out_too_large_is_refused_and_goes() -> None:
-    policy = policy_of(a=ModelFacts(3))
-    assert policy.request(1, "a", 1, 5.0) == (LoadAction("a"),)
-    assert policy.loaded("a", 11, 6.0) == (
-        Refuse(1, NeverFits(needed=12, available=10)),
-        UnloadAction("a"),
-    )
-    assert policy.unloaded("a", 7.0) == ()
-    assert policy.request(2, "a", 0, 8.0) == (Refuse(2, NeverFits(needed=11, available=10)),)
 
 
 def test_an_estimate_can_be_bettered_until_the_model_is_there() -> None:
@@ -191,19 +77,6 @@ def test_events_out_of_turn_are_our_own_bugs() -> None:
 @pytest.mark.slow
 def test_keeps_its_promises_whatever_happens() -> None:
     run_state_machine_as_test(PolicyMachine, settings=MANY)
-
-
-def test_clients_take_turns() -> None:
-    policy = policy_of(a=ModelFacts(4), ready="a")
-    assert policy.request(0, "a", 6, 5.0, client="many") == (Grant(0),)
-    for ticket in (1, 2, 3):
-        policy.request(ticket, "a", 6, 5.0, client="many")
-    policy.request(4, "a", 6, 6.0, client="few")
-    policy.request(5, "a", 6, 6.0, client="few")
-    granted = []
-    for ticket in (0, 4, 1, 5, 2, 3):
-        granted += list(policy.release(ticket, 7.0))
-    assert granted == [Grant(4), Grant(1), Grant(5), Grant(2), Grant(3)]
 
 
 def test_programs_of_one_address_share_the_turns_of_a_client() -> None:
@@ -251,62 +124,6 @@ def test_rows_that_have_not_begun_take_no_memory_from_the_prompt_cache_yet() -> 
     assert policy.in_use == 3
 
 
-def test_rows_grow_while_there_is_room_and_the_last_give_way() -> None:
-    policy = policy_of(a=ModelFacts(4), ready="a")
-    for ticket in (1, 2, 3):
-        asked = policy.request(ticket, "a", 1, 5.0, most_kv_bytes=4)
-        assert asked == (Grant(ticket),)
-    assert (policy.used, policy.kv_reserved) == (7, 3)
-    assert policy.resize(1, 2, 6.0) == (), "all three rows are as long as the longest"
-    assert policy.used == 10
-    assert policy.resize(2, 3, 7.0) == (PreemptAction(3),)
-    assert policy.used == 10
-    assert policy.resize(2, 4, 8.0) == (PreemptAction(2),), "the longest itself, if it is the last"
-    assert policy.resize(1, 4, 9.0) == ()
-    assert (policy.used, policy.preempted) == (8, (2, 3))
-    assert policy.release(1, 10.0) == (ResumeAction(2),)
-    assert policy.request(4, "a", 1, 11.0) == (), "those that were preempted come first"
-    assert policy.release(2, 12.0) == (ResumeAction(3), Grant(4))
-
-
-def test_what_came_to_nothing_grows_no_more() -> None:
-    policy = policy_of(a=ModelFacts(4), ready="a")
-    assert policy.request(1, "a", 1, 5.0, most_kv_bytes=2) == (Grant(1),)
-    assert policy.resize(1, 99, 6.0) == ()
-    assert policy.kv_reserved == 2
-    policy.engine_lost(7.0)
-    assert policy.resize(1, 2, 8.0) == ()
-    assert policy.used == 0
-
-
-def test_a_lost_engine_takes_leases_but_not_those_who_wait() -> None:
-    policy = policy_of(a=ModelFacts(6), b=ModelFacts(4), ready="a")
-    assert policy.cache_bytes(1) == ()
-    assert policy.request(1, "a", 2, 5.0) == (Grant(1),)
-    assert policy.request(2, "a", 3, 5.0) == ()
-    assert policy.engine_lost(6.0) == (LoadAction("a"),)
-    assert policy.release(1, 7.0) == ()
-    assert (policy.used, policy.cache) == (6, 0)
-    assert policy.loaded("a", 6, 8.0) == (Grant(2),)
-
-
-def test_evicts_the_least_recently_used_and_no_more_than_needed() -> None:
-    policy = policy_of(
-        a=ModelFacts(3), b=ModelFacts(3), c=ModelFacts(3), d=ModelFacts(4), ready="abc"
-    )
-    assert policy.request(1, "a", 0, 5.0) == (Grant(1),)
-    assert policy.release(1, 6.0) == ()
-    assert policy.request(2, "d", 0, 7.0) == (UnloadAction("b"),)
-    assert policy.tick(8.0) == ()
-    assert policy.unloaded("b", 9.0) == (LoadAction("d"),)
-    assert policy.used == 10
-
-
-def test_spares_an_old_model_whose_size_does_not_help() -> None:
-    policy = policy_of(a=ModelFacts(1), b=ModelFacts(8), c=ModelFacts(9), ready="ab")
-    assert policy.request(1, "c", 0, 5.0) == (UnloadAction("b"),)
-
-
 def test_a_request_may_say_how_long_a_model_stays() -> None:
     policy = policy_of(a=ModelFacts(6, ttl=60), ready="a")
     assert policy.views()["a"].stale_at == 60
@@ -342,60 +159,6 @@ def test_a_model_that_is_not_in_memory_is_not_kept() -> None:
     policy.request(1, "a", 0, 2.0)
     policy.loaded("a", 6, 3.0)
     assert policy.release(1, 4.0) == ()
-
-
-def test_what_is_being_unloaded_counts_until_it_is_gone() -> None:
-    policy = policy_of(a=ModelFacts(6), b=ModelFacts(6), ready="a")
-    assert policy.request(1, "b", 0, 5.0) == (UnloadAction("a"),)
-    assert policy.used == 6
-    assert policy.request(2, "a", 0, 6.0) == ()
-    assert policy.unloaded("a", 7.0) == (LoadAction("b"),)
-    assert policy.loaded("b", 6, 8.0) == (Grant(1),)
-    assert policy.release(1, 9.0) == (UnloadAction("b"),)
-    assert policy.unloaded("b", 10.0) == (LoadAction("a"),)
-
-
-def test_nothing_is_evicted_while_that_would_not_be_enough() -> None:
-    policy = policy_of(a=ModelFacts(2), b=ModelFacts(4), c=ModelFacts(8), ready="ab")
-    assert policy.request(1, "b", 1, 5.0) == (Grant(1),)
-    assert policy.request(2, "c", 1, 6.0) == ()
-    assert policy.release(1, 7.0) == (UnloadAction("a"), UnloadAction("b"))
-
-
-def test_pinned_models_stay() -> None:
-    policy = policy_of(a=ModelFacts(4, pinned=True), b=ModelFacts(4), c=ModelFacts(6), ready="ab")
-    assert policy.request(1, "c", 0, 5.0) == (UnloadAction("b"),)
-    assert policy.request(2, "c", 1, 6.0) == (Refuse(2, NeverFits(needed=7, available=6)),)
-
-
-def test_evicts_no_model_that_an_earlier_ticket_waits_for() -> None:
-    policy = policy_of(a=ModelFacts(3), b=ModelFacts(4), c=ModelFacts(5), ready="ba")
-    assert policy.request(1, "a", 5, 5.0) == (UnloadAction("b"),)
-    assert policy.request(2, "c", 0, 5.0) == ()
-    assert policy.unloaded("b", 6.0) == (Grant(1),)
-
-
-def test_a_model_larger_than_estimated_drives_idle_ones_out() -> None:
-    policy = policy_of(a=ModelFacts(3), b=ModelFacts(3), c=ModelFacts(4), ready="ab")
-    policy.cache_bytes(4)
-    assert policy.request(1, "c", 0, 5.0) == (ShrinkCache(0), LoadAction("c"))
-    assert policy.loaded("c", 6, 6.0) == (UnloadAction("a"),)
-    assert policy.unloaded("a", 7.0) == (Grant(1),)
-    assert policy.views()["c"].nbytes == 6
-
-
-def test_a_batch_keeps_all_its_rows_as_long_as_its_longest() -> None:
-    policy = policy_of(budget=30, a=ModelFacts(5), b=ModelFacts(5), ready="ab")
-    assert policy.request(1, "a", 1, 5.0, rows=3) == (Grant(1),)
-    assert policy.kv_reserved == 3
-    assert policy.request(2, "b", 4, 5.0, extra_bytes=2) == (Grant(2),)
-    assert policy.kv_reserved == 3 + 6
-    assert policy.request(3, "a", 4, 5.0) == (), "16 of 20"
-    assert policy.release(2, 6.0) == (Grant(3),)
-    assert policy.kv_reserved == 16
-    assert policy.release(3, 7.0) == ()
-    assert policy.kv_reserved == 3
-    assert policy.request(4, "a", 7, 8.0, rows=4) == (Refuse(4, NeverFits(33, 30)),)
 
 
 def test_padding_takes_no_more_than_the_engine_says() -> None:
@@ -436,133 +199,6 @@ def test_short_rows_next_to_a_long_one(
 
     assert granted(None) == one_batch
     assert granted(kv.padding_bytes(most_padding)) == in_groups
-
-
-def test_a_promise_is_kept_when_later_ones_take_what_was_shared() -> None:
-    """Ticket 1 can grow to 3, in memory that others may use until then."""
-    facts = {"a": ModelFacts(3), "c": ModelFacts(3), "d": ModelFacts(1)}
-    policy = policy_of(budget=11, ready="cad", **facts)
-    assert policy.request(1, "a", 0, 5.0, most_kv_bytes=3) == (Grant(1),)
-    assert policy.request(2, "c", 0, 5.0, extra_bytes=1) == (Grant(2),)
-    assert policy.request(3, "a", 2, 6.0, most_kv_bytes=2, rows=2) == ()
-    assert policy.request(4, "d", 1, 7.0, most_kv_bytes=1) == ()
-    assert policy.request(5, "d", 1, 8.0, most_kv_bytes=1) == ()
-    assert policy.release(2, 9.0) == (UnloadAction("c"), Grant(4)), "with 5, a would lack one byte"
-    assert policy.unloaded("c", 10.0) == (Grant(3),)
-
-
-def test_room_is_kept_for_one_to_come_to_its_end() -> None:
-    policy = policy_of(a=ModelFacts(4), b=ModelFacts(1), ready="a")
-    assert policy.request(1, "a", 1, 5.0, most_kv_bytes=6) == (Grant(1),)
-    assert policy.request(2, "b", 1, 5.0) == (), "it might need the room for b at its end"
-    assert policy.cache_bytes(5) == (), "which the prompt cache may have until then"
-    assert policy.resize(1, 3, 6.0) == (ShrinkCache(3),)
-    assert policy.resize(1, 0, 7.0) == ()
-    assert policy.release(1, 8.0) == (LoadAction("b"),)
-
-
-def test_waits_its_turn_within_one_model() -> None:
-    policy = policy_of(a=ModelFacts(5), ready="a")
-    assert policy.request(1, "a", 4, 5.0) == (Grant(1),)
-    assert policy.request(2, "a", 2, 5.0) == ()
-    assert policy.request(3, "a", 1, 5.0) == ()
-    assert policy.release(1, 6.0) == (Grant(2), Grant(3))
-
-
-def test_passes_one_that_waits_for_its_load() -> None:
-    policy = policy_of(a=ModelFacts(3), b=ModelFacts(3), c=ModelFacts(1), ready="a")
-    assert policy.request(1, "b", 3, 5.0) == (LoadAction("b"),)
-    assert policy.request(2, "a", 1, 5.0) == (Grant(2),)
-    assert policy.request(3, "a", 1, 5.0) == (), "1 was promised those bytes"
-    assert policy.request(4, "c", 0, 5.0) == (), "models are loaded in order of arrival"
-    assert policy.loaded("b", 3, 6.0) == (Grant(1),)
-    assert policy.release(1, 7.0) == (Grant(3), LoadAction("c"))
-
-
-def test_passes_one_that_is_stuck_only_if_both_fit_side_by_side() -> None:
-    policy = policy_of(p=ModelFacts(1, pinned=True), a=ModelFacts(5), b=ModelFacts(6), ready="pa")
-    assert policy.request(1, "a", 2, 5.0) == (Grant(1),)
-    assert policy.request(2, "b", 1, 5.0) == ()
-    assert policy.request(3, "a", 0, 5.0) == (), "a must go for b to come"
-    assert policy.request(4, "p", 2, 5.0) == (Grant(4),)
-    assert policy.request(5, "p", 1, 5.0) == (), "8 are for p and b, 2 were given to 4"
-    assert policy.release(1, 6.0) == (UnloadAction("a"),)
-    assert policy.unloaded("a", 7.0) == (LoadAction("b"),)
-    assert policy.loaded("b", 6, 8.0) == (Grant(2),)
-
-
-def stuck() -> Policy:
-    """Of 12, 8 are for c and its KV cache, 2 for p, and 1 for b if that stays."""
-    policy = policy_of(
-        budget=12,
-        ready="pab",
-        p=ModelFacts(2, pinned=True),
-        a=ModelFacts(5),
-        b=ModelFacts(1),
-        c=ModelFacts(5),
-    )
-    assert policy.request(1, "a", 1, 5.0) == (Grant(1),)
-    assert policy.request(2, "c", 3, 6.0) == ()
-    return policy
-
-
-@pytest.mark.parametrize(
-    ("model", "kv_bytes", "passes"),
-    [("p", 2, True), ("p", 3, False), ("b", 1, True), ("b", 2, False)],
-)
-def test_who_passes_one_that_is_stuck(model: str, kv_bytes: int, passes: bool) -> None:
-    policy = stuck()
-    assert policy.request(3, model, kv_bytes, 7.0) == ((Grant(3),) if passes else ())
-
-
-def test_what_has_passed_is_held_against_the_next() -> None:
-    policy = stuck()
-    assert policy.request(3, "p", 2, 7.0) == (Grant(3),)
-    assert policy.request(4, "b", 0, 8.0) == (), "b, p with its 2 bytes, and 8 make 13"
-
-
-def test_a_pinned_model_that_is_still_to_come_is_held_against_them_too() -> None:
-    policy = policy_of(
-        budget=12,
-        ready="abc",
-        p=ModelFacts(1, pinned=True),
-        a=ModelFacts(3),
-        b=ModelFacts(6),
-        c=ModelFacts(3),
-    )
-    for ticket, model in enumerate("abc"):
-        assert policy.request(ticket, model, 0, 5.0) == (Grant(ticket),)
-    assert policy.request(3, "p", 0, 6.0) == ()
-    assert policy.request(4, "a", 3, 7.0) == ()
-    assert policy.request(5, "b", 0, 8.0) == (), "p stays, and with b there are 5 left for 4"
-
-
-def test_models_are_loaded_in_order_of_arrival() -> None:
-    policy = policy_of(a=ModelFacts(6), b=ModelFacts(6), c=ModelFacts(2), ready="a")
-    assert policy.request(1, "a", 1, 5.0) == (Grant(1),)
-    assert policy.request(2, "b", 1, 5.0) == ()
-    assert policy.request(3, "c", 0, 5.0) == (), "there is room now, but 2 comes first"
-    assert policy.release(1, 6.0) == (UnloadAction("a"), LoadAction("c"))
-
-
-def test_two_who_wait_for_one_model_count_it_once() -> None:
-    policy = policy_of(
-        p=ModelFacts(1, pinned=True), a=ModelFacts(6), b=ModelFacts(6), c=ModelFacts(1), ready="pa"
-    )
-    assert policy.request(1, "b", 1, 5.0) == (UnloadAction("a"),)
-    assert policy.request(2, "b", 1, 5.0) == ()
-    assert policy.request(3, "c", 0, 5.0) == (LoadAction("c"),)
-
-
-def test_whoever_is_no_longer_in_the_way_lets_others_go() -> None:
-    policy = policy_of(a=ModelFacts(5), ready="a")
-    assert policy.request(1, "a", 1, 5.0) == (Grant(1),)
-    assert policy.request(2, "a", 5, 6.0) == ()
-    assert policy.request(3, "a", 1, 7.0) == ()
-    assert policy.tick(36.0) == (Refuse(2, WaitedTooLong(30.0)), Grant(3))
-    assert policy.request(4, "a", 5, 40.0) == ()
-    assert policy.request(5, "a", 1, 41.0) == ()
-    assert policy.cancel(4, 42.0) == (Grant(5),)
 
 
 def test_a_lower_tier_gives_its_memory_and_gets_it_back() -> None:
