@@ -77,13 +77,3 @@ DELIMITED = [family for family in CALLING if isinstance(family, MarkupFamily)]
 def test_a_call_in_inline_code_is_text(family: ModelFamily, around: str) -> None:
     output = around.format(written(family, city="Oslo", days=2))
     assert found_in(family, output) == (output, None, set())
-
-
-@pytest.mark.parametrize("family", DELIMITED, ids=lambda family: family.name)
-def test_a_call_after_a_sentence_is_made(family: ModelFamily) -> None:
-    """Those that only begin an answer stand at its beginning."""
-    formats = family.layout_with((FIND,)).call_formats
-    call = written(family, city="Oslo", days=2)
-    if any(call.startswith(opening) for each in formats for opening in each.opens):
-        text, arguments, _ = found_in(family, f"Let me look that up: {call}")
-        assert (text.rstrip(), arguments) == ("Let me look that up:", {"city": "Oslo", "days": 2})

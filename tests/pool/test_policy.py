@@ -124,6 +124,16 @@ def test_rows_that_have_not_begun_take_no_memory_from_the_prompt_cache_yet() -> 
     assert policy.in_use == 3
 
 
+def test_what_came_to_nothing_grows_no_more() -> None:
+    policy = policy_of(a=ModelFacts(4), ready="a")
+    assert policy.request(1, "a", 1, 5.0, most_kv_bytes=2) == (Grant(1),)
+    assert policy.resize(1, 99, 6.0) == ()
+    assert policy.kv_reserved == 2
+    policy.engine_lost(7.0)
+    assert policy.resize(1, 2, 8.0) == ()
+    assert policy.used == 0
+
+
 def test_a_request_may_say_how_long_a_model_stays() -> None:
     policy = policy_of(a=ModelFacts(6, ttl=60), ready="a")
     assert policy.views()["a"].stale_at == 60
@@ -199,6 +209,22 @@ def test_short_rows_next_to_a_long_one(
 
     assert granted(None) == one_batch
     assert granted(kv.padding_bytes(most_padding)) == in_groups
+
+
+def test_a_pinned_model_that_is_still_to_come_is_held_against_them_too() -> None:
+    policy = policy_of(
+        budget=12,
+        ready="abc",
+        p=ModelFacts(1, pinned=True),
+        a=ModelFacts(3),
+        b=ModelFacts(6),
+        c=ModelFacts(3),
+    )
+    for ticket, model in enumerate("abc"):
+        assert policy.request(ticket, model, 0, 5.0) == (Grant(ticket),)
+    assert policy.request(3, "p", 0, 6.0) == ()
+    assert policy.request(4, "a", 3, 7.0) == ()
+    assert policy.request(5, "b", 0, 8.0) == (), "p stays, and with b there are 5 left for 4"
 
 
 def test_a_lower_tier_gives_its_memory_and_gets_it_back() -> None:
