@@ -5,7 +5,6 @@ delimiter within reasoning is reasoning, and any delimiter within a call's strin
 """
 
 import re
-from contextlib import suppress
 from functools import partial
 
 from mlx_server.events import Event
@@ -292,23 +291,29 @@ class MarkupParser:
             yield from self._source.space()
 
     def _call_in_reasoning(self) -> Steps[None]:
-        """Reports the calls of an answer that is only reasoning, if it ends with them and nothing
-        is between them: the model expects their results."""
+        """Reports the calls that an answer of nothing but reasoning ends with: the model expects
+        their results."""
         openings = tuple(self._delimiters.formats)
         source = complete_source(self._output.reasoning)
         if not (opening := (yield from source.up_to(*openings, into=discard))):
             self._misplaced.emit(self._misplaced.at_end_of(self._output.reasoning), "reasoning")
             return
-        before = self._output.take()
-        self._calls.misplaced = (*self._delimiters.formats[opening].repairs, "reasoning")
-        with suppress(Malformed):
-            while opening:
-                yield from self._delimiters.formats[opening].read(source, self._calls)
-                yield from source.space()
-                opening = yield from source.accept(*openings)
-            rest = yield from source.lookahead().text_up_to()
-            if self._calls.finished and not rest.strip(FENCES):
-                before += self._output.take()
+        before, calls = self._output.take(), self._calls
+        while opening:
+            self._output.take()
+            calls.started = calls.finished = 0
+            calls.misplaced = (*self._delimiters.formats[opening].repairs, "reasoning")
+            rest: list[str] = []
+            try:
+                while opening:
+                    yield from self._delimiters.formats[opening].read(source, calls)
+                    yield from source.space()
+                    opening = yield from source.accept(*openings)
+            except Malformed:
+                calls.finished = 0
+            opening = yield from source.up_to(*openings, into=rest.append)
+        if calls.finished and not "".join(rest).strip(FENCES):
+            before += self._output.take()
         self._output.put_back(before)
 
     def _reasoning(self, closing: str) -> Steps[None]:
