@@ -76,17 +76,6 @@ def test_thought_text_and_calls() -> None:
     ]
 
 
-def test_thoughts_and_texts_in_turn() -> None:
-    events: list[Event] = [
-        ReasoningDelta(0, "A"),
-        TextDelta(0, "a"),
-        ReasoningDelta(0, "B"),
-        TextDelta(0, "b"),
-    ]
-    kinds = ["thinking", "text", "thinking", "text"]
-    assert [block["type"] for block in content(*events, DONE)] == kinds
-
-
 def test_a_text_of_another_phase_is_another_block() -> None:
     events = [
         TextDelta(0, "I ", phase="commentary"),
