@@ -211,6 +211,16 @@ def test_short_rows_next_to_a_long_one(
     assert granted(kv.padding_bytes(most_padding)) == in_groups
 
 
+def test_room_is_kept_for_one_to_come_to_its_end() -> None:
+    policy = policy_of(a=ModelFacts(4), b=ModelFacts(1), ready="a")
+    assert policy.request(1, "a", 1, 5.0, most_kv_bytes=6) == (Grant(1),)
+    assert policy.request(2, "b", 1, 5.0) == (), "it might need the room for b at its end"
+    assert policy.cache_bytes(5) == (), "which the prompt cache may have until then"
+    assert policy.resize(1, 3, 6.0) == (ShrinkCache(3),)
+    assert policy.resize(1, 0, 7.0) == ()
+    assert policy.release(1, 8.0) == (LoadAction("b"),)
+
+
 def test_a_pinned_model_that_is_still_to_come_is_held_against_them_too() -> None:
     policy = policy_of(
         budget=12,
