@@ -55,6 +55,7 @@ def described(capabilities: Capabilities | None) -> dict[str, Any]:
         "compatibility_type": "mlx",
         "quantization": known.get("quantization"),
         "size_bytes": known.get("size_bytes"),
+        "unused_prediction_layers": known.get("unused_heads"),
         "max_context_length": context,
         # OpenRouter's
         "architecture": {**_modalities(capabilities), "tokenizer": known.get("architecture")},

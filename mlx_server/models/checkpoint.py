@@ -9,7 +9,9 @@ import json
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeGuard, cast
 
@@ -32,6 +34,7 @@ from mlx_server.models.files import (
     read_json,
     read_optional_json,
     read_own,
+    tensor_names,
 )
 from mlx_server.models.tokenizer import Tokenizer, read_tokenizer
 from mlx_server.models.vision import FAMILIES as VISION_FAMILIES
@@ -280,6 +283,26 @@ class Checkpoint:
         """Whether this server wrote the vocabulary, for a replay model."""
         return self.model_type == "replay" and self.config.get(BUILT_IN_VOCABULARY) is True
 
+    @cached_property
+    def unused_heads(self) -> int:
+        """The layers in the weights that predict further tokens (MTP), which mlx-lm leaves out."""
+        promised = [
+            (part.get("num_hidden_layers", 0), count)
+            for part in texts(self.config)
+            for name, count in part.items()
+            if "layers" in name and any(each in name for each in HEADS)
+            if _is_count(count) and 0 < count <= MOST_HEADS
+        ]
+        if not promised:
+            return 0
+        (layers, count), *_ = promised
+        after = {f".layers.{layers + at}." for at in range(count)} if _is_count(layers) else ()
+        with suppress(ModelUnusable):
+            for name in tensor_names(self.path):
+                if MTP.search(name) or any(each in name for each in after):
+                    return count
+        return 0
+
     @property
     def template_source(self) -> str:
         """The source of all templates, in which the families look for their markers."""
@@ -402,7 +425,18 @@ def _is_sensible(name: str, value: object) -> bool:
     return is_number and SENSIBLE[name](cast(float, value))
 
 
+HEADS = ("mtp", "nextn")
+"""Parts of the names of settings for the number of layers that predict further tokens."""
+MTP = re.compile(r"(?:^|\.)mtp\b")
+MOST_HEADS = 16
+
 # Whether mlx-lm can make the model
+
+NUMBER = re.compile(r"(?<=\.)\d{1,9}(?=\.)")
+LAYERS = re.compile("(layer|block)s?$")
+MORE_LAYERS = 128
+"""The number of layers that a config may have in excess of the weights: its vision tower may have
+been left out, or layers may share their weights."""
 
 COUNT = re.compile("(layer|expert|block|loop)s?$")
 """Names of settings that are numbers of layers, or of parts of them."""
@@ -417,6 +451,21 @@ def check_architecture(config: dict[str, Any], name: str) -> None:
                 f"config.json: {key[-60:]} is {str(count)[:20]}; the limit is "
                 f"{limits.CHECKPOINT_LAYERS}. Download the model again."
             )
+
+
+def check_layer_count(config: dict[str, Any], folder: Path) -> None:
+    """Raises ModelUnusable if config.json promises far more layers than the weights have: to make
+    each takes the engine milliseconds, in which it computes nothing else."""
+    promised = [it for it in _counts(config) if LAYERS.search(it[0]) and it[1] > MORE_LAYERS]
+    if not promised:
+        return
+    key, count = max(promised, key=lambda it: it[1])
+    layers = len({number for name in tensor_names(folder) for number in NUMBER.findall(name)})
+    if count > layers + MORE_LAYERS:
+        raise ModelUnusable(
+            f"config.json: {key[-60:]} is {count}, but the weights have {layers} layers. Download "
+            "the model again."
+        )
 
 
 def _counts(config: dict[str, Any]) -> Iterator[tuple[str, int]]:

@@ -530,7 +530,45 @@ def why_not_read(config: Mapping[str, Any], error: str) -> str | None:
         for pattern, what in MISMATCHES
         if (match := pattern.search(error))
     )
-    return next(mismatches, None)
+    return next(mismatches, None) or _wrong_number(config, error)
+
+
+WHOLE_NUMBER = re.compile("^(num|n)_|_(size|dim|layers?|heads?|rank)$")
+"""Matches the names of settings that are whole numbers."""
+OF_ZERO = re.compile("zero|not in list|^AssertionError")
+"""Matches errors that a zero among them causes."""
+POSITIVE_NUMBER = re.compile(
+    r"eps(ilon)?$|rope_(\w{1,40}_)?(theta|base|base_freq)$|^rotary_emb_base$"
+)
+"""Matches the names of settings that are numbers above zero."""
+
+
+def is_positive_number(found: object) -> bool:
+    """Whether MLX can compute with it: it is neither infinite nor zero in 32 bits."""
+    return isinstance(found, int | float) and 1e-38 < found < 3e38
+
+
+def _wrong_number(config: Mapping[str, Any], error: str) -> str | None:
+    """Names the number of a config with which mlx-lm could not make the model."""
+    parts = {f"{key}.": part for key, part in config.items() if isinstance(part, dict)}
+    for place, part in {"": config, **parts}.items():
+        for key, found in part.items():
+            if WHOLE_NUMBER.search(key):
+                needed = "a whole number"
+                is_wrong = type(found) is not int or not 0 <= found < 1 << 31
+                is_wrong |= found == 0 and bool(OF_ZERO.search(error))
+            elif POSITIVE_NUMBER.search(key):
+                needed, is_wrong = "a number above zero", not is_positive_number(found)
+            else:
+                continue
+            if found is None or isinstance(found, bool | list | dict):  # they may have a meaning
+                is_wrong = type(found).__name__ in error
+            if is_wrong:
+                return (
+                    f"`{place[:99]}{key[:99]}` in config.json is {str(found)[:99]!r}, and mlx-lm "
+                    f"needs {needed} there: {error[:200]}. Copy the config.json of these weights."
+                )
+    return None
 
 
 def _wrong_settings(found: object) -> str | None:

@@ -26,6 +26,7 @@ from mlx_server.models.checkpoint import (
     Checkpoint,
     Embedder,
     check_architecture,
+    check_layer_count,
     read_checkpoint,
     width_of,
 )
@@ -233,6 +234,8 @@ class Capabilities:
     is_encoder: bool = False
     sees: bool = False
     """Whether it is shown pictures."""
+    unused_heads: int = 0
+    """See `Checkpoint.unused_heads`."""
 
 
 def capabilities_of(prepared: PreparedModel) -> Capabilities:
@@ -288,6 +291,7 @@ def _capabilities(
         architecture=checkpoint.model_type,
         quantization=checkpoint.quantization,
         size_bytes=size_bytes,
+        unused_heads=checkpoint.unused_heads if size_bytes else 0,
         context_length=_longest_input(spec, checkpoint),
         reasoning=answers and family.thinks(checkpoint),
         tools=answers and family.has_calls,
@@ -331,6 +335,7 @@ def _read(
     tokenizer = tokenizer_json(path)
     checkpoint = read_checkpoint(path, spec.chat_template, tokenizer)
     check_architecture(checkpoint.config, spec.id)
+    check_layer_count(checkpoint.config, path)
     check_task(spec, checkpoint)
     vision = _vision(spec, path, checkpoint)
     seen = working = 0

@@ -15,7 +15,7 @@ from mlx.utils import tree_flatten
 from mlx_server import limits
 from mlx_server.errors import ModelUnusable, public_message
 from mlx_server.models.architectures import SAME, WRAPPING, is_encoder, text_config_of, texts
-from mlx_server.models.files import why_not_read
+from mlx_server.models.files import is_positive_number, why_not_read
 from mlx_server.worker.encoders import encoder_classes
 from mlx_server.worker.kernels import has_gpu
 from mlx_server.worker.mlx_lm_internals import (
@@ -105,6 +105,7 @@ def load(
         classes = encoder_classes
     try:
         model = load_model(path, config, classes)
+        _check_numbers(model)
     except Exception as error:
         if why := why_not_read(config, public_message(error)):
             raise ModelUnusable(why) from error
@@ -150,6 +151,17 @@ def loaded(path: Path) -> nn.Module:
         except StopIteration as end:
             model: nn.Module = end.value
             return model
+
+
+def _check_numbers(model: nn.Module) -> None:
+    """mlx-lm makes layers with any of these numbers, which then fail or compute NaN."""
+    for layer in model.modules():
+        number = getattr(layer, "base" if isinstance(layer, nn.RoPE) else "eps", 1)
+        if not (isinstance(number, mx.array) or is_positive_number(number)):
+            kind = type(number).__name__
+            raise ValueError(f"a layer can't compute with {str(number)[:20]} ({kind})")
+        if (frequencies := layer.get("_freqs")) is not None and not mx.all(frequencies > 0):
+            raise ValueError("a layer can't compute with such frequencies")
 
 
 def model_classes(config: dict[str, Any]) -> tuple[type[nn.Module], type[Any]]:

@@ -38,6 +38,7 @@ def test_a_model_of_the_list_says_what_it_is_and_whether_it_is_loaded(
         "quantization": "f32",
         "size_bytes": (tiny_path / "model.safetensors").stat().st_size,
         "state": "not-loaded",
+        "unused_prediction_layers": 0,
         "type": "llm",
         "adapters": [],
     }
@@ -52,6 +53,7 @@ def test_parameters_that_are_listed_are_of_chat_completions_and_of_the_models_ab
     everything = {*GENERATION_PARAMS}.union(*ABILITY_PARAMS.values())
     assert everything <= ChatBody.model_fields.keys()
     assert set(described(ABLE)["supported_parameters"]) == everything
+    assert described(replace(ABLE, unused_heads=2))["unused_prediction_layers"] == 2
     for ability, names in ABILITY_PARAMS.items():
         lacking: Any = {ability: False}
         unable = described(replace(ABLE, **lacking))

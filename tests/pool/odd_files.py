@@ -1,5 +1,6 @@
 """Folders whose weights, configs or tokenizer are odd."""
 
+import math
 import os
 import shutil
 import struct
@@ -152,6 +153,39 @@ SLIPS: Mapping[str, Odd] = {
     f"{CONFIG}: old scaling": Odd(setting(CONFIG, rope_scaling={"type": "linear", "factor": 2.0})),
     f"{CONFIG}: a context with a point": Odd(
         setting(CONFIG, max_position_embeddings=2048.0), differs=UNREAD
+    ),
+    **{
+        f"{CONFIG}: {key} is {value!r:.20}": Odd(
+            setting(CONFIG, **{key: value}), rf"{key}` in config\.json is '.*whole number"
+        )
+        for key in ("num_hidden_layers", "hidden_size")
+        for value in (2.0, "2", -2, 0, None, [2])
+    },
+    **{  # mlx-lm multiplies a list by it: with less it may be given the memory of the machine
+        f"{CONFIG}: {key} is huge": Odd(
+            setting(CONFIG, **{key: 10**18}), rf"{key}.* is '?1000000000000"
+        )
+        for key in ("num_hidden_layers", "hidden_size")
+    },
+    **{
+        f"{CONFIG}: {key} is {value!r:.20}": Odd(
+            setting(CONFIG, **{key: value}), rf"{key}` in config\.json is .*a number above zero"
+        )
+        for key in ("rms_norm_eps", "rope_theta")
+        for value in ("1e-5", None, [1], 10**400)
+    },
+    **{
+        f"{CONFIG}: {key} is {value!r} ({kind})": Odd(
+            setting(CONFIG, rope_scaling=scaling, **{key: value}),
+            rf"{key}` in config\.json is '{value}'.*a number above zero",
+            differs="mlx_lm loads it, and computes NaN" * (key == "rope_theta"),
+        )
+        for key in ("rms_norm_eps", "rope_theta")
+        for value in (0, -1.0)
+        for kind, scaling in (("plain", None), ("llama3", LLAMA3))
+    },
+    f"{CONFIG}: rope_theta is infinite": Odd(
+        setting(CONFIG, rope_theta=math.inf), "rope_theta` in config", differs="as above"
     ),
     f"{CONFIG}: an end as text": Odd(setting(CONFIG, eos_token_id="2"), differs=UNREAD),
     f"{CONFIG}: tagged floats": Odd(setting(CONFIG, limit={"__float__": "Infinity"})),

@@ -13,12 +13,14 @@ from mlx_server.errors import ModelUnusable
 from mlx_server.families import family_named
 from mlx_server.families.base import ModelFamily
 from mlx_server.families.json_families import PLAIN
+from mlx_server.models.checkpoint import read_checkpoint
 from mlx_server.models.files import weights_bytes
 from mlx_server.models.vision import tower_bytes
 from mlx_server.pool.prepare import ModelSpec, PreparedModel, prepare
 from tests.pool.machine import WEIGHTS, held, run, running
 from tests.pool.preparing import of
 from tests.sources.replay_tokenizers import SOME_FAMILIES
+from tests.tiny import tiny_llama
 from tests.tiny_encoders import BERT, ranking, tiny_encoder
 from tests.tiny_vision import tiny_vision
 
@@ -53,6 +55,50 @@ def test_a_task_that_it_was_not_trained_for(
     with pytest.raises(ModelUnusable, match=f"Set `task: {right}`"):
         of(tmp_path, task=task)
     assert of(tmp_path).task == right
+
+
+LAYERS: dict[str, tuple[dict[str, Any], bool]] = {
+    "as many": ({"num_hidden_layers": 2}, True),
+    "a tower that was left out": ({"vision_config": {"num_hidden_layers": 64}}, True),
+    "many": ({"num_hidden_layers": 999}, False),
+    "many in a nested config": ({"text_config": {"n_layer": 999}}, False),
+    "many encoder layers": ({"audio_config": {"encoder_layers": 999}}, False),
+    "many blocks": ({"num_blocks": 999}, False),
+    "more than any model has": ({"num_hidden_layers": 9_999}, False),
+    "many experts, whose weights may be one tensor": ({"num_experts": 999}, True),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_that_the_weights_do_not_have(tmp_path: Path, name: str) -> None:
+    changed, is_usable = LAYERS[name]
+    tiny_llama(tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changed}))
+    if is_usable:
+        assert of(tmp_path).id == "m"
+        return
+    with pytest.raises(ModelUnusable, match=r"config.json: \w+ is 9,?999?.*Download"):
+        of(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changed", "unused"),
+    [
+        ({}, 0),
+        ({"num_nextn_predict_layers": 1}, 0),  # the weights have no such layer
+        ({"num_nextn_predict_layers": 1, "num_hidden_layers": 1}, 1),
+        ({"mtp_num_hidden_layers": "1", "num_hidden_layers": 1}, 0),
+        ({"num_nextn_predict_layers": 1, "num_hidden_layers": None}, 0),
+        ({"num_nextn_predict_layers": 2**62, "num_hidden_layers": 1}, 0),
+    ],
+)
+def test_layers_that_predict_further_tokens_are_counted(
+    tmp_path: Path, changed: dict[str, Any], unused: int
+) -> None:
+    file = tiny_llama(tmp_path) / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changed}))
+    assert read_checkpoint(tmp_path).unused_heads == unused
 
 
 def prepared(folder: Path, monkeypatch: pytest.MonkeyPatch, **spec: object) -> PreparedModel:
