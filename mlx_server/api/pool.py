@@ -16,6 +16,7 @@ from mlx_server.api.fields import WireModel, ignored_header
 from mlx_server.api.handlers import documented, json_response, read, while_connected
 from mlx_server.errors import BadRequest, Forbidden
 from mlx_server.http.security import keyed_router
+from mlx_server.pool.memory import processes
 from mlx_server.pool.models import ModelView
 from mlx_server.pool.pool import Pool
 from mlx_server.pool.prepare import REPLAY, ModelSpec
@@ -25,7 +26,8 @@ router = keyed_router()
 
 @router.get("/v1/pool")
 async def pool(http: Request) -> Response:
-    return json_response({"object": "pool", **shown(http.app.state.pool)})
+    sizes = await asyncio.to_thread(processes)  # it reads the table of all processes
+    return json_response({"object": "pool", **shown(http.app.state.pool), "processes": sizes})
 
 
 def shown(pool: Pool) -> dict[str, Any]:

@@ -15,8 +15,10 @@ from typing import Annotated
 import msgspec
 import typer
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
-from mlx_server.cli.machine_checks import Check, examine
+from mlx_server.cli.machine_checks import Check, Status, examine
 from mlx_server.cli.root import ConfigFile, command_app
 from mlx_server.cli.terminal import printable
 from mlx_server.config.models_yaml import load_settings
@@ -59,15 +61,13 @@ def doctor(
         raise typer.Exit(1)
 
 
+COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
+
+
 def report(checks: Iterable[Check], console: Console) -> bool:
-    """Prints each check when it is done. Returns whether nothing failed."""
-    has_failed = False
-    for check in checks:
-        fix = f" -> {check.fix}" if check.fix else ""
-        line = f"{check.status:<5}{check.name:<10}{check.found}{fix}"
-        console.out(printable(line).plain, highlight=False)
-        has_failed |= check.status == "fail"
-    return not has_failed
+    """Prints a table to a terminal, plain lines to a pipe. Returns whether nothing failed."""
+    show = _table if console.is_terminal else _lines
+    return "fail" not in show(checks, console)
 
 
 def as_json(checks: Iterable[Check], console: Console) -> bool:
@@ -75,6 +75,26 @@ def as_json(checks: Iterable[Check], console: Console) -> bool:
     results = [asdict(check) for check in checks]
     console.out(dumps(results, indent=2), highlight=False)
     return all(check["status"] != "fail" for check in results)
+
+
+def _table(checks: Iterable[Check], console: Console) -> list[Status]:
+    table = Table("", "check", "found", "to do")
+    done = list(checks)
+    for check in done:
+        status = Text(check.status, style=COLOURS[check.status])
+        table.add_row(status, *map(printable, (check.name, check.found, check.fix)))
+    console.print(table)
+    return [check.status for check in done]
+
+
+def _lines(checks: Iterable[Check], console: Console) -> list[Status]:
+    statuses: list[Status] = []
+    for check in checks:
+        fix = f" -> {check.fix}" if check.fix else ""
+        line = f"{check.status:<5}{check.name:<10}{check.found}{fix}"
+        console.out(printable(line).plain, highlight=False)
+        statuses.append(check.status)
+    return statuses
 
 
 REPORT = "please report it, with the whole output of `mlx-server doctor`"

@@ -6,6 +6,7 @@ with `hosts`, `backend` and `envs`.
 
 import ipaddress
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -44,9 +45,16 @@ def _ssh_name(name: str) -> str:
 def _address(text: str) -> str:
     """MLX's ring can't parse IPv6 addresses."""
     try:
-        return str(ipaddress.IPv4Address(text))
+        address = ipaddress.IPv4Address(text)
     except ValueError:
         raise ValueError("should be an IPv4 address such as 192.168.1.2") from None
+    if (
+        address.is_unspecified
+        or address.is_multicast
+        or address == ipaddress.IPv4Address(2**32 - 1)
+    ):
+        raise ValueError("should be the address of one host; ranks listen on it")
+    return text
 
 
 def _device(name: str) -> str:
@@ -102,10 +110,15 @@ def load_hostfile(path: Path) -> Hostfile:
     a line."""
     raw = _raw(path)
     try:
-        return _parsed(raw)
+        found = _parsed(raw)
     except ValidationError as error:
-        problems = dict.fromkeys(map(_problem, error.errors(include_url=False)))
-        raise SettingsError("\n".join(f"{path.name}: {problem}" for problem in problems)) from None
+        details = error.errors(include_url=False)
+        problems = list(dict.fromkeys(map(_problem, details)))
+    else:
+        problems = list(mistakes(found))
+    if problems:
+        raise SettingsError("\n".join(f"{path.name}: {problem}" for problem in problems))
+    return found
 
 
 def _raw(path: Path) -> bytes:
@@ -138,3 +151,30 @@ def _problem(details: ErrorDetails) -> str:
         loc = ("hosts", *loc)
     message = sentence(details)
     return f"{where(loc)}: {message}" if loc else message
+
+
+def mistakes(file: Hostfile) -> Iterator[str]:
+    """The mistakes that concern several hosts."""
+    if not file.hosts:
+        yield "has no hosts: list at least one"
+    owners: dict[str, int] = {}
+    for rank, host in enumerate(file.hosts):
+        for i, address in enumerate(host.ips):
+            place = f"hosts[{rank}].ips[{i}]"
+            owner = owners.setdefault(address, rank)
+            loopback = ipaddress.ip_address(address).is_loopback
+            if (owner != rank and not loopback) or address in host.ips[:i]:
+                yield f"{place}: {address} is listed twice, first in hosts[{owner}]"
+            if loopback and not all(other.is_local for other in file.hosts):
+                yield f"{place}: other hosts can't reach {address}: give the address of its link"
+        yield from _wrong_devices(file, rank)
+
+
+def _wrong_devices(file: Hostfile, rank: int) -> Iterator[str]:
+    devices, place = file.hosts[rank].rdma, f"hosts[{rank}].rdma"
+    if devices and len(devices) != len(file.hosts):
+        yield f"{place}: should have one entry for each of the {len(file.hosts)} hosts"
+    elif devices and devices[rank] is not None:
+        yield f"{place}[{rank}]: should be null, since it is the host itself"
+    elif not devices and file.backend.startswith("jaccl"):
+        yield f"{place}: is missing, but the backend {file.backend} needs it"

@@ -26,7 +26,7 @@ from pydantic import (
 from pydantic_core import CoreConfig, SchemaValidator
 
 from mlx_server import limits
-from mlx_server.config.hostfile import Hostfile, load_hostfile
+from mlx_server.config.hostfile import Hostfile, load_hostfile, mistakes
 from mlx_server.engine.client import NO_DISK, PromptDisk
 from mlx_server.engine.worker_arguments import FIRST_PORT, Backend, Mode, RankGroup, RankHost
 from mlx_server.errors import SettingsError
@@ -440,10 +440,12 @@ class DistributedSettings(Strict):
 
 
 def is_a_group(distributed: DistributedSettings) -> DistributedSettings:
-    hosts = distributed.hosts.hosts
-    if len(hosts) < AT_LEAST:
+    hosts = distributed.hosts
+    if problem := next(mistakes(hosts), None):
+        raise ValueError(problem)
+    if len(hosts.hosts) < AT_LEAST:
         raise ValueError(f"hosts: should list at least {AT_LEAST} hosts")
-    if not all(host.ips for host in hosts):
+    if not all(host.ips for host in hosts.hosts):
         raise ValueError("hosts: each should have `ips`, the addresses of its link")
     return distributed
 

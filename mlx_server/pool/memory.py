@@ -2,7 +2,10 @@
 
 import ctypes
 import sys
+from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 
@@ -146,3 +149,21 @@ def footprint(pid: int) -> int:
         return int(psutil.Process(pid).memory_info().rss)
     except psutil.Error:
         return 0
+
+
+PACKAGE = Path(__file__).parents[1]
+
+
+def processes() -> dict[str, int]:
+    """The footprint of this server's processes by their module: `mlx_server.worker.process` is the
+    engine. Memory that several of them share is counted in each."""
+    own = psutil.Process()
+    sizes = Counter({PACKAGE.name: footprint(own.pid)})
+    for child in own.children(recursive=True):
+        with suppress(psutil.Error):  # it has ended
+            for word in child.cmdline():
+                module = word.removeprefix(f"{PACKAGE.parent}/").removesuffix(".py")
+                if module.startswith((f"{PACKAGE.name}/", f"{PACKAGE.name}.")):
+                    sizes[module.replace("/", ".")] += footprint(child.pid)
+                    break
+    return dict(sizes)

@@ -1,5 +1,6 @@
 """Models and adapters of the Hugging Face hub, checked before their weights are downloaded."""
 
+import difflib
 import errno
 import logging
 import os
@@ -7,6 +8,7 @@ import re
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -45,6 +47,9 @@ ADAPTER_FILES = [CONFIG, MLX_WEIGHTS, PEFT_WEIGHTS]
 NESTED = ["[!1a]*/*", "a[!d]*/*"]
 """What is not fetched: subfolders hold the model in other formats, and the `*` of a pattern matches
 a "/" too. `1_Pooling` of sentence-transformers and `additional_chat_templates` are exceptions."""
+
+LISTED = 5
+"""The number of models or revisions that an error suggests."""
 
 
 @dataclass(frozen=True)
@@ -338,13 +343,13 @@ def _fix(wanted: HubModel, error: Exception) -> str:
         case errors.RepositoryNotFoundError():
             return (
                 "it does not exist there, or is private (and there is no such local folder). "
-                "Check the spelling; for a private model run `hf auth login` or "
+                f"Check the spelling{_nearest(name)}; for a private model run `hf auth login` or "
                 "set HF_TOKEN."
             )
         case errors.RevisionNotFoundError():
             return (
                 f"it has no revision {str(wanted.revision)[:100]!r}. "
-                f"Set `revision:` to a branch, a tag or a commit of it."
+                f"Set `revision:` to a branch, a tag or a commit of it{_revisions(name)}."
             )
         case errors.LocalEntryNotFoundError() if is_offline_mode():
             return (
@@ -386,6 +391,28 @@ def _status_message(error: BaseException) -> str | None:
             return "the hub's rate limit is reached. Wait a little, or set HF_TOKEN."
         case _:
             return None
+
+
+def _nearest(name: str) -> str:
+    """Suggests models of the same owner with a similar name."""
+    from huggingface_hub import HfApi
+
+    owner, _, model = name.partition("/")
+    with suppress(Exception):  # it is a hint
+        listed = [found.id for found in HfApi().list_models(author=owner, limit=1000)]
+        alike = difflib.get_close_matches(f"{owner}/{model}", listed, LISTED, 0.6)
+        return f" (similar names: {', '.join(alike)})" if alike else ""
+    return ""
+
+
+def _revisions(name: str) -> str:
+    from huggingface_hub import HfApi
+
+    with suppress(Exception):  # it is a hint
+        refs = HfApi().list_repo_refs(name)
+        listed = [ref.name for ref in (*refs.branches, *refs.tags)][:LISTED]
+        return f", such as {', '.join(listed)}" if listed else ""
+    return ""
 
 
 def _size(nbytes: int) -> str:

@@ -33,6 +33,7 @@ from mlx_server import limits
 from mlx_server.errors import FOLDERS, SettingsError, public_message
 from mlx_server.system.files import not_linked, own_path
 
+COLOURS = {"DEBUG": "\033[2m", "INFO": "\033[32m", "WARNING": "\033[33m", "ERROR": "\033[31m"}
 FORMAT_VARIABLE = "MLX_SERVER_LOG_FORMAT"
 """Environment variable that passes the format to the engine process."""
 
@@ -70,8 +71,9 @@ def log_model(model: str, family: str) -> None:
 def configure(level: str, style: str) -> None:
     """Sets up logging in the server or the engine process."""
     os.environ[FORMAT_VARIABLE] = style
+    lines: logging.Formatter = ColouredFormatter() if sys.stderr.isatty() else PlainFormatter()
     output = logging.StreamHandler(cast(TextIO, _StandardError()))
-    output.setFormatter(JsonFormatter() if style == "json" else PlainFormatter())
+    output.setFormatter(JsonFormatter() if style == "json" else lines)
     # below this level libraries log what they send and receive
     logging.basicConfig(level=logging.WARNING, handlers=[output, RecentLines()], force=True)
     logging.getLogger("mlx_server").setLevel(level.upper())
@@ -125,6 +127,13 @@ class PlainFormatter(logging.Formatter):
         )
         line = " ".join(filter(None, parts))
         return "\n".join([line, *_traceback_of(record)])
+
+
+class ColouredFormatter(PlainFormatter):
+    def format(self, record: logging.LogRecord) -> str:
+        line = super().format(record)
+        level = f"{record.levelname:<7}"
+        return line.replace(level, f"{COLOURS.get(record.levelname, '')}{level}\033[0m", 1)
 
 
 class JsonFormatter(logging.Formatter):

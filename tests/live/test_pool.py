@@ -94,7 +94,9 @@ def test_two_models_in_room_for_one_take_turns(tmp_path: Path, pair: dict[str, P
         assert watch.looks > 10
         seen = pool_of(server)
         assert seen["memory"]["kv_reserved"] == 0
-        assert seen["memory"]["used"] > seen["memory"]["prompt_cache"]
+        engine = seen["processes"]["mlx_server.worker.process"]
+        assert engine > seen["memory"]["used"] > seen["memory"]["prompt_cache"]
+        assert seen["processes"]["mlx_server"] > 20_000_000
         assert " ERROR " not in server.log
 
 

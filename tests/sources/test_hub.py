@@ -110,6 +110,7 @@ def test_offline_and_half_cached(tmp_path: Path) -> None:
 REFUSED = {
     "org/gated": "Accept its terms on https://huggingface.co/org/gated",
     "org/unknown": "Check the spelling",
+    "org/nam": "(similar names: org/name)",
     "org/broken": "the hub can't be reached (HfHubHTTPError: Server error '500",
     "org/busy": "rate limit is reached",
     "org/private": "Set HF_TOKEN",
@@ -198,6 +199,7 @@ def test_a_revision_that_is_not_there(tmp_path: Path, hub: ThreadingHTTPServer) 
     answer = resolve_in_child("org/name", tmp_path, hub, options={"revision": "v3"})
     assert answer["error"] == "ModelUnusable"
     assert "no revision 'v3'" in answer["message"]
+    assert "such as main, v2" in answer["message"]
 
 
 def test_a_gate_is_met_before_the_weights(tmp_path: Path, hub: ThreadingHTTPServer) -> None:
