@@ -418,6 +418,7 @@ def test_a_step_of_text_costs_what_it_costs_a_model_that_does_not_see(
     alone(model, ask(1, [image(1)], sight(model).vision))
     graphs = list[Any]()
     for each in (model, blind):
+        mx.eval(each(ids))  # and with it what layers have for all passes
         with (tmp_path / "graph").open("w") as file:
             logits = each(ids)
             mx.export_to_dot(file, logits)
