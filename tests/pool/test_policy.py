@@ -221,6 +221,18 @@ def test_room_is_kept_for_one_to_come_to_its_end() -> None:
     assert policy.release(1, 8.0) == (LoadAction("b"),)
 
 
+def test_passes_one_that_is_stuck_only_if_both_fit_side_by_side() -> None:
+    policy = policy_of(p=ModelFacts(1, pinned=True), a=ModelFacts(5), b=ModelFacts(6), ready="pa")
+    assert policy.request(1, "a", 2, 5.0) == (Grant(1),)
+    assert policy.request(2, "b", 1, 5.0) == ()
+    assert policy.request(3, "a", 0, 5.0) == (), "a must go for b to come"
+    assert policy.request(4, "p", 2, 5.0) == (Grant(4),)
+    assert policy.request(5, "p", 1, 5.0) == (), "8 are for p and b, 2 were given to 4"
+    assert policy.release(1, 6.0) == (UnloadAction("a"),)
+    assert policy.unloaded("a", 7.0) == (LoadAction("b"),)
+    assert policy.loaded("b", 6, 8.0) == (Grant(2),)
+
+
 def test_a_pinned_model_that_is_still_to_come_is_held_against_them_too() -> None:
     policy = policy_of(
         budget=12,
