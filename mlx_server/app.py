@@ -41,7 +41,7 @@ from mlx_server.api import pool as pool_api
 from mlx_server.api.batch_runner import BatchRunner
 from mlx_server.api.chat_completions import routes as chat_completions
 from mlx_server.api.fine_tuning import FineTuning
-from mlx_server.api.handlers import describe_bodies, json_response
+from mlx_server.api.handlers import build_validators, describe_bodies, json_response
 from mlx_server.api.messages import routes as messages
 from mlx_server.api.page import routes as page
 from mlx_server.api.page.routes import ModelFetches, PageStreams, page_routes
@@ -139,6 +139,8 @@ def create_app(
             watching = asyncio.create_task(_watch(store, pool, (runner, tuning), relay))
             on.push_async_callback(cancelled, [watching])
             compiled.warm()
+            building = asyncio.create_task(asyncio.to_thread(build_validators))
+            on.push_async_callback(cancelled, [building])
             await anyio.lowlevel.checkpoint()  # anyio's backend is imported before it is needed
             on.push_async_callback(runs.stop)
             on.push_async_callback(resumable.stop)

@@ -98,6 +98,16 @@ def documented(path: str, wire_type: type[BaseModel]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {JSON: {}}}}
 
 
+USUAL = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses")
+
+
+def build_validators() -> None:
+    """Builds those of the usual bodies, while models load: a first request would wait for its own
+    for longer than for its first token."""
+    for path in USUAL:
+        _wire_types[path].model_rebuild()
+
+
 def describe_bodies(openapi: Mapping[str, Any]) -> None:
     """Adds the schemas of the bodies, which a server's start does not wait for: they take 0.2 s."""
     for path, operations in openapi["paths"].items():
