@@ -11,7 +11,7 @@ from fastapi import FastAPI, Request
 from mlx_server.api import handlers
 from mlx_server.api.fields import WireModel
 from mlx_server.http import errors
-from mlx_server.request_threads import in_thread
+from mlx_server.request_threads import SMALL_BYTES, in_thread
 
 
 class Echo(WireModel):
@@ -51,11 +51,11 @@ def test_only_large_bodies_are_parsed_in_a_thread_and_none_is_kept(
     post({"text": "x"})
     sizes.clear()
     assert (post({"text": "x"}).json(), sizes) == ([1, False], [])
-    assert post({"text": "x" * handlers.LARGE_BYTES}).json() == [handlers.LARGE_BYTES, False]
+    assert post({"text": "x" * SMALL_BYTES}).json() == [SMALL_BYTES, False]
     assert len(sizes) == 1
 
 
-@pytest.mark.parametrize("padding", [0, handlers.LARGE_BYTES])
+@pytest.mark.parametrize("padding", [0, SMALL_BYTES])
 def test_what_is_wrong_is_said_from_either_place(padding: int) -> None:
     answer = post({"text": 5, "padding": "x" * padding})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "text")
