@@ -9,13 +9,61 @@ import pytest
 
 from mlx_server import limits
 from mlx_server.errors import BadRequest, NotFound, ShuttingDown, TooLarge
-from mlx_server.store import ItemRecord, Record, Store
+from mlx_server.store import ItemRecord, Record, Retention, Store
+from mlx_server.store import store as store_module
 from tests.store.make import big, items, limit, response, runs
+
+DAY = 86400
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "data" / "store.db"
+
+
+@runs
+async def test_another_owner_sees_nothing(path: Path) -> None:
+    store = await Store.open(path)
+    await store.add(response("r", "in_progress"), "me", items("a"))
+    await store.add(Record("conversation", "c", 0, b"{}"), "me", items("b"))
+    foreign = [
+        store.get("response", "r", "you"),
+        store.delete("response", "r", "you"),
+        store.items("response", "r", "you"),
+        store.events("r", "you"),
+        store.chain("r", "you"),
+        store.item("a", "you"),
+        store.get("conversation", "c", "you"),
+        store.update("conversation", "c", "you", b"{}", used_at=0),
+        store.delete("conversation", "c", "you"),
+        store.add_items("c", "you", items("x"), 0),
+        store.items("conversation", "c", "you"),
+        store.conversation_item("c", "you", "b"),
+        store.delete_item("c", "you", "b"),
+    ]
+    for call in foreign:
+        with pytest.raises(NotFound):
+            await call
+    with pytest.raises(NotFound) as other:
+        await store.get("response", "r", "you")
+    with pytest.raises(NotFound) as unknown:
+        await store.get("response", "s", "me")
+    assert str(other.value) == str(unknown.value).replace("'s'", "'r'")
+    assert not await store.put(response("r"), "you")
+    assert (await store.get("response", "r", "me")).status == "in_progress"
+    # the id is not taken either
+    await store.add(response("r"), "you")
+    await store.add(response("s", conversation="c"), "you", items("y"))
+    await store.add(response("t", previous="s"), "me")
+    with pytest.raises(NotFound, match="'s'"):
+        await store.chain("t", "me")
+    assert (await store.items("conversation", "c", "me")).items == items("b")
+    # one is not the other's kind
+    with pytest.raises(NotFound):
+        await store.get("response", "c", "me")
+    with pytest.raises(NotFound):
+        await store.get("conversation", "r", "me")
+    await store.close()
 
 
 @runs
@@ -56,6 +104,27 @@ async def test_hostile_ids(path: Path, id: str) -> None:
     with pytest.raises(BadRequest):
         await store.events("r", "me", starting_after=10**30)
     assert (await store.stats()).responses == 1
+    await store.close()
+
+
+@runs
+async def test_pruning_by_age_and_count(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0 * DAY
+    store = await Store.open(path, Retention(days=30), clock=lambda: now)
+    monkeypatch.setattr(limits, "STORED_RESPONSES", 5)
+    monkeypatch.setattr(store_module, "BATCH_RECORDS", 2)
+    for day in range(60, 101, 4):
+        await store.add(response(f"{day}", at=day * DAY), "me", items("i"), [b"e"])
+    await store.add(response("running", "in_progress", at=0), "me")
+    await store.add(Record("conversation", "idle", 0, b"{}"), "me", items("i"))
+    await store.add(Record("conversation", "used", 0, b"{}"), "me")
+    await store.add_items("used", "me", items("i"), now)
+    assert await store.prune() == 3 + 4 + 1  # too old; too many, with the running one; idle
+    stats = await store.stats()
+    assert (stats.responses, stats.conversations, stats.items) == (5, 1, 5)
+    assert (stats.oldest, stats.newest) == (0, 100 * DAY)
+    assert (await store.get("response", "88", "me")).created_at == 88 * DAY
+    assert await store.prune() == 0
     await store.close()
 
 

@@ -7,11 +7,50 @@ from pathlib import Path
 
 import pytest
 
-from mlx_server.errors import StoreFull, StoreUnavailable, TooLarge
+from mlx_server.errors import BadRequest, StoreFull, StoreUnavailable, TooLarge
 from mlx_server.store import Record, Retention, Store
-from tests.store.make import big, limit, recounted, response, runs
+from tests.store.make import big, items, limit, recounted, response, runs
 
 DAY = 86400.0
+
+
+@runs
+async def test_the_count_is_that_of_what_is_there(path: Path) -> None:
+    store = await Store.open(path)
+    counts = []
+
+    async def note() -> None:
+        stored = (await store.stats()).stored
+        assert stored == await recounted(store)
+        counts.append(stored)
+
+    await note()
+    await store.add(Record("conversation", "c", 0, b"{}"), "me", items("1"))
+    await note()
+    await store.add(response("r", "in_progress", conversation="c"), "me", [big("a")], [b"e"])
+    await note()
+    await store.put(response("r", output=[big("b", 500)], note="n" * 99), "me", [b"e" * 77] * 3)
+    await note()  # its items are the conversation's too
+    await store.update("conversation", "c", "me", b'{"a":"longer"}', used_at=1)
+    await note()
+    await store.add(response("\u00e9", output=[big("b", 500)]), "you", [big("a" * 300)])
+    await note()
+    await store.delete_item("c", "me", "1")
+    await note()
+    with pytest.raises(BadRequest):
+        await store.add_items("c", "me", [big("new"), big("a")], 2)  # all or nothing
+    await note()
+    await store.close()
+    store = await Store.open(path)
+    await note()
+    await store.delete("response", "r", "me")
+    await note()
+    await store.delete("conversation", "c", "me")
+    await store.delete("response", "\u00e9", "you")
+    await note()
+    assert counts[-1] == counts[0] == 0
+    assert len(set(counts)) == 8
+    await store.close()
 
 
 @runs
