@@ -107,7 +107,12 @@ def test_log_probabilities(client: OpenAI, asked: dict[str, Any], top: int) -> N
         if choice.logprobs
         for entry in choice.logprobs.content or []
     ]
-    assert streamed == entries
+    # the second prompt is cached but for its last token, whose pass has another shape
+    rounded = [entry.model_dump(exclude={"logprob", "top_logprobs"}) for entry in streamed]
+    assert rounded == [entry.model_dump(exclude={"logprob", "top_logprobs"}) for entry in entries]
+    assert [each.logprob for each in streamed] == pytest.approx(
+        [e.logprob for e in entries], abs=1e-5
+    )
 
 
 # Stop strings
