@@ -80,6 +80,8 @@ class StepResult:
     progress: list[PrefillProgress] = field(default_factory=list)
     failed: list[RowFailed | RowRefused | RowLeftGrammar] = field(default_factory=list)
     """Rows that have left the batch."""
+    has_piece: bool = False
+    """Whether a piece of a prompt was computed, for which all other rows have waited."""
 
 
 class Places:
@@ -629,6 +631,7 @@ class Batch:
     def _prefill_piece(self, tokens: int, done: StepResult) -> None:
         """Computes about `tokens` prompt tokens; rows with only a last token left then decode."""
         assert self._group
+        done.has_piece = True
         group, context, began = self._group, self._group.context, self._clock()
         decoding = len(self.decoder.served(group.tier))
         most = self._budget.schedule.longest_gap / 2 if self.decoder else inf

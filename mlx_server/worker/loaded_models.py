@@ -338,8 +338,8 @@ class LoadedModels:
         finally:
             now = self._clock()
             self._seconds[model] += now - began
-            self._turns.took(self._tier, now - began, now, piece=not done.tokens)
-        if not done.tokens:  # a piece of a prompt: the rows of all models have waited for it
+            self._turns.took(self._tier, now - began, now, piece=done.has_piece)
+        if done.has_piece:
             for each in self.batches.values():
                 each.waited_for_piece = True
         return done

@@ -101,9 +101,13 @@ class Row:
 
     def begins_with(self, token: int) -> bool:
         """Whether the row goes on after this first token, so that it is told at once. Where there
-        is a grammar, that says so only when it is fed."""
+        is a grammar, that says so only when it is fed, and so does a loop that another engine's
+        tokens began."""
         ends = token in self.request.stop_tokens or self.tokens_left == 1
-        self._is_told = not (ends or self.request.delay or self.constraint or self.fault())
+        resumes = bool(self.request.generated)
+        self._is_told = not (
+            ends or resumes or self.request.delay or self.constraint or self.fault()
+        )
         return self._is_told
 
     def is_told_again(self) -> bool:

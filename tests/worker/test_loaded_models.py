@@ -76,6 +76,19 @@ def test_requests_that_end_at_once_do_not_starve_another_model(
     assert seen.count("second") > 30
 
 
+def test_other_models_wait_for_a_piece_that_gives_a_token_and_for_no_step(
+    engine: Engine, turns: Turns
+) -> None:
+    engine.handle(ask(0, tokens=1000, model="second"))
+    turns(20)
+    engine.handle(ask(1, tokens=9))
+    other, waited = engine.models.batches["second"], list[bool]()
+    while len(waited) < 4:
+        if turns(1) == ["tiny"]:
+            waited.append(other.waited_for_piece)
+    assert waited == [True, False, False, False]
+
+
 class Metal:
     """Takes the place of MLX in `loaded_models`, and records the limits that it is given."""
 

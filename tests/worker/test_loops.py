@@ -171,9 +171,10 @@ END = 30 + 2 * 256
 def test_a_loop_ends_its_row_alone(engine: Engine) -> None:
     honest = [*random.Random(1).choices(ONCE, k=1500), IM_END]
     asks = [row(0, LOOP), row(1, honest), row(2, LOOP, loops=None), row(3, LOOP, loops=3)]
-    reports = run(engine, *asks)
+    reports = run(engine, *asks, row(4, LOOP, generated=LOOP[: END - 1]))
     assert not failures(reports)
     answers = [tokens_of(number, reports) for number in range(4)]
+    assert [(token.finish, token.looped) for token in tokens_of(4, reports)] == [("stop", 20)]
     assert [len(answer) for answer in answers] == [END, len(honest), 1600, END + 256]
     ends = [(answer[-1].finish, answer[-1].looped) for answer in answers]
     assert ends == [("stop", 20), ("stop", 0), ("length", 0), ("stop", 20)]
