@@ -233,13 +233,15 @@ class Connectors:
 
 async def _take(budget: SharedBudget, count: int, resource: str) -> None:
     """Takes `count` units together. Raises Overloaded if they are not free in time."""
+    if not count:  # those that wait for some are not before it
+        return
     taken = budget.reserve(count)
     try:
         async with asyncio.timeout(limits.MCP_WAIT_SECONDS):
             await taken
     except BaseException as error:
-        if taken.done() and not taken.cancelled():
-            budget.give_back(count)
+        is_taken = taken.done() and not taken.cancelled()
+        budget.give_back(count if is_taken else 0)  # those behind it are served
         if isinstance(error, TimeoutError):
             raise Overloaded(
                 f"Other requests use all {budget.most} {resource}. Try again in a moment."

@@ -123,6 +123,31 @@ async def test_connections_by_http_are_so_many(few: Lower) -> None:
         await all_gone()
 
 
+async def test_who_waits_for_processes_holds_up_none_that_needs_fewer_in_the_end(
+    few: Lower,
+) -> None:
+    few(MCP_PROCESSES=2, MCP_SESSIONS=1, MCP_WAIT_SECONDS=5)
+    found = connectors("a", "b")
+
+    async def asking(servers: list[McpServer]) -> asyncio.Task[int]:
+        async def opened() -> int:
+            async with found.open(servers) as toolset:
+                return len(toolset.servers)
+
+        task = asyncio.create_task(opened())
+        for _ in range(9):
+            await asyncio.sleep(0)
+        return task
+
+    async with served(Wild(quiet)) as url, found.open(named("a")):
+        two = await asking(named("a", "b"))
+        assert await (await asking([McpServer("x", url=url)])) == 1, "it needs no process"
+        one = await asking(named("b"))
+        two.cancel()
+        assert await one == 1
+    await all_gone()
+
+
 async def test_tools_of_all_servers_together(few: Lower) -> None:
     few(MCP_ALL_TOOLS=256)
     async with connectors("many tools", "a").open(named("many tools", "a")) as toolset:
