@@ -239,7 +239,7 @@ class Batch:
             _, computed, self.vocabulary = model(mx.array([[0, 0]])).shape
         # Layers that can't batch may compute a token otherwise in a pass of several, as phi3small.
         may_end = computed == 1 and self._cache.can_be_cut and not self.why_alone
-        self._budget.has_own_pass = not may_end
+        self._budget.depth = len(model.layers) if may_end else 0
         one_at_a_time = bool(self.why_alone)
         self._groups = PrefillGroups(
             model, self._cache, heads if may_end else (), one_at_a_time=one_at_a_time
@@ -501,12 +501,15 @@ class Batch:
         rows, context = len(following.rows), following.context
         waiting = [len(each.rows) for each in self._turns if each.tier is tier]
         waiting += [len(self.prefilling)] if self._group and self._group.tier is tier else []
-        return self._budget_of(tier).piece(
+        left, budget = following.padded_left, self._budget_of(tier)
+        if budget.ends(PrefillPiece(rows, left // rows + 1, context)):
+            left += rows
+        return budget.piece(
             len(self.decoder.served(tier)),
             min(sum(waiting), self._places.free),
             rows,
             context,
-            left=following.padded_left + (0 if self._budget.has_own_pass else rows),
+            left=left,
             shared=self.shared or tier > Tier.DEFAULT,
         )
 
@@ -638,7 +641,7 @@ class Batch:
         if group.encode_picture(lambda: self._clock() - began >= most):
             self._budget_of(group.tier).prefilled(None, decoding, self._clock() - began)
             return
-        sizes = group.compute(tokens)
+        sizes = group.compute(tokens, self._budget_of(group.tier).ends)
         if max(sizes):
             piece = PrefillPiece(len(sizes), max(sizes) + group.has_ended, context)
             self._budget_of(group.tier).prefilled(piece, decoding, self._clock() - began)
@@ -665,7 +668,8 @@ class Batch:
             return
         decoding, rows = len(self.decoder.served(group.tier)), len(group.rows)
         budget = self._budget_of(group.tier)
-        if decoding and budget.is_step_first(group.context, rows, decoding):
+        own = not group.has_ended
+        if decoding and budget.is_step_first(group.context, rows, decoding, own=own):
             return
         new = group.rows if group.resumed is None else []
         for at, (row, tokens) in enumerate(zip(new, group.batch.tokens, strict=False)):
@@ -675,7 +679,7 @@ class Batch:
             done.tokens += begun.first_tokens()
         self.decoder.extend(begun)
         self._set_late_aside()  # a preempted row may still wait for its mask
-        budget.joined(len(group.rows))
+        budget.joined(len(group.rows), own=own)
         self._preempted.decode(group.rows)
         self._turns.end()
         self._group = None

@@ -14,7 +14,7 @@ from mlx_server.requests import Tier
 from mlx_server.worker.decode_groups import DecodeBatch, PrefillBatch, padding
 from mlx_server.worker.kv_caches import make_caches, one_row
 from mlx_server.worker.mlx_lm_internals import StopSequences, greedy_sampler
-from mlx_server.worker.prefill.schedule import LAST_PIECE, MOST, PromptScheduler
+from mlx_server.worker.prefill.schedule import LAST_PIECE, MOST, PrefillPiece, PromptScheduler
 from mlx_server.worker.prompt_store import RowPrompts
 from mlx_server.worker.replay_model import force_tokens
 from mlx_server.worker.row import Row
@@ -117,8 +117,9 @@ class PrefillGroup:
     def context(self) -> int:
         return max(map(len, self.batch.tokens))
 
-    def compute(self, tokens: int) -> list[int]:
-        """Computes about `tokens` tokens of all rows together; returns how many of each row."""
+    def compute(self, tokens: int, ends: Callable[[PrefillPiece], bool]) -> list[int]:
+        """Computes about `tokens` tokens of all rows together; returns how many of each row. ends:
+        whether a last piece computes the last tokens too."""
         size = max(1, tokens // len(self.rest))
         longest = max(map(len, self.rest)) - 1
         if not self._begun and longest < min(size * LAST_PIECE, MOST):
@@ -128,7 +129,8 @@ class PrefillGroup:
             min(_wanted(row, len(known), size), len(rest) - 1)
             for row, known, rest in zip(self.rows, self.batch.tokens, self.rest, strict=True)
         ]
-        if max(sizes) and self._heads and self._ends_with(sizes):
+        piece = PrefillPiece(len(sizes), max(sizes) + 1, self.context)
+        if max(sizes) and self._heads and self._ends_with(sizes) and ends(piece):
             self.batch.end(self.rest, self._heads)
             self.rest = [rest[-1:] for rest in self.rest]
         elif max(sizes):

@@ -33,11 +33,10 @@ from mlx_server.engine.messages import (
 from mlx_server.requests import Tier
 from mlx_server.worker import engine, weights
 from mlx_server.worker.batch import Batch, StepResult
-from mlx_server.worker.decode_groups import PrefillBatch
 from mlx_server.worker.engine import Engine
 from mlx_server.worker.lora_adapters import AdapterWeights
 from mlx_server.worker.prefill.memory_tier import MemoryTier
-from mlx_server.worker.prefill_groups import PrefillGroups
+from mlx_server.worker.prefill_groups import PrefillGroup, PrefillGroups
 from mlx_server.worker.prompt_store import RowPrompts
 from mlx_server.worker.rows import PIECE, RowAdmission
 from mlx_server.worker.sampling import Sampler
@@ -128,7 +127,7 @@ def test_a_step_that_fails_takes_its_batch_and_no_other(
 
 FAILING = {
     "before the model is called": (PrefillGroups, "_known"),
-    "in a prompt": (PrefillBatch, "end"),
+    "in a prompt": (PrefillGroup, "compute"),
     "when a row has ended": (RowPrompts, "store"),
 }
 

@@ -268,8 +268,8 @@ class PrefillBudget:
     """
 
     def __init__(self, schedule: Schedule, curve: CostCurve = FLAT) -> None:
-        self.has_own_pass = True
-        """Whether new rows compute the last tokens of their prompts in a pass of their own."""
+        self.depth = 0
+        """The model's layers, if the last piece of a prompt may compute its last token too."""
         self.schedule = schedule
         self._share, self._gap = schedule.prefill_share, schedule.longest_gap
         self.cost = PrefillCost(curve)
@@ -310,7 +310,7 @@ class PrefillBudget:
         schedule = replace(self.schedule, most_of_prompt=most_of_prompt)
         other = PrefillBudget(schedule, self._curve)
         other.cost, other._steps = self.cost, self._steps
-        other.has_own_pass = self.has_own_pass
+        other.depth = self.depth
         return other
 
     def interrupted(self) -> None:
@@ -359,7 +359,8 @@ class PrefillBudget:
             tokens = self._before_the_end(tokens, int(left), longest, rows, context)
         if left <= tokens and not self._in_company:
             last = PrefillPiece(rows, ceil(left / rows), context)
-            self._advance = self._step_debt(self.cost.seconds(last) + self._own_pass(rows))
+            own = 0.0 if self.ends(last) else self._step(rows)
+            self._advance = self._step_debt(self.cost.seconds(last) + own)
             if self._owed + self._advance > 0:
                 return 0
         return tokens
@@ -472,25 +473,28 @@ class PrefillBudget:
     def _seconds(self, tokens: int, rows: int, context: int) -> float:
         return self.cost.seconds(PrefillPiece(rows, ceil(tokens / rows), context))
 
-    def is_step_first(self, context: int, rows: int, decoding: int) -> bool:
-        """Whether decoding rows get a token before new rows with so many tokens join them, which
-        may have a pass of their own before the next step.
+    def ends(self, piece: PrefillPiece) -> bool:
+        """Whether the last piece of prompts, with their last tokens, takes less than a piece
+        without them and a pass of their own: it computes all of the last layer, of which keys and
+        values are enough before them."""
+        return self.depth > 0 and self.cost.seconds(piece) < self.depth * self._step(piece.rows)
+
+    def is_step_first(self, context: int, rows: int, decoding: int, *, own: bool) -> bool:
+        """Whether decoding rows get a token before new rows with so many tokens join them. own:
+        whether these have a pass of their own before the next step.
 
         They have just waited for a piece, and the first steps with a long cache take longer than
         the others. A short one joins at once, unless steps take long."""
-        joining = self._own_pass(rows) + self._step(decoding + rows)
+        joining = own * self._step(rows) + self._step(decoding + rows)
         is_long = context > MOST or self._waited + joining > LONGEST * self._gap
         return is_long and self._waited > self._gap / 2
 
-    def joined(self, rows: int) -> None:
-        """Notes that so many new rows decode: a step sends their first tokens before the next
-        piece."""
+    def joined(self, rows: int, *, own: bool) -> None:
+        """Notes that so many new rows decode, whose first tokens a step sends before the next
+        piece. own: whether they had a pass of their own."""
         self._joined = True
-        if self._advance:
-            self._owed += self._step_debt(self._own_pass(rows))
-
-    def _own_pass(self, rows: int) -> float:
-        return self._step(rows) if self.has_own_pass else 0.0
+        if self._advance and own:
+            self._owed += self._step_debt(self._step(rows))
 
     def _owes_steps(self, waiting: int, step: float) -> bool:
         """Whether steps are due. While several prompts wait, steps are postponed for a while: they

@@ -27,7 +27,9 @@ def forward(
         context = _length(cache[0]) + tokens
         for entry in cache:
             entry.update_and_fetch(mx.zeros((rows, 1, tokens, 1)), mx.zeros((rows, 1, tokens, 1)))
-        take(seconds(machine, model, tokens, [context] * rows, Packing.padding))
+        took = seconds(machine, model, tokens, [context] * rows, Packing.padding)
+        # the last layer computes keys and values only, unless logits are wanted
+        take(took + took / model.layers if Ends.heads else took)
     wanted = 1 if Ends.heads else tokens
     return mx.broadcast_to(_logits(vocabulary), (rows, wanted, vocabulary))
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx_lm.models.cache import KVCache
 
 from bench_parts.simulated.forward import forward
 from bench_parts.simulated.roofline import Machine, Model, pair, seconds
@@ -28,9 +29,12 @@ class Network(nn.Module):  # type: ignore[misc, unused-ignore]
 
     def __init__(self, named: str, take: Callable[[float], None]) -> None:
         super().__init__()
-        self.layers = [nn.Identity()]
+        self.layers = [nn.Identity()] * pair(named)[1].layers
         self.lm_head = nn.Identity()
         self._pair, self._take = pair(named), take
+
+    def make_cache(self) -> list[KVCache]:
+        return [KVCache()]
 
     def __call__(self, inputs: mx.array, cache: Any = None) -> mx.array:
         machine, model = self._pair

@@ -58,7 +58,8 @@ def test_sixteen_short_prompts_next_to_a_stream(named: str) -> None:
     at_once = together_by_mlx_lm(named, 32, prompt=200, count=16)
     if ours.first_token > 0.75 * at_once.first_token or ours.done > 1.25 * at_once.done:
         assert waited(ours) <= OF_LEAST * waited(least_crowd(named, 32, 200, 16, gap, streams=1))
-    if gap > LONGEST_GAP:  # first tokens would be later with this gap, whatever the schedule
+    # two prompts may just fit into a piece, and another 48th for their last tokens
+    if gap > 1.05 * LONGEST_GAP:  # first tokens would be later with it, whatever the schedule
         assert gap <= max(LONGER_GAP, OF_TILE * tile_gap(named, 17, 200))
         least = least_crowd(named, 32, 200, 16, LONGEST_GAP, streams=1)
         assert waited(ours) < waited(least)
