@@ -377,7 +377,8 @@ def _llava(given: VisionSettings) -> OneSquare:
     is_clip = given.tower.get("model_type") == "clip_vision_model"
     if is_clip and given.config.get("vision_feature_select_strategy") == "full":
         tokens += 1
-    red, green, blue = (int(255 * each) for each in _three(given.image.get("image_mean")))
+    mean = _three(given.image.get("image_mean"))
+    red, green, blue = (int(255 * min(max(0.0, each), 1.0)) for each in mean)  # it may be NaN
     frame = (red, green, blue) if given.image.get("do_pad") is True else None
     shorter = _natural(given.size.get("shortest_edge"), side) * is_clip
     return OneSquare(side, tokens, shorter, frame=frame)

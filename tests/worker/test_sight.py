@@ -28,6 +28,7 @@ from mlx_server.models.tokenizer import Tokenizer, read_tokenizer
 from mlx_server.models.vision import (
     INSTALL,
     USED_NAMES,
+    OneSquare,
     PatchGrid,
     Vision,
     can_see,
@@ -46,7 +47,7 @@ from mlx_server.worker.rows import check_row
 from mlx_server.worker.sight import RowPictures, Sight, sight_of
 from mlx_server.worker.vision_towers import make_tower
 from tests.tiny import tokenizer
-from tests.tiny_vision import FURTHER, VISION_FAMILIES, tiny_vision
+from tests.tiny_vision import FURTHER, LLAVA, VISION_FAMILIES, tiny_vision
 from tests.worker.batch_runs import GREEDY, Steady, a_prompt
 from tests.worker.lora_files import mlx_adapter
 from tests.worker.mlx_vlm_reference import PROCESSORS, SIZES, whole_model
@@ -480,6 +481,14 @@ def test_settings_of_a_tower_may_be_damaged(tmp_path: Path) -> None:
     assert (vision.recipe.patch, vision.recipe.merge) == (16, 2)
     assert vision_of(folder, {**config, "vision_config": None}) is None
     assert vision_of(folder, {**config, "image_token_id": "5"}) is None
+    (folder / "preprocessor_config.json").write_text(
+        '{"do_pad": true, "image_mean": [NaN, -9.0, 1e999]}'
+    )
+    llava = {**LLAVA.config, "model_type": "llava", "vision_config": LLAVA.tower}
+    square = vision_of(folder, llava)
+    assert square
+    assert isinstance(square.recipe, OneSquare)
+    assert square.recipe.frame == (0, 0, 255)
 
 
 PUBLISHED = [
