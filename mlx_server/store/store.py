@@ -1,7 +1,4 @@
-"""The store itself: what can be done with records and their items, and how old ones are pruned.
-
-Old records are removed by a clock of its own, which distrusts jumps of the system clock.
-"""
+"""The store itself: what can be done with records and their items, and how old ones are pruned."""
 
 import asyncio
 import logging
