@@ -260,6 +260,31 @@ def test_a_stop_string_across_tokens_ends_the_row_at_once(
     assert engine.cancelled == [FIRST]
 
 
+def test_a_row_that_met_its_stop_string_is_cancelled_while_others_go_on(
+    spec: ModelSpec, tokenizer: Tokenizer
+) -> None:
+    more = said(tokenizer.encode("no stop"), 1)
+    pool, engine = pooled(
+        spec,
+        [*admitted(0, 1), *said(tokenizer.encode("a."), 0), *more[:1]],
+        [*said(tokenizer.encode("late"), 0), *more[1:]],
+        said(END, 1, "stop"),
+    )
+    cancelled: list[list[int]] = []
+
+    async def test() -> list[Event]:
+        events = []
+        async for event in generate(replace(ASKED, n=2, stop=(".",)), pool):
+            events.append(event)
+            cancelled.append(list(engine.cancelled))
+        return events
+
+    events = run(pool, test())
+    assert (text_of(events, 0), text_of(events, 1)) == ("a", "no stop")
+    assert [event.index for event in finished(events)] == [0, 1]
+    assert cancelled[-1] == [FIRST]
+
+
 def test_a_prompts_log_probabilities_keep_no_other_stream_waiting(
     spec: ModelSpec, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

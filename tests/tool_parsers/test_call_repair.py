@@ -20,6 +20,7 @@ from mlx_server.tool_parsers.call_repair import (
     read_as,
     read_calls,
     takes_text,
+    unwrapped,
 )
 from mlx_server.tool_parsers.model_json import ExactFloat, Malformed
 from tests.slowness import slowness
@@ -61,6 +62,30 @@ def test_what_would_lose_a_word_or_has_no_call_is_none(value: Any) -> None:
         found(value)
 
 
+@pytest.mark.parametrize(
+    ("value", "id"),
+    [
+        ({"id": "x", "name": "f", "arguments": {}}, "x"),
+        ({"call_id": "x", "tool_calls": [{"name": "f", "arguments": {}}]}, "x"),
+        ({"id": "out", "tool_calls": [{"id": "x", "name": "f", "arguments": {}}]}, "x"),
+        ({"id": "", "name": "f", "arguments": {}}, None),
+        ({"id": 7, "name": "f", "arguments": {}}, None),
+    ],
+)
+def test_the_id_is_the_nearest_text(value: Any, id: str | None) -> None:
+    assert [call.id for call in found(value)] == [id]
+
+
+def test_mistakes_are_noted_for_the_calls_that_had_them_and_read_only_if_allowed() -> None:
+    broken = '{"name": "f", "arguments": {"a": 1,}}'
+    assert [call.has_mistakes for call in found(broken)] == [True]
+    inside = {"calls": [{"name": "f", "args": '{"a": 1,}'}, {"name": "f", "args": '{"a": 1}'}]}
+    assert [call.has_mistakes for call in found(inside)] == [True, False]
+    for each in (broken, inside):
+        with pytest.raises(Malformed):
+            found(each, repairs=False)
+
+
 @pytest.mark.parametrize("depth", [300, 450, 10_000])
 @pytest.mark.parametrize("begin", ['{"calls":[', '{"function":', '{"function":{"tool_calls":['])
 def test_calls_within_calls_are_read_or_are_text(begin: str, depth: int) -> None:
@@ -82,6 +107,7 @@ def test_arguments_are_an_object() -> None:
 
 STRING, INTEGER, NUMBER = {"type": "string"}, {"type": "integer"}, {"type": "number"}
 BOOLEAN, NULL = {"type": "boolean"}, {"type": "null"}
+ARRAY, OBJECT = {"type": "array"}, {"type": "object"}
 
 
 def of(schema: Any) -> dict[str, Any]:
@@ -242,3 +268,22 @@ DOUBLING = {f"a{i}": {"allOf": [{"$ref": f"#/$defs/a{i + 1}"}] * 2} for i in ran
 def test_what_can_not_be_found_out_is_said_to_be_so(schema: Any) -> None:
     with pytest.raises(CheckFailed):
         schema_errors("a" * 40 + "!", schema, seconds=1)
+
+
+KNOWN = ("city", "unit")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "inside"),
+    [
+        ("arguments", {"city": "Rome"}, {"city": "Rome"}),
+        ("input", '{"city": "Rome", "unit": "c"}', {"city": "Rome", "unit": "c"}),
+        ("parameters", {}, {}),
+        ("arguments", {"town": "Rome"}, None),
+        ("arguments", "Rome", None),
+        ("arguments", '["city"]', None),
+        ("where", {"city": "Rome"}, None),
+    ],
+)
+def test_what_is_inside(key: str, value: Any, inside: Any) -> None:
+    assert unwrapped(key, value, KNOWN) == inside

@@ -1,5 +1,7 @@
 """What a call format finds becomes events: the arguments once, valid, and as early as certain."""
 
+import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,7 +12,10 @@ from mlx_server.tool_parsers.calls import (
     HeldCall,
     ToolCallEmitter,
     argument_errors,
+    new_id,
+    new_short_id,
 )
+from mlx_server.tool_parsers.model_json import Malformed
 
 WRITE = {
     "type": "object",
@@ -38,6 +43,34 @@ class Heard:
 @pytest.fixture
 def heard() -> Heard:
     return Heard()
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        [],
+        [("write", {"text": "another"})],
+        [("now", {})],
+        [("write", {"text": "half a text"}), ("launch", {})],
+        [("write", {"text": "half a text"}), ("now", {"x": float("inf")})],
+    ],
+)
+def test_a_repair_is_made_of_all_calls_or_none(heard: Heard, found: Any) -> None:
+    heard.calls.start("write").text("text", "half a t")
+    reported = list(heard.events)
+    with pytest.raises(Malformed):
+        heard.calls.add_repaired(found)
+    assert heard.events == reported
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), [float("-inf")]])
+def test_what_json_can_not_say_is_malformed(heard: Heard, value: Any) -> None:
+    with pytest.raises(Malformed):
+        heard.calls.start("now").value("x", value)
+    with pytest.raises(Malformed):
+        heard.calls.start("now").finish_with({"x": value})
+    assert not heard.of(ToolCallDelta)
+    assert not heard.of(ToolCallFinished)
 
 
 SCHEMA: dict[str, Any] = {
@@ -69,6 +102,17 @@ def test_required_arguments_and_types_are_checked_and_no_pattern(
     assert dict(argument_errors(arguments, SCHEMA)) == errors
 
 
+@pytest.mark.parametrize(
+    ("make", "form"), [(new_id, r"call_[0-9a-f]{24}"), (new_short_id, r"[a-zA-Z0-9]{9}")]
+)
+def test_ids_have_the_form_that_templates_accept_and_none_comes_twice(
+    make: Callable[[], str], form: str
+) -> None:
+    made = [make() for _ in range(300)]
+    assert [id for id in made if not re.fullmatch(form, id, re.ASCII)] == []
+    assert len(set(made)) == len(made)
+
+
 STARTED, FINISHED = ToolCallStarted(0, 1, "x", "f"), ToolCallFinished(0, 1)
 
 
@@ -77,6 +121,28 @@ def pieces(*texts: str) -> list[Event]:
 
 
 CALL = [STARTED, *pieces('{"a"', ": 1", "2}"), FINISHED]
+
+
+@pytest.mark.parametrize(
+    ("before", "to_its_end", "reported"),
+    [
+        (None, True, [0, 0, 0, 0, 5]),
+        ('{"a": 13}', False, [0, 0, 0, 4, 5]),
+        ('{"a": 13}', True, [0, 0, 0, 0, 5]),
+        ('{"a": 12}', False, [0, 0, 0, 0, 0]),
+        ('{"a": 12}', True, [0, 0, 0, 0, 0]),
+        ('{"a": 12} ', False, [0, 0, 0, 0, 5]),
+    ],
+)
+def test_a_call_is_held_until_it_is_another_one_and_complete(
+    before: str | None, to_its_end: bool, reported: list[int]
+) -> None:
+    events: list[Event] = []
+    held = HeldCall(events.append, before, to_its_end=to_its_end)
+    for event, count in zip(CALL, reported, strict=True):
+        held.emit(event)
+        assert events == CALL[:count]
+        assert held.is_silent is (count == 0)
 
 
 @pytest.mark.parametrize("to_its_end", [False, True])
