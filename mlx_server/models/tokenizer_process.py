@@ -210,7 +210,7 @@ def _received(connection: socket.socket) -> bytes:
     """One reply. Raises OSError."""
     found, size = bytearray(), LENGTH_BYTES
     while len(found) < size:
-        part = connection.recv(1 << 20)
+        part = connection.recv(1 << 16)  # more would be mapped for each call
         if not part:
             raise ConnectionResetError
         found += part
