@@ -73,6 +73,8 @@ SCHEMA = (
         body BLOB NOT NULL,
         PRIMARY KEY (record, number)
     ) WITHOUT ROWID""",
+    # the time of the last pruning, as a trusted clock had it
+    "CREATE TABLE seen (at REAL NOT NULL)",
     *usage.SCHEMA,
 )
 

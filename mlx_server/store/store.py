@@ -1,4 +1,7 @@
-"""The store itself: what can be done with records and their items, and how old ones are pruned."""
+"""The store itself: what can be done with records and their items, and how old ones are pruned.
+
+Old records are removed by a clock of its own, which distrusts jumps of the system clock.
+"""
 
 import asyncio
 import logging
@@ -18,7 +21,7 @@ from mlx_server import limits
 from mlx_server.errors import BadRequest, NotFound, StoreFull, StoreUnavailable, TooLarge
 from mlx_server.store import usage
 from mlx_server.store.contents import Contents
-from mlx_server.store.database import Database, checked_size, reads, writes
+from mlx_server.store.database import DAY, AgeClock, Database, checked_size, reads, writes
 from mlx_server.store.file import StoreFile
 from mlx_server.store.records import (
     CONVERSATION_STATUSES,
@@ -41,7 +44,6 @@ log = logging.getLogger("mlx_server.store")
 
 K = TypeVar("K", bound=JobKind)
 
-DAY = 86400.0
 BATCH_RECORDS = 50
 BATCH_BYTES = 16 * 2**20
 """The most records, and about the most bytes, that one step of pruning removes. Other calls run
@@ -143,8 +145,7 @@ class Store(Database):
         super().__init__(file, retention)
         self.servers = file.servers
         self.contents = Contents(file.path.parent)
-        self._clock = clock
-        """The time that records age by."""
+        self._ageing = AgeClock(clock)
 
     @classmethod
     async def open(
@@ -522,16 +523,17 @@ class Store(Database):
     @writes
     def _prune_expired(self, db: Connection) -> int:
         """Removes the files whose clients let them expire."""
+        now = self._ageing.now(db)
         return db.execute(
             "DELETE FROM records WHERE kind = 'file' AND json_extract(labels, '$.expires_at') <= ?",
-            (self._clock(),),
+            (now,),
         ).rowcount
 
     @writes
     def _prune_some(self, db: Connection, kind: Kind) -> int:
         total = db.execute("SELECT count(*) FROM records WHERE kind = ?", (kind,)).fetchone()[0]
         surplus = total - limits.STORED_RESPONSES if kind != "file" else 0  # no more are accepted
-        expired = self._clock() - self.retention.days * DAY
+        expired = self._ageing.now(db) - self.retention.days * DAY
         # a clock that was set back makes new records look older than those made before
         by_creation = surplus > 0 and kind in ("response", "completion")
         oldest = db.execute(

@@ -1,4 +1,4 @@
-"""Things grow old, and a clock may be set back."""
+"""Clocks that are set wrong, and right again, while things grow old."""
 
 from pathlib import Path
 
@@ -7,6 +7,7 @@ import pytest
 from mlx_server import limits
 from mlx_server.errors import NotFound
 from mlx_server.store import Record, Retention, Store
+from mlx_server.store.database import DOUBT_SECONDS, AgeClock
 from tests.store.make import items, response, runs
 
 DAY = 86400.0
@@ -16,11 +17,17 @@ NOW = 55 * YEAR
 
 class Clocks:
     def __init__(self) -> None:
-        self.wall = NOW
+        self.wall, self.steady = NOW, 0.0
+
+    def pass_(self, seconds: float) -> None:
+        self.wall += seconds
+        self.steady += seconds
 
 
 async def opened(path: Path, clocks: Clocks) -> Store:
-    return await Store.open(path, Retention(days=30), clock=lambda: clocks.wall)
+    store = await Store.open(path, Retention(days=30), clock=lambda: clocks.wall)
+    store._ageing = AgeClock(lambda: clocks.wall, lambda: clocks.steady)
+    return store
 
 
 async def filled(path: Path, clocks: Clocks) -> Store:
@@ -44,8 +51,32 @@ async def test_a_conversation_of_the_page_ages_from_its_last_use(path: Path) -> 
         used = clocks.wall - day * DAY
         await store.put_page_conversation(Record("page conversation", "c", used, b"{}"), "me")
     assert (await store.prune(), await kept(store)) == (0, 1)
-    clocks.wall += 11 * DAY
+    clocks.pass_(11 * DAY)
     assert (await store.prune(), await kept(store)) == (1, 0)
+    await store.close()
+
+
+@pytest.mark.parametrize("leap", [12 * YEAR, 68 * YEAR, 1e12])
+@runs
+async def test_a_clock_that_leaps_ahead_and_comes_back_deletes_nothing(
+    path: Path, leap: float
+) -> None:
+    clocks = Clocks()
+    store = await filled(path, clocks)
+    assert await store.prune() == 1, "as ever"
+    clocks.wall += leap
+    await store.add(response("ahead", at=clocks.wall), "me")
+    for _ in range(4):
+        clocks.pass_(3600)
+        assert await store.prune() == 0
+    await store.close()
+    store = await opened(path, clocks)  # started anew, it knows no better
+    assert await store.prune() == 0
+    clocks.wall -= leap
+    assert await store.prune() == 0
+    assert await kept(store) == 4
+    clocks.pass_(31 * DAY)
+    assert await store.prune() == 3, "and then they age as ever"
     await store.close()
 
 
@@ -68,6 +99,33 @@ async def test_new_records_are_kept_after_a_clock_was_set_back(
 
 
 @runs
+async def test_a_clock_that_stays_ahead_is_believed(path: Path) -> None:
+    clocks = Clocks()
+    store = await filled(path, clocks)
+    await store.prune()
+    clocks.wall += 2 * YEAR
+    assert await store.prune() == 0
+    clocks.pass_(DOUBT_SECONDS)
+    assert await store.prune() == 3
+    await store.close()
+
+
+@pytest.mark.parametrize("back", [3600.0, 20 * YEAR, NOW])
+@runs
+async def test_a_clock_that_goes_back(path: Path, back: float) -> None:
+    clocks = Clocks()
+    store = await filled(path, clocks)
+    await store.prune()
+    clocks.wall -= back
+    assert await store.prune() == 0
+    await store.add(response("back", at=clocks.wall), "me")
+    clocks.wall += back
+    assert await store.prune() == 0
+    assert await kept(store) == 4
+    await store.close()
+
+
+@runs
 async def test_a_count_holds_whatever_the_clock_says(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -77,7 +135,7 @@ async def test_a_count_holds_whatever_the_clock_says(
     monkeypatch.setattr(limits, "STORED_RESPONSES", 1)
     store = await opened(path, clocks)
     await store.prune()
-    clocks.wall -= YEAR
+    clocks.wall += 12 * YEAR
     await store.add(response("new", at=clocks.wall), "me")
     assert await store.prune() == 1
     await store.close()
