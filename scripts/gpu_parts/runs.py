@@ -63,12 +63,16 @@ def _streams(
     found: dict[int, list[tuple[int, bytes]]] = {row.row: [] for row in rows}
     for row in rows:
         batch.add(row)
-    while batch:
+
+    def step() -> None:
         for token in batch.step().tokens:
             found[token.row].append((token.id, msgspec.msgpack.encode(token.logprobs)))
+
+    while batch:
+        step()
         if preempted is not None and len(found[preempted]) == 3:
             batch.preempt(preempted)
-            batch.step()
+            step()
             batch.resume(preempted)
             preempted = None
     return [*found.values()]

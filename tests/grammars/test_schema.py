@@ -95,8 +95,8 @@ def test_tools_name_the_one_that_is_wrong() -> None:
     with pytest.raises(InvalidGrammar) as caught:
         formats.usable_tools(tools)
     assert caught.value.param == "tools[1].function.parameters"
-    with pytest.raises(InvalidGrammar, match="129 tools"):
-        formats.usable_tools([Tool(str(at)) for at in range(129)])
+    with pytest.raises(InvalidGrammar, match="513 tools"):
+        formats.usable_tools([Tool(str(at)) for at in range(513)])
     lenient, strict = Tool("a", parameters={"not": {}}), Tool("a", None, {"not": {}}, True)
     formats.usable_tools([lenient])
     with pytest.raises(InvalidGrammar, match="#/not "):

@@ -169,7 +169,7 @@ def named(command: Generate) -> str:
         ask(0, sampling=SamplingParams(temperature=math.inf)),
         ask(0, sampling=SamplingParams(temperature=-1.0)),
         ask(0, sampling=SamplingParams(top_k=-1)),
-        ask(0, sampling=SamplingParams(top_p=0.0)),
+        ask(0, sampling=SamplingParams(top_p=-0.1)),
         ask(0, sampling=SamplingParams(min_p=-0.1)),
         ask(0, sampling=SamplingParams(min_p=1.1)),
         ask(0, sampling=SamplingParams(repetition_penalty=0.0)),

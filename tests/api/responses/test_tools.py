@@ -334,9 +334,9 @@ def test_one_name_is_one_tool() -> None:
 
 
 def test_namespaces_count_by_their_tools() -> None:
-    many = [docs(*({**FUNCTION, "name": f"f{i}"} for i in range(100)), name=name) for name in "ab"]
+    many = [docs(*({**FUNCTION, "name": f"f{i}"} for i in range(300)), name=name) for name in "ab"]
     assert refused(tools=many).param == "tools"
-    assert len(names(tools=many[:1])) == 100
+    assert len(names(tools=many[:1])) == 300
 
 
 # Tools that are added later
