@@ -229,14 +229,16 @@ def test_a_request_that_ends_each_engine_fails_alone(place: Place) -> None:
 
 
 def test_a_prompt_that_is_half_computed(place: Place) -> None:
-    with patient(place.server) as http:
-        expected = text_of(http, CHAT, REAL)
+    asked = {
+        **REAL,
+        "messages": [{"role": "user", "content": "The hill. " * 170}],
+    }
     place.knife.strike("step", "slow 0.3")
-    with one(place.server, REAL) as reported, patient(place.server) as http:
+    with one(place.server, asked) as reported, patient(place.server) as http:
         eventually(lambda: is_in_prefill(http), "a piece is computed", PATIENCE_SECONDS)
         place.server.engine.kill()
         place.knife.heal()
-        assert reported[0].result(PATIENCE_SECONDS) == expected
+        assert reported[0].result(PATIENCE_SECONDS) == text_of(http, CHAT, asked)
 
 
 def is_in_prefill(http: httpx.Client) -> bool:
