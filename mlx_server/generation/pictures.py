@@ -185,9 +185,9 @@ def expanded(
         begin = at + 1
         added.append(added[-1] + count - 1)
     tokens += rendered.tokens[begin:]
-    if context and (beside := len(tokens) - placed[0].tokens) > limits.PREFIX_TOKENS:
+    if context and (others := len(tokens) - placed[0].tokens) > limits.PREFIX_TOKENS:
         raise BadRequest(
-            f"The prompt has {beside} tokens beside its first picture's; the limit of a model "
+            f"The prompt has {others} tokens besides its first picture's; the limit of a model "
             f"whose tokens all see each other is {limits.PREFIX_TOKENS}. Shorten it.",
             param="messages",
         )

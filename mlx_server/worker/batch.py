@@ -65,7 +65,7 @@ a higher one may come and wait for its end."""
 
 IS_LAUNCHED_AHEAD = has_gpu()
 """Whether a pass is computed while the host goes on. MLX's CPU computes it within its launch, so
-that first tokens are told before the next one."""
+that first tokens are sent before the next one."""
 
 COMPARED = 1024
 """The tokens of the longest row of a step that is compared with the cost curve."""
@@ -525,7 +525,7 @@ class Batch:
         self.warm = self.warm or bool(done.tokens)
         self._drop_failed(list(rows.values()), done)
         tokens = [self._unlooped(rows[token.row], token) for token in done.tokens]
-        tokens = [token for token in tokens if not rows[token.row].is_told_again()]
+        tokens = [token for token in tokens if not rows[token.row].was_sent()]
         done.tokens = decided + [each for each in tokens if not rows[each.row].undecided]
         for token in reversed(tokens):  # the last one of a pass says how its drafts fared
             row = rows[token.row]

@@ -76,8 +76,8 @@ class Row:
         """What proposes the row's next tokens; None for a row that gets one token a pass."""
         self.followed = 0
         """The number of tokens of the answer that the drafter knows."""
-        self._is_told = False
-        """Whether the token that the next pass feeds was told before it."""
+        self._is_sent = False
+        """Whether the token that the next pass feeds was sent before it."""
         self.drafts: tuple[int, int] | None = None
         """How many drafted tokens the latest pass computed, and how many of them held."""
         seed = request.own_seed if request.sampling.seed is None else request.sampling.seed
@@ -100,20 +100,20 @@ class Row:
         return not self.deterministic and not self.request.delay
 
     def begins_with(self, token: int) -> bool:
-        """Whether the row goes on after this first token, so that it is told at once. Where there
+        """Whether the row goes on after this first token, so that it is sent at once. Where there
         is a grammar, that says so only when it is fed, and so does a loop that another engine's
         tokens began."""
         ends = token in self.request.stop_tokens or self.tokens_left == 1
         resumes = bool(self.request.generated)
-        self._is_told = not (
+        self._is_sent = not (
             ends or resumes or self.request.delay or self.constraint or self.fault()
         )
-        return self._is_told
+        return self._is_sent
 
-    def is_told_again(self) -> bool:
-        """Whether a pass returns the row's first token, which was told before."""
-        told, self._is_told = self._is_told, False
-        return told
+    def was_sent(self) -> bool:
+        """Whether a pass returns the row's first token, which was sent before."""
+        sent, self._is_sent = self._is_sent, False
+        return sent
 
     @property
     def failure(self) -> str | None:

@@ -448,7 +448,7 @@ class PrefillBudget:
                 count = ceil(owed / step) if step and owed > SAVED_SECONDS else 1
                 owed = max(0.0, owed - count * step)
                 now, stepped = now + took + count * step, stepped + count
-            now += steps[len(group)]  # of their own, or the one that tells their tokens
+            now += steps[len(group)]  # of their own, or the one that sends their tokens
             firsts += len(group) * now
             begun.append((len(group), stepped + ANSWER))
         for _, end in begun:
