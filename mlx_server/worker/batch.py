@@ -239,6 +239,7 @@ class Batch:
             _, computed, self.vocabulary = model(mx.array([[0, 0]])).shape
         # Layers that can't batch may compute a token otherwise in a pass of several, as phi3small.
         may_end = computed == 1 and self._cache.can_be_cut and not self.why_alone
+        may_end = may_end and costs.is_alike  # ranks that decide otherwise wait for ever
         self._budget.depth = len(model.layers) if may_end else 0
         one_at_a_time = bool(self.why_alone)
         self._groups = PrefillGroups(

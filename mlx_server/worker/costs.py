@@ -139,6 +139,9 @@ class Drift:
 class StepCosts:
     """What a step of a model's rows costs, in the time of reading a byte."""
 
+    is_alike = True
+    """Whether all ranks have layers of the same kinds: what costs by layer may differ else."""
+
     def __init__(self, products: Sequence[Product], chip: Chip | None) -> None:
         self.curve = curve_of(products, chip)
         """By kernels, until a measured one is there."""

@@ -123,7 +123,9 @@ class Share(WholeModel):
         chips = [rank.chip for rank in ranks if rank.chip]
         oldest = min(chips, key=lambda chip: chip.generation, default=None)
         chip = oldest if len(chips) == len(ranks) else None
-        return RankCosts([product for rank in passed for product in rank.products], chip)
+        costs = RankCosts([product for rank in passed for product in rank.products], chip)
+        costs.is_alike = self.is_alike(model)
+        return costs
 
     def is_alike(self, model: nn.Module) -> bool:
         """In a pipeline a rank may have other layers, or more of them."""

@@ -46,7 +46,9 @@ class Server:
     said: list[tuple[str, str]] = field(default_factory=list)
 
     def hear(self) -> None:
-        self.said.append(self.acknowledged.recv())
+        verb, what = self.acknowledged.recv()
+        assert verb != "failed", what
+        self.said.append((verb, what))
 
     def kill(self) -> None:
         self.process.kill()
@@ -108,6 +110,7 @@ async def check_store(path: Path, said: list[tuple[str, str]]) -> None:
 def check_files(path: Path, said: list[tuple[str, str]]) -> None:
     folder = opened(path)
     files = {prompt_file(id) for verb, id in said if verb == "file"}
+    assert files
     for file in files:
         assert file in folder
         check_file(folder, file)
@@ -144,7 +147,6 @@ def test_a_hundred_kills_of_either(in_memory: Path) -> None:
             survivor.hear()
     survivor.kill()
     said += survivor.said
-    assert not [what for verb, what in said if verb == "failed"]
     check_store(path, said)
     check_files(path, said)
     assert not list(path.parent.glob("*.damaged-*"))

@@ -57,8 +57,9 @@ async def write(path: Path, run: str, acknowledged: Connection) -> None:
         await store.add(stored(id, "in_progress"), OWNER, given(id))
         acknowledged.send(("begun", id))
         folder.write(prompt_file(id), [*encoded(prompt_file(id), ids, "m", {})])
-        check_file(folder, prompt_file(id))
-        acknowledged.send(("file", id))
+        if prompt_file(id) in folder:  # else the other server is writing it, and may be killed
+            check_file(folder, prompt_file(id))
+            acknowledged.send(("file", id))
         await store.put(stored(id, "completed"), OWNER, [b"e"] * 3)
         acknowledged.send(("put", id))
         written.append(id)

@@ -8,6 +8,7 @@ import mlx.core as mx
 import pytest
 
 from mlx_server.worker import batch
+from mlx_server.worker.costs import StepCosts
 from mlx_server.worker.prefill.schedule import PrefillBudget
 from tests.worker.batch_runs import (
     GREEDY,
@@ -97,6 +98,12 @@ def test_the_last_piece_of_a_prompt_gives_the_first_token(
     assert sum(tokens for tokens, _ in pieces) == 3 * PIECE + 30
     assert len(pieces) > [logits for _, logits in pieces].count(1) == 2
     assert any(done.progress and done.tokens for done in told) is not ahead
+    monkeypatch.setattr(StepCosts, "is_alike", False)  # ranks with other layers would not agree
+    run = Run(tiny_model)
+    passes.clear()
+    run.join(0, Ask(a_prompt(3 * PIECE), 5))
+    run.until_decoding()
+    assert sum(tokens for _, tokens, _ in passes if tokens > 1) == 3 * PIECE - 1
 
 
 def a_random_ask(dice: random.Random) -> Ask:
