@@ -33,12 +33,19 @@ class TokenCounts:
 
     completion_tokens: int = 0
     cached_tokens: int = 0
+    """Prompt tokens that came from the prompt cache."""
     reasoning_tokens: int = 0
+    """The completion tokens that are reasoning."""
     text_tokens: int = 0
+    """The tokens of the answer's text: neither reasoning nor calls nor delimiters."""
     further_prompt_tokens: int = 0
+    """Prompt tokens of the rounds after the first, whose prompt `Started` reports."""
     further_tool_output_tokens: int = 0
+    """Tokens of the tool results that these rounds added."""
     accepted_draft_tokens: int = 0
+    """The completion tokens that were drafted, so that no pass of their own computed them."""
     rejected_draft_tokens: int = 0
+    """Drafted tokens that were computed and did not come."""
 
     @property
     def tokens_per_pass(self) -> float | None:
@@ -308,21 +315,7 @@ class Violation:
 class Finished:
     index: int
     reason: FinishReason
-    completion_tokens: int
-    cached_tokens: int
-    """Prompt tokens that came from the prompt cache."""
-    reasoning_tokens: int = 0
-    """The completion tokens that are reasoning."""
-    text_tokens: int = 0
-    """The tokens of the answer's text: neither reasoning nor calls nor delimiters."""
-    further_prompt_tokens: int = 0
-    """Prompt tokens of the rounds after the first, whose prompt `Started` reports."""
-    further_tool_output_tokens: int = 0
-    """Tokens of the tool results that these rounds added."""
-    accepted_draft_tokens: int = 0
-    """The completion tokens that were drafted, so that no pass of their own computed them."""
-    rejected_draft_tokens: int = 0
-    """Drafted tokens that were computed and did not come."""
+    counts: TokenCounts = TokenCounts()
     stop_string: str | None = None
     """The client's stop string that ended the answer."""
     answer_forced: bool = False
@@ -330,19 +323,6 @@ class Finished:
     raw: tuple[str, ...] = ()
     """The model's raw output, delimiters included, if requested: one text for each attempt and
     round."""
-
-    @property
-    def counts(self) -> TokenCounts:
-        return TokenCounts(
-            completion_tokens=self.completion_tokens,
-            cached_tokens=self.cached_tokens,
-            reasoning_tokens=self.reasoning_tokens,
-            text_tokens=self.text_tokens,
-            further_prompt_tokens=self.further_prompt_tokens,
-            further_tool_output_tokens=self.further_tool_output_tokens,
-            accepted_draft_tokens=self.accepted_draft_tokens,
-            rejected_draft_tokens=self.rejected_draft_tokens,
-        )
 
 
 Event = (

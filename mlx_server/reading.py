@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mlx_server.errors import BadRequest
-from mlx_server.events import Event, Finished, FinishReason, ToolCallFinished
+from mlx_server.events import Event, Finished, FinishReason, TokenCounts, ToolCallFinished
 from mlx_server.families import AS_TEXT, family_named
 from mlx_server.messages import Tool
 from mlx_server.models.tokenizer import Tokenizer
@@ -87,7 +87,7 @@ class OutputReader:
         parser = self._parser_of(AS_TEXT.get(self._family, self._family))
         events = self._counted(parser.finish(cut=cut))
         reason: FinishReason = "length" if cut else "tool_calls" if self._calls else "stop"
-        return [*events, Finished(self._index, reason, self._tokens, 0)]
+        return [*events, Finished(self._index, reason, TokenCounts(self._tokens))]
 
     def _fed(self, token: int) -> list[Event]:
         if self._detokenizer is None and self._family not in AS_TEXT:

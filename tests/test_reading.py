@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mlx_server.errors import BadRequest
-from mlx_server.events import Event, Finished, TextDelta
+from mlx_server.events import Event, Finished, TextDelta, TokenCounts
 from mlx_server.families import AS_TEXT, FAMILIES
 from mlx_server.prompts.harmony.vocabulary import encoding
 from mlx_server.reading import OutputReader, as_tool, read
@@ -76,7 +76,7 @@ def test_harmony_reads_the_same_from_token_ids_and_from_text() -> None:
 
 def test_token_ids_are_counted_and_those_of_other_families_need_a_tokenizer() -> None:
     ids = harmony_ids("<|channel|>final<|message|>Yes.<|return|>")
-    assert read(ids, "gpt_oss")[-1] == Finished(0, "stop", len(ids), 0)
+    assert read(ids, "gpt_oss")[-1] == Finished(0, "stop", TokenCounts(len(ids)))
     with pytest.raises(BadRequest, match=r"tokenizer\.json"):
         read([1, 2], "qwen3")
 

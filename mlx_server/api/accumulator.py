@@ -117,7 +117,7 @@ class KeptLogprobs:
             )
 
 
-def prediction_tokens(counts: TokenCounts | Finished) -> dict[str, int]:
+def prediction_tokens(counts: TokenCounts) -> dict[str, int]:
     """The members of a usage's details that say how drafts fared."""
     return {
         "accepted_prediction_tokens": counts.accepted_draft_tokens,
@@ -186,8 +186,8 @@ class Accumulator:
                 self._kept_logprobs.add(event.logprobs)
                 self.logprobs[event.index] += map(self._write_logprobs, event.logprobs)
             case Finished():
-                self.prompt_tokens += event.further_prompt_tokens
-                self._tool_output_tokens += event.further_tool_output_tokens
+                self.prompt_tokens += event.counts.further_prompt_tokens
+                self._tool_output_tokens += event.counts.further_tool_output_tokens
         self.answers[event.index].add(event)
 
     def fingerprint_fields(self) -> dict[str, str]:

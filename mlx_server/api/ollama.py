@@ -437,7 +437,7 @@ class OllamaOutput:
 
     def _last(self, event: Finished) -> Wire:
         (answer,) = self._accumulator.answers
-        tokens = event.completion_tokens
+        tokens = event.counts.completion_tokens
         return {
             **self._chunk(Piece()),
             "done": True,

@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
@@ -277,10 +277,13 @@ class Review:
     @property
     def counts(self) -> TokenCounts:
         """The tokens generated so far, with those of rejected attempts."""
-        if (before := self._rejected) is None:
-            return self._attempts.attempt.counts
-        both = total([before.counts, self._attempts.attempt.counts])
-        return replace(both, cached_tokens=before.cached_tokens)
+        return self._with_rejected(self._attempts.attempt.counts)
+
+    def _with_rejected(self, counts: TokenCounts) -> TokenCounts:
+        if self._rejected is None:
+            return counts
+        before = self._rejected.counts
+        return replace(total([before, counts]), cached_tokens=before.cached_tokens)
 
     async def reviewed(self, events: Iterable[Event]) -> list[Event]:
         """The events to report after these events of the attempt. Events of a buffered answer are
@@ -398,7 +401,5 @@ class Review:
     def _with_rejected_usage(self, finished: Finished) -> Finished:
         if (before := self._rejected) is None:
             return finished
-        counts = replace(
-            total([before.counts, finished.counts]), cached_tokens=before.cached_tokens
-        )
-        return replace(finished, **asdict(counts), raw=before.raw + finished.raw)
+        counts = self._with_rejected(finished.counts)
+        return replace(finished, counts=counts, raw=before.raw + finished.raw)

@@ -14,7 +14,7 @@ import uuid
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Container, Iterator, Sequence
 from contextlib import aclosing
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 
 from mlx_server import limits
 from mlx_server.errors import BadRequest, CompilerTooSlow, ContextTooLong, InvalidGrammar
@@ -412,7 +412,7 @@ class _Rounds:
     def _tokens_left(self) -> int | None:
         """The rest of `max_tokens`, which all rounds share; None if there is no limit."""
         most = self._request.max_tokens
-        used = sum(finished.completion_tokens for finished in self._finished)
+        used = sum(finished.counts.completion_tokens for finished in self._finished)
         return None if most is None else max(0, most - used)
 
     def _end(self, turn: ToolTurn, reason: FinishReason | None) -> Finished:
@@ -423,7 +423,7 @@ class _Rounds:
         return Finished(
             0,
             reason or ended,
-            **asdict(counts),
+            counts,
             answer_forced=any(each.answer_forced for each in rounds),
             raw=tuple(text for each in rounds for text in each.raw),
         )

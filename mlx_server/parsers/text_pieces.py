@@ -4,7 +4,7 @@ the report of the events that parsers make, for answers of this server and of ot
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import islice
 
 from mlx_server.events import (
@@ -298,7 +298,7 @@ class OutputProcessor:
     def _end(self, reason: FinishReason, counts: TokenCounts) -> Finished:
         """The answer's last event, without what only one kind of row has."""
         self.finished = True
-        return Finished(self._index, reason, **asdict(counts), stop_string=self._stops.match)
+        return Finished(self._index, reason, counts, stop_string=self._stops.match)
 
 
 def _spelled(space: bytes, tokens: Sequence[TokenLogprob]) -> list[TokenLogprob]:

@@ -3,7 +3,7 @@ import pytest
 
 from mlx_server.api.accumulator import arguments_object
 from mlx_server.api.ollama import OllamaOutput, chat_shape, line
-from mlx_server.events import Finished, Started, ToolCallDelta, ToolCallFinished
+from mlx_server.events import Finished, Started, TokenCounts, ToolCallDelta, ToolCallFinished
 from mlx_server.events import ToolCallStarted as Called
 from tests.api.folding import body_of, chunks_of
 
@@ -34,7 +34,7 @@ def test_half_a_surrogate_pair_is_no_error_of_ollama_s_routes() -> None:
         Called(0, 0, "c", "f"),
         ToolCallDelta(0, 0, r'{"a": "\ud83d"}'),
         ToolCallFinished(0, 0),
-        Finished(0, "tool_calls", completion_tokens=5, cached_tokens=0),
+        Finished(0, "tool_calls", TokenCounts(completion_tokens=5)),
     )
     answer = body_of(OllamaOutput(model="m", shape=chat_shape), calling)
     (call,) = answer["message"]["tool_calls"]

@@ -111,7 +111,7 @@ def test_an_ended_answer_has_its_counts_and_where_wanted_its_first_texts_up_to_a
         ToolCallStarted(0, 0, "id", "roll"),
         ToolCallDelta(0, 0, "{}"),
         ToolCallStarted(0, 1, "id2", "roll"),
-        Finished(0, "stop", completion_tokens=5, cached_tokens=32, further_prompt_tokens=10),
+        Finished(0, "stop", TokenCounts(5, cached_tokens=32, further_prompt_tokens=10)),
     ]
     asyncio.run(played(metrics, events, len(events), ("x" * (most + 1),)))
     [ended] = metrics.log.ended(None)
@@ -173,8 +173,8 @@ def test_usage_counts_a_prompt_and_what_is_cached_of_it_once_for_its_answers() -
     accumulator.add(Started("m", 20, tool_output_tokens=2))
     for i, cached in enumerate((3, 4, 5, 6)):
         further = 30 if i == 3 else 0
-        end = Finished(i, "stop", 10, cached, reasoning_tokens=1, further_prompt_tokens=further)
-        accumulator.add(end)
+        counts = TokenCounts(10, cached, reasoning_tokens=1, further_prompt_tokens=further)
+        accumulator.add(Finished(i, "stop", counts))
     assert accumulator.usage() == {
         "prompt_tokens": 50,
         "completion_tokens": 40,

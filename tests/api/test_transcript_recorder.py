@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from mlx_server.api.replay import TranscriptRecorder
-from mlx_server.events import Event, Finished, TextDelta
+from mlx_server.events import Event, Finished, TextDelta, TokenCounts
 from mlx_server.families import family_named
 from mlx_server.messages import Conversation, Message
 from mlx_server.requests import GenerateRequest
@@ -86,7 +86,7 @@ async def test_an_answer_is_written_outside_of_the_event_loop(
 
     async def events() -> AsyncGenerator[Event]:
         yield TextDelta(0, "Yes")
-        yield Finished(0, "stop", 1, 0)
+        yield Finished(0, "stop", TokenCounts(1))
 
     monkeypatch.setattr(yaml, "safe_dump", noting)
     request = GenerateRequest("m", (Conversation((Message("user", "hi"),)),))

@@ -9,14 +9,14 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from mlx_server.api.chat_completions.answer import ChatOutput
 from mlx_server.api.completions import CompletionOutput
-from mlx_server.events import Event, Finished, Repaired, Started, TextDelta, Violation
+from mlx_server.events import Event, Finished, Repaired, Started, TextDelta, TokenCounts, Violation
 from mlx_server.http.metrics import Metrics
 from mlx_server.pool.pool import Pool
 from tests.api.folding import body_of, chunks_of
 from tests.api.observed import played
 from tests.api.strict import assert_strict
 
-ENDS = [Finished(1, "stop", 1, 0), Finished(0, "stop", 1, 0)]
+ENDS = [Finished(1, "stop", TokenCounts(1)), Finished(0, "stop", TokenCounts(1))]
 MENDED: list[Event] = [
     Started("any", 1, unenforced=("properties.a.not",)),
     TextDelta(0, "a"),

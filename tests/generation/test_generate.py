@@ -11,7 +11,7 @@ import pytest
 from mlx_server.engine.client import Item
 from mlx_server.engine.messages import ComputeAhead, Logprobs, PromptLogprobs, Stop
 from mlx_server.errors import BadRequest, GenerationFailed
-from mlx_server.events import Event, Finished, Started
+from mlx_server.events import Event, Finished, Started, TokenCounts
 from mlx_server.generation.generate import generate
 from mlx_server.messages import Conversation, Message
 from mlx_server.models.tokenizer import Tokenizer
@@ -256,7 +256,8 @@ def test_a_stop_string_across_tokens_ends_the_row_at_once(
     assert text_of(events) == "yes"
     tokens = len(tokenizer.encode("yes</b>"))
     (end,) = finished(events)
-    assert end == Finished(0, "stop", tokens, 0, text_tokens=tokens, stop_string="</b>")
+    counts = TokenCounts(tokens, text_tokens=tokens)
+    assert end == Finished(0, "stop", counts, stop_string="</b>")
     assert engine.cancelled == [FIRST]
 
 

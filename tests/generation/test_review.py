@@ -50,7 +50,7 @@ class Written:
 
 
 def attempt(text: str, tokens: int = 5) -> Attempt:
-    return [TextDelta(0, text), Finished(0, "stop", tokens, 0, text_tokens=tokens)]
+    return [TextDelta(0, text), Finished(0, "stop", TokenCounts(tokens, 0, text_tokens=tokens))]
 
 
 def reviewed(
@@ -71,7 +71,7 @@ def reviewed(
 
 def test_it_is_made_again_and_its_tokens_count() -> None:
     events, answer = reviewed(attempt(WRONG, 5), attempt("[3]", 3))
-    end = Finished(0, "stop", 8, 0, text_tokens=8)
+    end = Finished(0, "stop", TokenCounts(8, 0, text_tokens=8))
     assert events == [TextDelta(0, "[3]"), Repaired(0, "schema", "content"), end]
     (again,) = answer.again
     assert again.messages[: len(ASKED.messages)] == ASKED.messages
@@ -121,7 +121,7 @@ def test_a_rejected_answer_has_another_row(spec: ModelSpec, tokenizer: Tokenizer
     assert text_of(second) == "[3]"
     assert Repaired(0, "schema", "content") in second
     tokens = sum(len(tokenizer.encode(text)) + 1 for text in ("[3, 3]", "[3]"))
-    assert [end.completion_tokens for end in finished(second)] == [tokens]
+    assert [end.counts.completion_tokens for end in finished(second)] == [tokens]
     assert answer.finished
     assert answer.next_row() is None
 

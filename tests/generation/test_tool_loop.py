@@ -108,10 +108,10 @@ async def test_several_rounds_are_one_answer(tmp_path: Path) -> None:
     finished = events[-1]
     assert isinstance(finished, Finished)
     scripts = [len(row.forced_tokens or ()) for row in the.engine.rows]
-    assert finished.completion_tokens == sum(scripts)
-    assert finished.cached_tokens == 3 * CACHED
+    assert finished.counts.completion_tokens == sum(scripts)
+    assert finished.counts.cached_tokens == 3 * CACHED
     assert only(events, Started)[0].prompt_tokens == prompts[0]
-    assert finished.further_prompt_tokens == sum(prompts[1:])
+    assert finished.counts.further_prompt_tokens == sum(prompts[1:])
     assert finished.reason == "stop"
 
 
@@ -329,8 +329,8 @@ async def test_an_abandoned_round_reports_what_all_rounds_have_used(tmp_path: Pa
                 elif isinstance(event, Finished):
                     after = started.unfinished()
         assert 0 < first_round.completion_tokens < last.completion_tokens
-        assert last.completion_tokens <= whole.completion_tokens
-        assert last.further_prompt_tokens == whole.further_prompt_tokens > 0
+        assert last.completion_tokens <= whole.counts.completion_tokens
+        assert last.further_prompt_tokens == whole.counts.further_prompt_tokens > 0
         assert after == TokenCounts(), "`Finished` has reported them"
 
 
@@ -362,7 +362,7 @@ async def test_the_next_round_finds_its_prompt_in_the_cache(tmp_path: Path) -> N
     finally:
         await pool.stop()
     assert text(events) == "Three."
-    assert events[-1].cached_tokens > 0  # type: ignore[union-attr]
+    assert events[-1].counts.cached_tokens > 0  # type: ignore[union-attr]
 
 
 async def test_a_function_of_the_clients_ends_the_turn_behind_our_own_calls(tmp_path: Path) -> None:

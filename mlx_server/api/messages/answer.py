@@ -81,7 +81,7 @@ class MessagesOutput:
                 yield from self._begin(cached)
                 yield PING
             case Finished():
-                yield from self._begin(event.cached_tokens)
+                yield from self._begin(event.counts.cached_tokens)
                 yield from self._close()
                 yield from self._end(event)
             case _ if self._options.is_empty:
@@ -168,15 +168,15 @@ class MessagesOutput:
 
     def _end(self, finished: Finished) -> Iterator[Wire]:
         (answer,) = self._accumulator.answers
-        reason, tokens = STOP_REASONS[finished.reason], finished.completion_tokens
+        reason, tokens = STOP_REASONS[finished.reason], finished.counts.completion_tokens
         if finished.stop_string is not None:
             reason = "stop_sequence"
         if self._options.is_empty:
             reason, tokens = "max_tokens", 0
         usage = {
-            **self._input_usage(finished.cached_tokens),
+            **self._input_usage(finished.counts.cached_tokens),
             "output_tokens": tokens,
-            "output_tokens_details": {"thinking_tokens": finished.reasoning_tokens},
+            "output_tokens_details": {"thinking_tokens": finished.counts.reasoning_tokens},
         }
         yield {
             "type": "message_delta",

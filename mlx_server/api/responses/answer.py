@@ -266,17 +266,18 @@ class ResponseOutput:
         if event.reason == "stop" and not self._has_answer():
             yield from self._continue_item(stream.StreamedMessage(self._next_output_index))
         yield from self._close("incomplete" if cut else "completed")
-        prompt = self._accumulator.prompt_tokens
+        prompt, counts = self._accumulator.prompt_tokens, event.counts
+        cached = {"cached_tokens": counts.cached_tokens, "cache_write_tokens": 0}
         usage = {
             "input_tokens": prompt,
-            "input_tokens_details": {"cached_tokens": event.cached_tokens, "cache_write_tokens": 0},
-            "output_tokens": event.completion_tokens,
+            "input_tokens_details": cached,
+            "output_tokens": counts.completion_tokens,
             "output_tokens_details": {
-                "reasoning_tokens": event.reasoning_tokens,
-                **prediction_tokens(event),  # as in OpenAI's chat completions
+                "reasoning_tokens": counts.reasoning_tokens,
+                **prediction_tokens(counts),  # as in OpenAI's chat completions
                 **self._accumulator.tool_output_tokens(),  # in vLLM's place
             },
-            "total_tokens": prompt + event.completion_tokens,
+            "total_tokens": prompt + counts.completion_tokens,
         }
         if cut:
             why = {"reason": "max_output_tokens"}

@@ -139,7 +139,7 @@ class Run:
 
     async def prepared(self) -> AsyncGenerator[Wire]:
         """Yields the events of a response without output, which later ones can continue."""
-        for event in (Started(self.response["model"], 0), Finished(0, "tool_calls", 0, 0)):
+        for event in (Started(self.response["model"], 0), Finished(0, "tool_calls")):
             for chunk in self.output.chunks(event):
                 yield await self._recorded(chunk)
 

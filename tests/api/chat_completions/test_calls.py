@@ -11,6 +11,7 @@ from mlx_server.events import (
     Finished,
     Started,
     TextDelta,
+    TokenCounts,
     ToolCallDelta,
     ToolCallFinished,
     ToolCallStarted,
@@ -25,7 +26,8 @@ def call(number: int, name: str, *arguments: str) -> list[Event]:
 
 
 def whole(*events: Event) -> list[Event]:
-    return [Started("m", 1), TextDelta(0, "So."), *events, Finished(0, "tool_calls", 1, 0)]
+    end = Finished(0, "tool_calls", TokenCounts(1))
+    return [Started("m", 1), TextDelta(0, "So."), *events, end]
 
 
 def freeform() -> ChatOutput:

@@ -14,6 +14,7 @@ from mlx_server.events import (
     Repaired,
     Started,
     TextDelta,
+    TokenCounts,
     ToolCallDelta,
     ToolCallFinished,
     ToolCallStarted,
@@ -25,8 +26,8 @@ from tests.api.wire import Json
 
 SIGNER = Signer(b"key")
 BEGUN: list[Event] = [Started("m", 50)]
-DONE = Finished(0, "stop", 9, cached_tokens=20, reasoning_tokens=4)
-CALLED = Finished(0, "tool_calls", 9, cached_tokens=20)
+DONE = Finished(0, "stop", TokenCounts(9, cached_tokens=20, reasoning_tokens=4))
+CALLED = Finished(0, "tool_calls", TokenCounts(9, cached_tokens=20))
 
 
 def call(number: int, id: str, *arguments: str, whole: bool = True) -> list[Event]:
@@ -105,7 +106,7 @@ def test_an_id_that_clients_would_refuse_is_replaced(id: str) -> None:
 
 def test_a_call_that_was_cut_off_is_not_in_the_whole_message() -> None:
     """And its stream ends with the reason for it."""
-    cut = Finished(0, "length", 9, cached_tokens=0)
+    cut = Finished(0, "length", TokenCounts(9))
     events = [*BEGUN, *call(0, "1", "{}"), *call(1, "2", '{"a', whole=False), cut]
     found = body_of(output(), events)
     assert [block["id"] for block in found["content"]] == ["1"]
@@ -126,8 +127,8 @@ def test_text_after_a_call_that_was_given_up() -> None:
     [
         (DONE, "end_turn", None),
         (CALLED, "tool_use", None),
-        (Finished(0, "length", 9, 0), "max_tokens", None),
-        (Finished(0, "stop", 9, 0, stop_string="x"), "stop_sequence", "x"),
+        (Finished(0, "length", TokenCounts(9)), "max_tokens", None),
+        (Finished(0, "stop", TokenCounts(9), stop_string="x"), "stop_sequence", "x"),
     ],
 )
 def test_why_it_ended(finished: Finished, reason: str, sequence: str | None) -> None:

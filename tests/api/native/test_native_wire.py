@@ -17,6 +17,7 @@ from mlx_server.events import (
     Repaired,
     Started,
     TextDelta,
+    TokenCounts,
     ToolCallDelta,
     ToolCallFinished,
     ToolCallStarted,
@@ -56,7 +57,7 @@ def test_a_stream_is_to_be_had_elsewhere(client: TestClient) -> None:
 
 
 def gathered(*events: Event, reason: FinishReason = "stop") -> Json:
-    finished = Finished(0, reason, 10, 0, reasoning_tokens=4)
+    finished = Finished(0, reason, TokenCounts(10, 0, reasoning_tokens=4))
     return body_of(NativeOutput("any"), [Started("any", 3), *events, finished])
 
 

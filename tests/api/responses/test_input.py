@@ -9,7 +9,7 @@ from mlx_server.api.responses.create import answered_within_context, drop_oldest
 from mlx_server.api.responses.input import input_items
 from mlx_server.api.responses.items import read_items, wire
 from mlx_server.errors import ContextTooLong
-from mlx_server.events import Event, Finished, Started
+from mlx_server.events import Event, Finished, Started, TokenCounts
 from mlx_server.http.security import Signer
 from mlx_server.messages import Conversation, Message, ToolCall
 from mlx_server.requests import Approval, ChoiceFormat, GenerateRequest, JsonFormat
@@ -358,7 +358,7 @@ class Room:
         if len(prompt.messages) > self.size:
             raise ContextTooLong("Too long.")
         yield Started("tiny", 1)
-        yield Finished(0, "stop", 1, 0)
+        yield Finished(0, "stop", TokenCounts(1))
 
 
 def answered(count: int, room: Room) -> list[Event]:

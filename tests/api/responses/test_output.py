@@ -25,6 +25,7 @@ from mlx_server.events import (
     Repaired,
     Started,
     TextDelta,
+    TokenCounts,
     TokenLogprob,
     ToolCallDelta,
     ToolCallFinished,
@@ -38,9 +39,9 @@ from tests.api.folding import body_of, on_the_wire
 from tests.api.responses_schema import Json, assert_response, assert_stream, timeless
 
 STARTED = Started("tiny", 7)
-STOPPED = Finished(0, "stop", completion_tokens=5, cached_tokens=3, reasoning_tokens=2)
-CUT = Finished(0, "length", completion_tokens=5, cached_tokens=0)
-CALLED = Finished(0, "tool_calls", completion_tokens=5, cached_tokens=0)
+STOPPED = Finished(0, "stop", TokenCounts(5, cached_tokens=3, reasoning_tokens=2))
+CUT = Finished(0, "length", TokenCounts(5))
+CALLED = Finished(0, "tool_calls", TokenCounts(5))
 
 TOKEN = TokenLogprob(
     "He", b"He", -0.5, (TokenLogprob("He", b"He", -0.5), TokenLogprob("H", b"H", -2))
@@ -257,8 +258,8 @@ def test_items_come_as_they_were_made(answer: str, items: list[tuple[str, str]])
 
 
 def test_usage() -> None:
-    drafted = replace(STOPPED, accepted_draft_tokens=3, rejected_draft_tokens=1)
-    end = replace(drafted, further_prompt_tokens=10)
+    more = {"accepted_draft_tokens": 3, "rejected_draft_tokens": 1, "further_prompt_tokens": 10}
+    end = replace(STOPPED, counts=replace(STOPPED.counts, **more))
     assert gathered([*said("a"), end])["usage"] == {
         "input_tokens": 17,
         "input_tokens_details": {"cached_tokens": 3, "cache_write_tokens": 0},

@@ -12,6 +12,7 @@ from mlx_server.events import (
     Event,
     Finished,
     Started,
+    TokenCounts,
     ToolCallDelta,
     ToolCallFinished,
     ToolCallStarted,
@@ -199,7 +200,7 @@ def streamed(events: Sequence[Event], *tools: Json, reason: Any = "tool_calls") 
     output = ResponseOutput(
         new_response(body(**asked), "r", stored=False), table=parsed(**asked).table
     )
-    reported = [Started("tiny", 1), *events, Finished(0, reason, 1, 0)]
+    reported = [Started("tiny", 1), *events, Finished(0, reason, TokenCounts(1))]
     return [chunk for event in reported for chunk in output.chunks(event)]
 
 
