@@ -14,23 +14,15 @@ from mlx_server import limits
 from mlx_server.api.batch_runner import ENDED, WINDOW_SECONDS, BatchJob, BatchRunner, batch_of
 from mlx_server.api.fields import Items, WireModel, ignored_header
 from mlx_server.api.file_inputs import disk_errors, find_file_for
-from mlx_server.api.files import (
-    anthropic_page,
-    checked_seconds,
-    content_response,
-    new_file_id,
-    newest,
-    rfc3339,
-)
+from mlx_server.api.files import checked_seconds, content_response, new_file_id, rfc3339
 from mlx_server.api.handlers import documented, json_response, read
-from mlx_server.api.responses.create import page_body
 from mlx_server.api.responses.protocol import Metadata
-from mlx_server.api.responses.routes import After, Limit
+from mlx_server.api.stored import After, Limit, anthropic_page, newest, page_body, store_of
 from mlx_server.errors import BadRequest, NotFound
 from mlx_server.http.errors import MESSAGES_PATH
 from mlx_server.http.security import keyed_router
 from mlx_server.request_threads import in_thread
-from mlx_server.store import BatchKind, ItemRecord, Page, Record, Store
+from mlx_server.store import BatchKind, Record
 
 Wire = dict[str, Any]
 
@@ -148,7 +140,7 @@ async def create_batch(http: Request) -> Response:
         metadata=body.metadata,
         output_seconds=checked_seconds(expiry.seconds) if expiry else None,
     )
-    store, runner = _store(http), _runner(http)
+    store, runner = store_of(http), _runner(http)
     try:
         with runner.room(http.state.owner), disk_errors():
             linking = asyncio.to_thread(store.contents.share, file.id, batch.input_name)
@@ -162,14 +154,9 @@ async def create_batch(http: Request) -> Response:
 
 @router.get(PATH)
 async def list_batches(http: Request, after: After = None, limit: Limit = 20) -> Response:
-    page = await _store(http).records(
-        "batch", http.state.owner, after=after, limit=limit, order="desc"
-    )
-    items = [
-        ItemRecord(item.id, msgspec.json.encode(openai_batch(batch_of(item.body))))
-        for item in page.items
-    ]
-    return json_response(page_body(Page(items, page.has_more)))
+    owner = http.state.owner
+    page = await store_of(http).records("batch", owner, after=after, limit=limit, order="desc")
+    return json_response(page_body(page, lambda body: openai_batch(batch_of(body))))
 
 
 @router.get(ONE)
@@ -198,7 +185,7 @@ async def create_message_batch(http: Request) -> Response:
         results_id=f"{id}.results",
         total=len(body.requests),
     )
-    store, runner = _store(http), _runner(http)
+    store, runner = store_of(http), _runner(http)
     with runner.room(http.state.owner), disk_errors():
         with await asyncio.to_thread(store.contents.create, batch.input_name) as content:
             try:
@@ -218,7 +205,7 @@ async def list_message_batches(
     http: Request, after_id: After = None, before_id: After = None, limit: AnthropicLimit = 20
 ) -> Response:
     kind: BatchKind = "message batch"
-    page = await newest(_store(http), kind, http.state.owner, after_id, before_id, limit)
+    page = await newest(store_of(http), kind, http.state.owner, after_id, before_id, limit)
     wires = anthropic_page(page, lambda body: anthropic_batch(http, batch_of(body)))
     return json_response(wires)
 
@@ -238,8 +225,8 @@ async def delete_message_batch(http: Request, id: str) -> Response:
     batch = await _found(http, "message batch", id)
     if batch.status not in ENDED:
         raise BadRequest("The batch has not ended. Cancel it first.")
-    await _store(http).delete("message batch", id, http.state.owner)
-    await asyncio.to_thread(_store(http).contents.remove, batch.contents)
+    await store_of(http).delete("message batch", id, http.state.owner)
+    await asyncio.to_thread(store_of(http).contents.remove, batch.contents)
     return json_response({"id": id, "type": "message_batch_deleted"})
 
 
@@ -248,11 +235,11 @@ async def message_batch_results(http: Request, id: str) -> Response:
     batch = await _found(http, "message batch", id)
     if batch.status not in ENDED:
         raise BadRequest("The batch has not ended: it has no results yet.")
-    return await content_response(_store(http), batch.results_id, "application/x-jsonl")
+    return await content_response(store_of(http), batch.results_id, "application/x-jsonl")
 
 
 async def _found(http: Request, kind: BatchKind, id: str) -> BatchJob:
-    return batch_of((await _store(http).get(kind, id, http.state.owner)).body)
+    return batch_of((await store_of(http).get(kind, id, http.state.owner)).body)
 
 
 async def _cancelled(http: Request, kind: BatchKind, id: str) -> BatchJob:
@@ -264,7 +251,7 @@ async def _cancelled(http: Request, kind: BatchKind, id: str) -> BatchJob:
             batch.status, batch.cancelling_at = "cancelling", int(time.time())
         return batch.record()
 
-    return batch_of((await _store(http).edit(kind, id, http.state.owner, mark)).body)
+    return batch_of((await store_of(http).edit(kind, id, http.state.owner, mark)).body)
 
 
 def _in_lines(requests: Sequence[MessageRequest]) -> Any:
@@ -275,11 +262,6 @@ def _in_lines(requests: Sequence[MessageRequest]) -> Any:
             msgspec.json.encode({"custom_id": each.custom_id, "params": each.params}) + b"\n"
             for each in some
         )
-
-
-def _store(http: Request) -> Store:
-    store: Store = http.app.state.runs.store
-    return store
 
 
 def _runner(http: Request) -> BatchRunner:

@@ -13,13 +13,14 @@ from mlx_server import limits
 from mlx_server.api.fields import Items, WireModel, ignored_header
 from mlx_server.api.handlers import documented, json_response, read
 from mlx_server.api.histories import MENDED
-from mlx_server.api.responses.create import StoredItems, page_body
+from mlx_server.api.responses.create import StoredItems
 from mlx_server.api.responses.items import InputItem
 from mlx_server.api.responses.protocol import Metadata
-from mlx_server.api.responses.routes import After, Limit, Sorted, without_effect
+from mlx_server.api.responses.routes import without_effect
+from mlx_server.api.stored import After, Limit, Sorted, page_body, store_of
 from mlx_server.http.security import keyed_router
 from mlx_server.request_threads import in_thread_if_large
-from mlx_server.store import ItemRecord, Page, Record, Store
+from mlx_server.store import ItemRecord, Page, Record
 
 SomeItems = Annotated[Items[InputItem], Field(max_length=limits.ADDED_ITEMS), MENDED]
 
@@ -51,19 +52,19 @@ async def create_conversation(http: Request) -> Response:
     items = await StoredItems(http).records(body.items or [])
     id, metadata = f"conv_{uuid.uuid4().hex}", _encoded(body.metadata)
     conversation = Record("conversation", id, int(time.time()), metadata)
-    await _store(http).add(conversation, http.state.owner, items)
+    await store_of(http).add(conversation, http.state.owner, items)
     return json_response(_wire(conversation), ignored_header(await _ignored(body, items)))
 
 
 @router.get(ONE)
 async def retrieve_conversation(http: Request, id: str) -> Response:
-    return json_response(_wire(await _store(http).get("conversation", id, http.state.owner)))
+    return json_response(_wire(await store_of(http).get("conversation", id, http.state.owner)))
 
 
 @router.post(ONE, openapi_extra=documented(ONE, UpdateBody))
 async def update_conversation(http: Request, id: str) -> Response:
     body = await read(http, UpdateBody)
-    store, owner = _store(http), http.state.owner
+    store, owner = store_of(http), http.state.owner
     metadata = _encoded(body.metadata)
     await store.update("conversation", id, owner, metadata, used_at=time.time())
     updated = await store.get("conversation", id, owner)
@@ -72,7 +73,7 @@ async def update_conversation(http: Request, id: str) -> Response:
 
 @router.delete(ONE)
 async def delete_conversation(http: Request, id: str) -> Response:
-    await _store(http).delete("conversation", id, http.state.owner)
+    await store_of(http).delete("conversation", id, http.state.owner)
     return json_response({"id": id, "object": "conversation.deleted", "deleted": True})
 
 
@@ -80,7 +81,7 @@ async def delete_conversation(http: Request, id: str) -> Response:
 async def add_items(http: Request, id: str) -> Response:
     body = await read(http, ItemsBody)
     items = await StoredItems(http).records(body.items)
-    await _store(http).add_items(id, http.state.owner, items, time.time())
+    await store_of(http).add_items(id, http.state.owner, items, time.time())
     ignored = [*await _ignored(body, items), *without_effect(http)]
     return json_response(page_body(Page(items, has_more=False)), ignored_header(ignored))
 
@@ -90,19 +91,19 @@ async def list_items(
     http: Request, id: str, after: After = None, limit: Limit = 20, order: Sorted = "desc"
 ) -> Response:
     owner = http.state.owner
-    page = await _store(http).items("conversation", id, owner, after, limit, order)
+    page = await store_of(http).items("conversation", id, owner, after, limit, order)
     return json_response(page_body(page), ignored_header(without_effect(http)))
 
 
 @router.get(ITEM)
 async def retrieve_item(http: Request, id: str, item: str) -> Response:
-    stored = await _store(http).conversation_item(id, http.state.owner, item)
+    stored = await store_of(http).conversation_item(id, http.state.owner, item)
     return json_response(msgspec.Raw(stored.body), ignored_header(without_effect(http)))
 
 
 @router.delete(ITEM)
 async def delete_item(http: Request, id: str, item: str) -> Response:
-    store, owner = _store(http), http.state.owner
+    store, owner = store_of(http), http.state.owner
     await store.delete_item(id, owner, item)
     return json_response(_wire(await store.get("conversation", id, owner)))
 
@@ -111,11 +112,6 @@ async def _ignored(body: ConversationBody | ItemsBody, stored: Sequence[ItemReco
     """The paths of what has no effect, references to items that are not stored included."""
     unknown = ["items.item_reference"] if len(stored) < len(body.items or ()) else []
     return [*await in_thread_if_large(body.ignored), *unknown]  # a walk through thousands of items
-
-
-def _store(http: Request) -> Store:
-    store: Store = http.app.state.runs.store
-    return store
 
 
 def _encoded(metadata: Metadata | None) -> bytes:

@@ -28,6 +28,7 @@ from mlx_server.api.content import (
     given_files,
     missing_pictures,
 )
+from mlx_server.api.stored import store_of
 from mlx_server.errors import (
     BadRequest,
     NotFound,
@@ -90,7 +91,7 @@ async def give_files(connection: HTTPConnection, *texts: bytes) -> None:
                     "together with its body. Name fewer, or raise the limit in models.yaml."
                 )
             grow_request(size)
-            data = await asyncio.to_thread(_base64, connection.app.state.runs.store, id)
+            data = await asyncio.to_thread(_base64, store_of(connection), id)
             given[id] = GivenFile(str(about["filename"]), str(about["mime_type"]), data)
     given_files.set(given)
 
@@ -165,8 +166,7 @@ def _base64(store: Store, id: str) -> str:
 
 async def find_file(connection: HTTPConnection, id: str) -> Record:
     """The record of a file of the client. Raises NotFound, also for one that has expired."""
-    store: Store = connection.app.state.runs.store
-    file = await store.get("file", id, connection.state.owner)
+    file = await store_of(connection).get("file", id, connection.state.owner)
     labels = msgspec.json.decode(file.labels or "{}", type=dict[str, object])
     if float(str(labels["expires_at"])) <= time.time():
         raise NotFound(f"File with id '{id}' has expired.")

@@ -10,7 +10,7 @@ import re
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Annotated, Any, BinaryIO, Literal, get_args
 
@@ -27,13 +27,19 @@ from mlx_server import limits
 from mlx_server.api.fields import ignored_header
 from mlx_server.api.file_inputs import disk_errors, find_file
 from mlx_server.api.handlers import json_response
-from mlx_server.api.responses.create import page_body
-from mlx_server.api.responses.routes import After, Sorted
+from mlx_server.api.stored import (
+    After,
+    Sorted,
+    anthropic_page,
+    newest,
+    page_body,
+    store_of,
+)
 from mlx_server.errors import BadRequest, NotFound, Overloaded, ServerError, StoreFull, TooLarge
 from mlx_server.http.errors import is_anthropic
 from mlx_server.http.middleware import FILES_PATH
 from mlx_server.http.security import keyed_router
-from mlx_server.store import ALL, Kind, Page, Record, RecordFilter, Store
+from mlx_server.store import Record, RecordFilter, Store
 
 Wire = dict[str, Any]
 Purpose = Literal["assistants", "batch", "fine-tune", "vision", "user_data", "evals"]
@@ -175,7 +181,7 @@ def _uploading(source: str) -> Iterator[None]:
 
 @router.post(FILES_PATH)
 async def upload(http: Request) -> Response:
-    store, owner = _store(http), http.state.owner
+    store, owner = store_of(http), http.state.owner
     room = min(limits.FILE_BYTES, await store.file_room(owner))
     id = new_file_id()
     with ExitStack() as opened:
@@ -265,7 +271,7 @@ async def list_files(
     after_id: After = None,
     before_id: After = None,
 ) -> Response:
-    store, owner = _store(http), http.state.owner
+    store, owner = store_of(http), http.state.owner
     wanted = RecordFilter(purpose=purpose, expires_after=time.time())
     if is_anthropic(http.scope):
         after = page or after_id
@@ -282,46 +288,17 @@ async def retrieve_file(http: Request, id: str) -> Response:
 
 @router.get(CONTENT)
 async def file_content(http: Request, id: str) -> Response:
-    return await content_response(_store(http), (await find_file(http, id)).id)
+    return await content_response(store_of(http), (await find_file(http, id)).id)
 
 
 @router.delete(ONE)
 async def delete_file(http: Request, id: str) -> Response:
-    store = _store(http)
+    store = store_of(http)
     await store.delete("file", id, http.state.owner)
     await asyncio.to_thread(store.contents.remove, [id])
     if is_anthropic(http.scope):
         return json_response({"id": id, "type": "file_deleted"})
     return json_response({"id": id, "object": "file", "deleted": True})
-
-
-async def newest(
-    store: Store,
-    kind: Kind,
-    owner: str,
-    after: str | None,
-    before: str | None,
-    limit: int,
-    wanted: RecordFilter = ALL,
-) -> Page:
-    """A page with the newest first, as Anthropic's clients ask for it."""
-    if after and before:
-        raise BadRequest("Send either `after_id` or `before_id`, not both.", param="after_id")
-    if not before:
-        return await store.records(kind, owner, wanted, after, limit, "desc")
-    page = await store.records(kind, owner, wanted, before, limit, "asc")
-    return Page(page.items[::-1], page.has_more)
-
-
-def anthropic_page(page: Page, wire: Callable[[bytes], Wire]) -> Wire:
-    items = page.items
-    return {
-        "data": [wire(item.body) for item in items],
-        "first_id": items[0].id if items else None,
-        "last_id": items[-1].id if items else None,
-        "has_more": page.has_more,
-        "next_page": items[-1].id if page.has_more else None,
-    }
 
 
 async def content_response(store: Store, name: str, media_type: str = UNKNOWN_TYPE) -> Response:
@@ -342,8 +319,3 @@ async def _pieces(file: BinaryIO) -> AsyncIterator[bytes]:
     with file:
         while piece := await asyncio.to_thread(file.read, PIECE_BYTES):
             yield piece
-
-
-def _store(http: Request) -> Store:
-    store: Store = http.app.state.runs.store
-    return store

@@ -26,9 +26,8 @@ from mlx_server.api.file_inputs import disk_errors, find_file_for
 from mlx_server.api.files import new_file, new_file_id, shown_name
 from mlx_server.api.handlers import documented, json_response, read
 from mlx_server.api.pool import check_runtime_models
-from mlx_server.api.responses.create import page_body
 from mlx_server.api.responses.protocol import Metadata
-from mlx_server.api.responses.routes import After
+from mlx_server.api.stored import After, page_body, store_of
 from mlx_server.api.training_data import STORED, samples_of, stored_lines
 from mlx_server.engine.training import Evaluated, TrainingMethod, TrainingProcess
 from mlx_server.errors import BadRequest, NotFound, Overloaded, ServerError, StoreUnavailable
@@ -406,8 +405,7 @@ async def create_job(http: Request) -> Response:
     jobs.check_room()
     job = _job(body, spec.id, f"ftjob-{number}", name)
     job.tell("The job waits for its turn.")
-    store: Store = http.app.state.runs.store
-    await store.add(job.record(), http.state.owner)
+    await store_of(http).add(job.record(), http.state.owner)
     jobs.start(job.id, http.state.owner)
     return json_response(job.wire(), ignored_header(body.ignored()))
 
@@ -415,8 +413,7 @@ async def create_job(http: Request) -> Response:
 async def _file_of_stored(http: Request, key: str, value: str) -> str:
     """Makes a training file of the client's stored chat completions, so that the job has the same
     samples for as long as it takes."""
-    store: Store = http.app.state.runs.store
-    owner, id, nbytes = http.state.owner, new_file_id(), 0
+    store, owner, id, nbytes = store_of(http), http.state.owner, new_file_id(), 0
     with disk_errors(), await asyncio.to_thread(store.contents.create, id) as content:
         try:
             async for line in stored_lines(store, owner, key, value):
@@ -464,11 +461,9 @@ def _job(body: JobBody, model: str, id: str, name: str) -> FineTuningJob:
 
 @router.get(PATH)
 async def list_jobs(http: Request, after: After = None, limit: Limit = 20) -> Response:
-    store: Store = http.app.state.runs.store
-    page = await store.records(KIND, http.state.owner, after=after, limit=limit, order="desc")
-    body = page_body(page)
-    body["data"] = [job_of(item.body).wire() for item in page.items]
-    return json_response(body)
+    owner = http.state.owner
+    page = await store_of(http).records(KIND, owner, after=after, limit=limit, order="desc")
+    return json_response(page_body(page, lambda body: job_of(body).wire()))
 
 
 @router.get(ONE)
@@ -511,8 +506,7 @@ def _page(items: list[Wire], after: str | None, limit: int) -> Response:
 
 
 async def _find(http: Request, id: str) -> FineTuningJob:
-    store: Store = http.app.state.runs.store
-    return job_of((await store.get(KIND, id, http.state.owner)).body)
+    return job_of((await store_of(http).get(KIND, id, http.state.owner)).body)
 
 
 def _jobs(http: Request) -> FineTuning:

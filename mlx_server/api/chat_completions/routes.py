@@ -22,16 +22,15 @@ from mlx_server.api.chat_completions.input import ChatBody, MessageParam, echoed
 from mlx_server.api.conversations import UpdateBody
 from mlx_server.api.fields import ignored_header
 from mlx_server.api.handlers import documented, json_pieces, json_response, read, respond
-from mlx_server.api.responses.create import page_body
 from mlx_server.api.responses.protocol import Metadata
-from mlx_server.api.responses.routes import After, Limit, Sorted
+from mlx_server.api.stored import After, Limit, Sorted, page_body, store_of
 from mlx_server.errors import BadRequest
 from mlx_server.http.errors import validation_error
 from mlx_server.http.resumable import resumed
 from mlx_server.http.security import keyed_router
 from mlx_server.http.sse import Store as Storing
 from mlx_server.request_threads import in_thread, in_thread_if_large
-from mlx_server.store import ItemRecord, Record, RecordFilter, Store
+from mlx_server.store import ItemRecord, Record, RecordFilter
 
 ECHOED = frozenset(
     {
@@ -50,7 +49,7 @@ _metadata: TypeAdapter[dict[str, str]] = TypeAdapter(Metadata)
 async def _storing(http: Request, body: ChatBody, id: str) -> Storing:
     """What stores the completion. Raises ServerError before anything is generated if it could not
     be stored."""
-    store, owner = _store(http), http.state.owner
+    store, owner = store_of(http), http.state.owner
     metadata = checked_metadata(body)
     echo = body.model_dump(mode="json", by_alias=True, exclude_none=True, include=set(ECHOED))
     messages = await in_thread(_message_records, id, body.messages)
@@ -140,20 +139,20 @@ async def stored(
     http: Request, after: After = None, limit: Limit = 20, order: Sorted = "asc"
 ) -> Response:
     filter, owner = filter_of(http), http.state.owner
-    page = await _store(http).records("completion", owner, filter, after, limit, order)
+    page = await store_of(http).records("completion", owner, filter, after, limit, order)
     return json_response(page_body(page))
 
 
 @router.get(ONE)
 async def retrieve(http: Request, id: str) -> Response:
-    completion = await _store(http).get("completion", id, http.state.owner)
+    completion = await store_of(http).get("completion", id, http.state.owner)
     return json_response(msgspec.Raw(completion.body))
 
 
 @router.post(ONE, openapi_extra=documented(ONE, UpdateBody))
 async def update(http: Request, id: str) -> Response:
     body = await read(http, UpdateBody)
-    store, owner = _store(http), http.state.owner
+    store, owner = store_of(http), http.state.owner
     stored = await store.get("completion", id, owner)
     completion = msgspec.json.decode(stored.body, type=Wire)
     updated = with_metadata(completion, body.metadata or {}, stored.created_at)
@@ -163,7 +162,7 @@ async def update(http: Request, id: str) -> Response:
 
 @router.delete(ONE)
 async def delete(http: Request, id: str) -> Response:
-    await _store(http).delete("completion", id, http.state.owner)
+    await store_of(http).delete("completion", id, http.state.owner)
     return json_response({"object": "chat.completion.deleted", "id": id, "deleted": True})
 
 
@@ -172,14 +171,9 @@ async def list_messages(
     http: Request, id: str, after: After = None, limit: Limit = 20, order: Sorted = "asc"
 ) -> Response:
     owner = http.state.owner
-    page = await _store(http).items("completion", id, owner, after, limit, order)
+    page = await store_of(http).items("completion", id, owner, after, limit, order)
     return json_response(page_body(page))
 
 
 def _reasoning_fields(http: Request) -> Sequence[str]:
     return REASONING_FIELDS[http.app.state.reasoning_field]
-
-
-def _store(http: Request) -> Store:
-    store: Store = http.app.state.runs.store
-    return store

@@ -28,6 +28,7 @@ from mlx_server import __version__, limits
 from mlx_server.api.fields import WireModel
 from mlx_server.api.handlers import documented, json_response, read
 from mlx_server.api.pool import check_runtime_models, shown
+from mlx_server.api.stored import store_of
 from mlx_server.errors import Forbidden, ModelUnusable, NotFound, Overloaded, message_of
 from mlx_server.http.metrics import Metrics
 from mlx_server.http.security import keyed_router
@@ -336,8 +337,7 @@ def _store(http: Request) -> Store:
             "This server stores no conversations of the page: with `page: conversations` under "
             "`server` in models.yaml it does."
         )
-    store: Store = http.app.state.runs.store
-    return store
+    return store_of(http)
 
 
 @router.get("/page/log")

@@ -25,6 +25,7 @@ from mlx_server.api.responses.items import (
 )
 from mlx_server.api.responses.protocol import ResponsesBody, new_response
 from mlx_server.api.responses.runs import Events, Run, Runs
+from mlx_server.api.stored import store_of
 from mlx_server.errors import BadRequest, ContextTooLong, NotFound
 from mlx_server.generation.plan import PromptOverflow
 from mlx_server.generation.tool_loop import respond
@@ -38,7 +39,7 @@ from mlx_server.messages import Conversation
 from mlx_server.pool.pool import Pool
 from mlx_server.request_threads import grow_request, in_thread
 from mlx_server.requests import GenerateRequest, Tier
-from mlx_server.store import ItemRecord, Page, Record, Store, items_too_large
+from mlx_server.store import ItemRecord, Record, items_too_large
 
 Recalled = Mapping[str, Sequence[ItemRecord]]
 """Maps the id of a response that is not stored to all items up to and with its own output."""
@@ -188,7 +189,7 @@ class StoredItems:
     """Reads stored items back for a request: they count like bytes of its body."""
 
     def __init__(self, connection: HTTPConnection) -> None:
-        self._store: Store = connection.app.state.runs.store
+        self._store = store_of(connection)
         self._owner: str = connection.state.owner
         self._nbytes = max(0, connection.app.state.max_body_bytes - connection.state.body_bytes)
 
@@ -277,14 +278,3 @@ def read_wires(items: Sequence[ItemRecord]) -> list[Wire]:
 
 def as_stored(items: Iterable[Wire]) -> list[ItemRecord]:
     return [ItemRecord(item["id"], msgspec.json.encode(item)) for item in items]
-
-
-def page_body(page: Page) -> Wire:
-    items = page.items
-    return {
-        "object": "list",
-        "data": [msgspec.Raw(item.body) for item in items],
-        "first_id": items[0].id if items else None,
-        "last_id": items[-1].id if items else None,
-        "has_more": page.has_more,
-    }

@@ -5,14 +5,13 @@ import re
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import Annotated
 
 from fastapi import Query, Request, Response, WebSocket
 
-from mlx_server import limits
 from mlx_server.api.fields import ignored_header
 from mlx_server.api.handlers import documented, json_response, read, while_connected
-from mlx_server.api.responses.create import CreatedResponse, create, page_body, read_all
+from mlx_server.api.responses.create import CreatedResponse, create, read_all
 from mlx_server.api.responses.items import Wire
 from mlx_server.api.responses.protocol import ResponsesBody
 from mlx_server.api.responses.runs import (
@@ -23,6 +22,7 @@ from mlx_server.api.responses.runs import (
     decoded,
 )
 from mlx_server.api.responses.web_socket import Socket
+from mlx_server.api.stored import After, Limit, Sorted, page_body
 from mlx_server.errors import BadRequest, NotFound
 from mlx_server.generation.plan import plan
 from mlx_server.http.resumable import EventLog
@@ -31,11 +31,6 @@ from mlx_server.http.sse import OPENAI, EventStream, Frames
 from mlx_server.pool.pool import Pool
 from mlx_server.request_threads import in_thread
 from mlx_server.store import RUNNING, Store
-
-After = Annotated[str | None, Query(description="Id after which the list starts.")]
-Limit = Annotated[int, Query(ge=1, le=limits.PAGE_ITEMS)]
-Sorted = Annotated[Literal["asc", "desc"], Query()]
-
 
 INCLUDE = re.compile(r"include(?:\[\d*\])?")
 """How clients spell the name of a list in a query."""
