@@ -20,7 +20,7 @@ from mlx_server.errors import BadRequest
 from mlx_server.events import Event, Finished, TextDelta
 from mlx_server.http.errors import prompt_too_long
 from mlx_server.http.security import keyed_router
-from mlx_server.http.sse import Frames
+from mlx_server.http.sse import Frames, StreamedOutput
 from mlx_server.pool.pool import Pool
 from mlx_server.request_threads import in_thread, in_thread_if_large
 from mlx_server.requests import ContextFile, GenerateRequest, Infill
@@ -66,7 +66,7 @@ def to_request(body: InfillBody, model: str) -> GenerateRequest:
     )
 
 
-class InfillOutput:
+class InfillOutput(StreamedOutput):
     """llama.cpp's own form of a completion."""
 
     def __init__(self, body: InfillBody, model: str) -> None:
@@ -91,9 +91,6 @@ class InfillOutput:
                 yield {"index": index, "content": text, "tokens": [], "stop": False}
             case Finished(index):
                 yield self._last(index)
-
-    def end(self) -> Iterator[Wire]:
-        yield from ()
 
     def _last(self, index: int) -> Wire:
         answer = self._accumulator.answers[index]

@@ -49,7 +49,7 @@ from mlx_server.events import Event, Finished, ReasoningDelta, TextDelta, ToolCa
 from mlx_server.generation.embeddings import Embeddings, EmbedRequest
 from mlx_server.http.errors import ollama_error, ollama_input_too_long, ollama_prompt_too_long
 from mlx_server.http.security import keyed_router
-from mlx_server.http.sse import Frames
+from mlx_server.http.sse import Frames, StreamedOutput
 from mlx_server.messages import (
     UNNAMED,
     ContentPart,
@@ -390,7 +390,7 @@ def generate_shape(piece: Piece) -> Wire:
     return {"response": piece.text, **thinking}
 
 
-class OllamaOutput:
+class OllamaOutput(StreamedOutput):
     def __init__(self, *, model: str, shape: Shape, has_body: bool = True) -> None:
         """has_body: whether a body is needed, which has all log probabilities."""
         self._accumulator = Accumulator(model=model, prompts=1, n=1, keeps_logprobs=has_body)
@@ -421,9 +421,6 @@ class OllamaOutput:
                 yield self._chunk(Piece(calls=[_called(answer.calls[-1])]))
             case Finished():
                 yield self._last(event)
-
-    def end(self) -> Iterator[Wire]:
-        yield from ()
 
     def frames(self) -> Frames:
         """Lines of JSON. A client parses each line, so what keeps a stream alive is a chunk too."""

@@ -23,7 +23,7 @@ from urllib.parse import quote
 import httpx
 
 from mlx_server.clients.exchange import cut_off
-from mlx_server.config.models_yaml import is_loopback, load_settings
+from mlx_server.config.models_yaml import load_settings
 from mlx_server.errors import (
     BadRequest,
     GenerationFailed,
@@ -33,7 +33,7 @@ from mlx_server.errors import (
     Unavailable,
 )
 from mlx_server.events import ReasoningDelta, TextDelta
-from mlx_server.system.listening_sockets import DEFAULT_URL
+from mlx_server.system.listening_sockets import DEFAULT_URL, is_loopback
 from mlx_server.upstream.pieces import read_piece
 
 STOP_SECONDS = 15.0

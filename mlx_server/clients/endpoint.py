@@ -1,6 +1,5 @@
 """Sends request bodies to a server of the OpenAI API through OpenAI's own client."""
 
-import ipaddress
 import os
 import ssl
 import weakref
@@ -12,6 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from mlx_server.errors import BadRequest, GenerationFailed
+from mlx_server.system.listening_sockets import is_loopback
 
 try:
     import openai
@@ -124,9 +124,7 @@ class Endpoint:
         host = urlsplit(self.base_url).hostname
         if not host:
             raise BadRequest(f"{self.base_url!r} is not a URL. Give one like {LOCAL_URL}.")
-        with suppress(ValueError):
-            return ipaddress.ip_address(host).is_loopback
-        return host == "localhost"
+        return is_loopback(host)
 
 
 @cache

@@ -22,6 +22,18 @@ FROZEN = ConfigDict(
     frozen=True, extra="forbid", strict=True, allow_inf_nan=False, hide_input_in_errors=True
 )
 
+
+def matching(pattern: re.Pattern[str], otherwise: str) -> AfterValidator:
+    """Refuses a text that the whole pattern does not describe. otherwise: the message."""
+
+    def checked(text: str) -> str:
+        if pattern.fullmatch(text):
+            return text
+        raise ValueError(otherwise)
+
+    return AfterValidator(checked)
+
+
 MAX_HOSTS = 64
 MAX_ADDRESSES = 16
 MAX_VARIABLES = 64
@@ -34,12 +46,7 @@ SSH_NAME = re.compile(r"([A-Za-z0-9_][\w.-]{0,63}@)?[A-Za-z0-9][\w.:-]{0,252}", 
 
 DEVICE = re.compile(r"[A-Za-z0-9][\w.-]{0,63}", re.ASCII)
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}=[^\0\r\n]{0,4096}")
-
-
-def _ssh_name(name: str) -> str:
-    if SSH_NAME.fullmatch(name):
-        return name
-    raise ValueError("should be a host name, an address or `user@host`, as ssh takes it")
+Variable = Annotated[str, matching(VARIABLE, "should be `NAME=value`")]
 
 
 def _address(text: str) -> str:
@@ -57,19 +64,9 @@ def _address(text: str) -> str:
     return text
 
 
-def _device(name: str) -> str:
-    if DEVICE.fullmatch(name):
-        return name
-    raise ValueError("should be the name of an RDMA device such as rdma_en2")
-
-
-def _variable(text: str) -> str:
-    if VARIABLE.fullmatch(text):
-        return text
-    raise ValueError("should be `NAME=value`")
-
-
-Device = Annotated[str, AfterValidator(_device)]
+RDMA = "should be the name of an RDMA device such as rdma_en2"
+SSH = "should be a host name, an address or `user@host`, as ssh takes it"
+Device = Annotated[str, matching(DEVICE, RDMA)]
 
 
 class Host(BaseModel):
@@ -77,7 +74,7 @@ class Host(BaseModel):
 
     model_config = FROZEN
 
-    ssh: Annotated[str, AfterValidator(_ssh_name)]
+    ssh: Annotated[str, matching(SSH_NAME, SSH)]
     ips: tuple[Annotated[str, AfterValidator(_address)], ...] = Field(
         default=(), max_length=MAX_ADDRESSES
     )
@@ -99,9 +96,7 @@ class Hostfile(BaseModel):
 
     hosts: Hosts
     backend: Backend = ""
-    envs: tuple[Annotated[str, AfterValidator(_variable)], ...] = Field(
-        default=(), max_length=MAX_VARIABLES
-    )
+    envs: tuple[Variable, ...] = Field(default=(), max_length=MAX_VARIABLES)
     """Variables that every rank gets."""
 
 

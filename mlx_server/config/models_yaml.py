@@ -1,7 +1,6 @@
 """models.yaml, environment and flags -> settings. Every mistake is reported with its line."""
 
 import difflib
-import ipaddress
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,6 +30,7 @@ from mlx_server.config.settings import (
 from mlx_server.config.yaml_lines import InvalidYaml, Loc, YamlProblem, compose, short, where
 from mlx_server.errors import SettingsError
 from mlx_server.pool.prepare import ModelSpec
+from mlx_server.system.listening_sockets import is_loopback
 from mlx_server.wrong_values import sentence
 
 DEFAULT_FILE = Path("models.yaml")
@@ -291,13 +291,6 @@ def _refuse_open_door(server: ServerSettings) -> None:
         "(MLX_SERVER_API_KEYS, --api-key or `api_keys` under `server` in models.yaml) or, if "
         "everyone who can reach it may use it, `allow_insecure: true` under `server`."
     )
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 UPSTREAM_OPTIONS = {

@@ -26,7 +26,7 @@ from pydantic import (
 from pydantic_core import CoreConfig, SchemaValidator
 
 from mlx_server import limits
-from mlx_server.config.hostfile import Hostfile, load_hostfile, mistakes
+from mlx_server.config.hostfile import Hostfile, load_hostfile, matching, mistakes
 from mlx_server.engine.client import NO_DISK, PromptDisk
 from mlx_server.engine.worker_arguments import FIRST_PORT, Backend, Mode, RankGroup, RankHost
 from mlx_server.errors import SettingsError
@@ -221,12 +221,8 @@ def _data_dir(path: object, info: ValidationInfo) -> object:
     return Path(absolute(path, info)) if isinstance(path, str) and path else path
 
 
-def _adapter_name(name: str) -> str:
-    if re.fullmatch(r"[A-Za-z0-9][\w.+-]{0,127}", name, re.ASCII):
-        return name
-    raise ValueError(
-        "should be letters, digits, `.`, `_`, `+` and `-`, starting with a letter or digit"
-    )
+ADAPTER_NAME = re.compile(r"[A-Za-z0-9][\w.+-]{0,127}", re.ASCII)
+LETTERS = "should be letters, digits, `.`, `_`, `+` and `-`, starting with a letter or digit"
 
 
 def _adapter(entry: object) -> object:
@@ -236,12 +232,6 @@ def _adapter(entry: object) -> object:
 
 def _program(command: str, info: ValidationInfo) -> str:
     return absolute(command, info) if "/" in command else command
-
-
-def _http_url(url: str) -> str:
-    if re.fullmatch(r"https?://[!-~]+", url):
-        return url
-    raise ValueError("should be an http or https URL")
 
 
 def _hosts(hosts: object, info: ValidationInfo) -> object:
@@ -260,11 +250,11 @@ Name = Annotated[str, AfterValidator(_printable)]
 Source = Annotated[str, Field(min_length=1), AfterValidator(located)]
 Folder = Annotated[Path, BeforeValidator(_folder)]
 
-AdapterName = Annotated[str, AfterValidator(_adapter_name)]
+AdapterName = Annotated[str, matching(ADAPTER_NAME, LETTERS)]
 Key = Annotated[SecretStr, WrapValidator(_key)]
 Text = Annotated[str, Field(min_length=1, max_length=500, pattern=r"^[!-~]+$")]
 Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
-HttpUrl = Annotated[str, AfterValidator(_http_url)]
+HttpUrl = Annotated[str, matching(re.compile(r"https?://[!-~]+"), "should be an http or https URL")]
 
 
 class Strict:

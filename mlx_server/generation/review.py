@@ -27,7 +27,6 @@ from mlx_server.families.base import ModelFamily
 from mlx_server.grammars.compiled import CheckedValue, CheckValue, ask
 from mlx_server.messages import Conversation, Message
 from mlx_server.requests import (
-    Format,
     GenerateRequest,
     JsonFormat,
     NamedTool,
@@ -88,12 +87,6 @@ class RawAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class Requirements:
-    format: Format | None = None
-    choice: ToolChoice = "auto"
-
-
-@dataclass(frozen=True, slots=True)
 class CheckedAnswer:
     text: str
     repairs: tuple[tuple[RepairKind, str], ...] = ()
@@ -103,22 +96,22 @@ class CheckedAnswer:
 
 
 def check_answer(
-    raw: RawAnswer, required: Requirements, allowed: RepairPolicy, check: Check = schema_errors
+    raw: RawAnswer, asked: GenerateRequest, allowed: RepairPolicy, check: Check = schema_errors
 ) -> CheckedAnswer:
     """Checks an answer; it may block for seconds if there is a schema."""
-    json = required.format if isinstance(required.format, JsonFormat) else None
+    json = asked.format if isinstance(asked.format, JsonFormat) else None
     if raw.calls or raw.reason == "length":
         return CheckedAnswer(raw.text)
-    if required.choice == "required" or isinstance(required.choice, NamedTool):
-        return CheckedAnswer(raw.text, errors=(_no_call(required.choice),))
+    if asked.tool_choice == "required" or isinstance(asked.tool_choice, NamedTool):
+        return CheckedAnswer(raw.text, errors=(_no_call(asked.tool_choice),))
     if raw.text.strip():
         return _followed_schema(raw.text, json, allowed, check)
-    found = _promoted(raw, required, allowed, check)
+    found = _promoted(raw, asked, allowed, check)
     return found or CheckedAnswer(raw.text, errors=(NO_ANSWER,) if json else ())
 
 
 def _promoted(
-    raw: RawAnswer, required: Requirements, allowed: RepairPolicy, check: Check
+    raw: RawAnswer, asked: GenerateRequest, allowed: RepairPolicy, check: Check
 ) -> CheckedAnswer | None:
     """Uses the reasoning as the text of an answer that has nothing else; None if it can't be.
 
@@ -129,13 +122,13 @@ def _promoted(
     meant_to_call = raw.attempted_call or any(each in reasoning for each in raw.call_delimiters)
     if not (allowed.mistakes and reasoning) or raw.reasoning_ran_out or meant_to_call:
         return None
-    if required.format is None:
+    if asked.format is None:
         if raw.is_unterminated:
             return None
         return CheckedAnswer(reasoning, (("reasoning", CONTENT),))
-    if not isinstance(required.format, JsonFormat):
+    if not isinstance(asked.format, JsonFormat):
         return None
-    found = _followed_schema(reasoning, required.format, allowed, check)
+    found = _followed_schema(reasoning, asked.format, allowed, check)
     if found.errors:
         return None
     return CheckedAnswer(found.text, (("reasoning", CONTENT), *found.repairs))
@@ -341,11 +334,10 @@ class Review:
             self._attempts.attempt.is_unterminated,
             self._collected.attempts_call,
         )
-        required = Requirements(self._request.format, self._request.tool_choice)
         if self._blocks:
-            return check_answer(raw, required, self._policy)
+            return check_answer(raw, self._request, self._policy)
         async with turns_to_check(self._request.client):
-            return await asyncio.to_thread(check_answer, raw, required, self._policy)
+            return await asyncio.to_thread(check_answer, raw, self._request, self._policy)
 
     @property
     def _prompt(self) -> Prompt:

@@ -202,7 +202,7 @@ class UpstreamAttempt:
             body, self._second = self._second, None
             self._stream = await self._connection.open(self._request, body, self._allowance)
         reader = self.reader
-        value = await self._stream.next(reader)
+        value = await self._stream.next(reader.progress, has_ended=reader.has_ended)
         if value is None or value == END:
             is_complete = reader.has_ended or (value == END and reader.has_begun)
             return await self._end_request(is_complete=is_complete)

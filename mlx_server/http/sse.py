@@ -44,6 +44,7 @@ class StreamedOutput(Output, Protocol):
 
     def end(self) -> Iterable[Mapping[str, Any]]:
         """The chunks after those of the last event."""
+        return ()
 
 
 Store = Callable[[Mapping[str, Any]], Awaitable[None]]

@@ -73,14 +73,6 @@ def names_private_host(url: str) -> bool:
         return False
 
 
-def is_loopback(host: str) -> bool:
-    """Whether the host is this machine, by its name or address alone: it is not resolved."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 def _unwrapped(address: Address) -> Address:
     """The IPv4 address embedded in an IPv6 address; without one, the address itself."""
     if isinstance(address, ipaddress.IPv4Address) or address.scope_id is not None:

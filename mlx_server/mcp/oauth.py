@@ -21,12 +21,12 @@ from mcp.client.auth.utils import extract_field_from_www_auth, union_scopes
 from mcp.shared.auth import OAuthClientInformationFull, OAuthClientMetadata, OAuthToken
 
 from mlx_server import __version__
-from mlx_server.mcp.addresses import is_loopback
 from mlx_server.mcp.connectors import ClientCredentials, StoredLogin
 from mlx_server.mcp.http import http_transport
 from mlx_server.mcp.limits import McpError, cut
 from mlx_server.mcp.server import Session
 from mlx_server.system.files import open_regular, own_path, replace_file
+from mlx_server.system.listening_sockets import is_loopback
 
 FILE_BYTES = 1 << 20
 """The most of a login's file that is read: one that is larger is damaged."""

@@ -1,6 +1,7 @@
 """The listening sockets, which are bound before anything else is started."""
 
 import errno
+import ipaddress
 import os
 import socket
 
@@ -8,6 +9,14 @@ from mlx_server.errors import SettingsError
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 """The server's address if nothing else is set; `mlx-server chat` looks for a server there."""
+
+
+def is_loopback(host: str) -> bool:
+    """Whether the host is this machine, by its name or address alone: it is not resolved."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def bound_sockets(host: str, port: int) -> list[socket.socket]:

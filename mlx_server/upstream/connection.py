@@ -272,18 +272,6 @@ PROBE_SECONDS = 60.0
 """How long an upstream may be silent until one who looks at its state has it asked again."""
 
 
-class Progress(Protocol):
-    """How far an answer has been read."""
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether the upstream has sent a finish reason."""
-
-    @property
-    def progress(self) -> object:
-        """A value that differs from all before it if a piece has added to the answer."""
-
-
 class UpstreamStream:
     """The JSON values of one response, the first of which has arrived already."""
 
@@ -303,14 +291,17 @@ class UpstreamStream:
         self._is_closed = False
         connection.running += 1
 
-    async def next(self, reader: Progress) -> Any:
+    async def next(self, progress: object, *, has_ended: bool) -> Any:
         """The next value; None at the end. Raises UpstreamTimeout if none adds to the answer in
         time, or if the answer takes too long in all. After the answer's end only the usage may
-        follow, so a timeout, a lost connection or invalid data ends the values without an error."""
+        follow, so a timeout, a lost connection or invalid data ends the values without an error.
+
+        progress: differs from all before it if a piece has added to the answer. has_ended: whether
+        the upstream has sent a finish reason."""
         clock, policy = time.monotonic, self._connection.spec.policy
-        if reader.progress != self._progress:
-            self._progress = reader.progress
-            self._idle_seconds = USAGE_SECONDS if reader.has_ended else policy.idle_seconds
+        if progress != self._progress:
+            self._progress = progress
+            self._idle_seconds = USAGE_SECONDS if has_ended else policy.idle_seconds
             self._until = clock() + self._idle_seconds
         if self._first is not None:
             value, self._first = self._first, None
@@ -324,7 +315,7 @@ class UpstreamStream:
             self._connection.check(value)
             return value
         except (httpx2.HTTPError, UpstreamFailed, TimeoutError) as error:
-            if reader.has_ended:
+            if has_ended:
                 return None
             if isinstance(error, UpstreamFailed):
                 raise

@@ -12,41 +12,53 @@ from mlx_server.generation.review import (
     CheckedAnswer,
     CheckFailed,
     RawAnswer,
-    Requirements,
     check_answer,
     retry_conversation,
     retry_message,
     schema_errors,
 )
 from mlx_server.messages import Conversation, Message, Tool
-from mlx_server.requests import ALL_REPAIRS, ChoiceFormat, JsonFormat, NamedTool, RepairPolicy
+from mlx_server.requests import (
+    ALL_REPAIRS,
+    ChoiceFormat,
+    Format,
+    GenerateRequest,
+    JsonFormat,
+    NamedTool,
+    RepairPolicy,
+    ToolChoice,
+)
 from tests.families.goldens import Golden, Player, Reads, Yaml, folded, shown, tools
 
 ANY = JsonFormat()
 SAYS = RawAnswer("", "It is 4.")
 
 
+def asking(format: Format | None = None, tool_choice: ToolChoice = "auto") -> GenerateRequest:
+    return GenerateRequest("m", (), format=format, tool_choice=tool_choice)
+
+
 @pytest.mark.parametrize(
     ("said", "asked", "allowed"),
     [
-        (RawAnswer("", "It is 4.", calls=1), Requirements(), ALL_REPAIRS),
-        (RawAnswer("", "It is 4.", reason="length"), Requirements(), ALL_REPAIRS),
-        (RawAnswer("", "It is 4.", reasoning_ran_out=True), Requirements(), ALL_REPAIRS),
-        (RawAnswer("", "It is 4.", is_unterminated=True), Requirements(), ALL_REPAIRS),
-        (RawAnswer("", "I <call>f.", call_delimiters=("<call>",)), Requirements(), ALL_REPAIRS),
-        (RawAnswer("", "It is 4.", attempted_call=True), Requirements(), ALL_REPAIRS),
-        (RawAnswer("", '{"a": 4}', attempted_call=True), Requirements(ANY), ALL_REPAIRS),
-        (RawAnswer("Yes.", "It is 4."), Requirements(), ALL_REPAIRS),
-        (RawAnswer("", " \n"), Requirements(), ALL_REPAIRS),
-        (SAYS, Requirements(), RepairPolicy(mistakes=False)),
-        (SAYS, Requirements(choice="required"), ALL_REPAIRS),
-        (SAYS, Requirements(choice=NamedTool("f")), ALL_REPAIRS),
-        (SAYS, Requirements(ChoiceFormat(("4", "5"))), ALL_REPAIRS),
-        (SAYS, Requirements(ANY), ALL_REPAIRS),
+        (RawAnswer("", "It is 4.", calls=1), asking(), ALL_REPAIRS),
+        (RawAnswer("", "It is 4.", reason="length"), asking(), ALL_REPAIRS),
+        (RawAnswer("", "It is 4.", reasoning_ran_out=True), asking(), ALL_REPAIRS),
+        (RawAnswer("", "It is 4.", is_unterminated=True), asking(), ALL_REPAIRS),
+        (RawAnswer("", "I <call>f.", call_delimiters=("<call>",)), asking(), ALL_REPAIRS),
+        (RawAnswer("", "It is 4.", attempted_call=True), asking(), ALL_REPAIRS),
+        (RawAnswer("", '{"a": 4}', attempted_call=True), asking(ANY), ALL_REPAIRS),
+        (RawAnswer("Yes.", "It is 4."), asking(), ALL_REPAIRS),
+        (RawAnswer("", " \n"), asking(), ALL_REPAIRS),
+        (SAYS, asking(), RepairPolicy(mistakes=False)),
+        (SAYS, asking(tool_choice="required"), ALL_REPAIRS),
+        (SAYS, asking(tool_choice=NamedTool("f")), ALL_REPAIRS),
+        (SAYS, asking(ChoiceFormat(("4", "5"))), ALL_REPAIRS),
+        (SAYS, asking(ANY), ALL_REPAIRS),
     ],
 )
 def test_reasoning_is_no_answer(
-    said: RawAnswer, asked: Requirements, allowed: RepairPolicy
+    said: RawAnswer, asked: GenerateRequest, allowed: RepairPolicy
 ) -> None:
     end = check_answer(said, asked, allowed)
     assert (end.text, end.repairs) == (said.text, ())
@@ -54,8 +66,8 @@ def test_reasoning_is_no_answer(
 
 def test_json_in_which_a_key_comes_twice_is_asked_for_again() -> None:
     text = '{"a": 1, "a": 2}'
-    assert check_answer(RawAnswer(text), Requirements(), ALL_REPAIRS) == CheckedAnswer(text)
-    end = check_answer(RawAnswer(text), Requirements(ANY), ALL_REPAIRS)
+    assert check_answer(RawAnswer(text), asking(), ALL_REPAIRS) == CheckedAnswer(text)
+    end = check_answer(RawAnswer(text), asking(ANY), ALL_REPAIRS)
     assert (end.text, end.repairs, len(end.errors)) == (text, (), 1)
 
 
@@ -63,9 +75,7 @@ def test_what_could_not_be_checked_is_not_wrong() -> None:
     def never(value: Any, schema: Any) -> list[str]:
         raise CheckFailed
 
-    assert check_answer(RawAnswer("{}"), Requirements(ANY), ALL_REPAIRS, never) == CheckedAnswer(
-        "{}"
-    )
+    assert check_answer(RawAnswer("{}"), asking(ANY), ALL_REPAIRS, never) == CheckedAnswer("{}")
 
 
 def test_the_model_is_shown_its_answer_and_what_is_wrong() -> None:
@@ -116,7 +126,7 @@ def ended(case: Case, reads: Reads) -> CheckedAnswer:
         "length" if case.cut else "stop",
         call_delimiters=family_named(case.family).call_delimiters(tools()),
     )
-    asked = Requirements(
+    asked = asking(
         JsonFormat(case.schema) if case.schema else None, "required" if case.must_call else "auto"
     )
     return check_answer(said, asked, RepairPolicy(**case.repair), schema_errors)

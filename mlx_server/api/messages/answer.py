@@ -19,6 +19,7 @@ from mlx_server.events import (
     ToolCallStarted,
 )
 from mlx_server.http.security import Signer
+from mlx_server.http.sse import StreamedOutput
 from mlx_server.messages import EXTRA_CONTENT, Phase
 
 Wire = dict[str, Any]
@@ -45,7 +46,7 @@ class OutputOptions:
     """Prompts with fewer tokens are not kept."""
 
 
-class MessagesOutput:
+class MessagesOutput(StreamedOutput):
     def __init__(self, *, model: str, signer: Signer, options: OutputOptions) -> None:
         self._accumulator = Accumulator(model=model, prompts=1, n=1)
         self._signer = signer
@@ -70,9 +71,6 @@ class MessagesOutput:
         content = enumerate(self._message["content"])
         blocks = [block for i, block in content if i not in self._cut]
         return {**self._message, "content": blocks}
-
-    def end(self) -> Iterator[Wire]:
-        yield from ()
 
     def chunks(self, event: Event) -> Iterator[Wire]:
         self._accumulator.add(event)
