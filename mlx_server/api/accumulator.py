@@ -165,13 +165,13 @@ class Accumulator:
         self._kept_logprobs = KeptLogprobs() if keeps_logprobs else None
         self._write_logprobs = write_logprobs
         self._n = n
-        self._timing = Timing()
+        self.timing = Timing()
         self.prompt_tokens = self.estimated_prompt_tokens = self._tool_output_tokens = 0
         self._unenforced: Sequence[str] = ()
         self._normalized: Sequence[str] = ()
 
     def add(self, event: Event) -> None:
-        self._timing.note(event)
+        self.timing.note(event)
         match event:
             case Started():
                 self.model = event.model
@@ -224,7 +224,7 @@ class Accumulator:
         """llama.cpp's `timings` of all answers together."""
         counts = total(answer.counts for answer in self.answers)
         cached = sum(answer.counts.cached_tokens for answer in self.answers[:: self._n])
-        timings = self._timing.timings(self.prompt_tokens, cached, counts.completion_tokens)
+        timings = self.timing.timings(self.prompt_tokens, cached, counts.completion_tokens)
         accepted = counts.accepted_draft_tokens
         if drafted := accepted + counts.rejected_draft_tokens:
             timings |= {"draft_n": drafted, "draft_n_accepted": accepted}

@@ -474,21 +474,28 @@ class ThinkingBody(WireModel):
         }
         return {name: budget for name, budget in given.items() if budget is not None}
 
-    def template_kwargs(self, effort: str | None, param: str) -> dict[str, Any]:
-        """Variables for the chat template: the effort, the budget and those of the client.
+    @property
+    def effort(self) -> str | None:
+        """The effort of the endpoint's own parameter."""
+        raise NotImplementedError
 
-        `param` is the name of the effort in this endpoint's body.
-        """
-        ours = {"reasoning_effort": self._effort(effort, param), "thinking_budget": self.budget()}
+    @property
+    def effort_param(self) -> str:
+        """The name of that parameter."""
+        return "reasoning.effort"
+
+    def template_kwargs(self) -> dict[str, Any]:
+        """Variables for the chat template: the effort, the budget and those of the client."""
+        ours = {"reasoning_effort": self._effort(), "thinking_budget": self.budget()}
         given = {name: value for name, value in ours.items() if value is not None}
         return {**given, **(self.chat_template_kwargs or {})}
 
-    def param_names(self, effort: str | None, param: str) -> dict[str, str]:
-        """The client's names for the variables that `template_kwargs` sets. The arguments are as
-        there."""
+    def param_names(self) -> dict[str, str]:
+        """The client's names for the variables that `template_kwargs` sets."""
         own = self.chat_template_kwargs or {}
+        effort = self.effort_param if self.effort else next(iter(self.switches()), None)
         sent = {
-            "reasoning_effort": param if effort else next(iter(self.switches()), None),
+            "reasoning_effort": effort,
             "thinking_budget": next(iter(self.budgets()), None),
         }
         return {
@@ -497,19 +504,19 @@ class ThinkingBody(WireModel):
             if name and variable not in own
         }
 
-    def implied_sampling(self, effort: str | None) -> frozenset[str]:
+    def implied_sampling(self) -> frozenset[str]:
         """Names of template variables that the client did not ask for: the effort of a request that
         turns thinking on and sets only a budget."""
-        explicit = effort or (self.chat_template_kwargs or {}).get("reasoning_effort")
+        explicit = self.effort or (self.chat_template_kwargs or {}).get("reasoning_effort")
         wants_budget = any(self.switches().values()) and self.budget() is not None
         return frozenset({"reasoning_effort"} if wants_budget and not explicit else ())
 
-    def _effort(self, effort: str | None, param: str) -> str | None:
-        switches = self.switches()
+    def _effort(self) -> str | None:
+        effort, switches = self.effort, self.switches()
         if not switches:
             return effort
         (switch, is_on), *others = switches.items()
-        efforts = {param: effort != "none"} if effort else {}
+        efforts = {self.effort_param: effort != "none"} if effort else {}
         for name, wants in [*others, *efforts.items()]:
             if wants != is_on:
                 raise BadRequest(

@@ -18,7 +18,7 @@ from pydantic import Field
 
 from mlx_server import __version__, limits
 from mlx_server.api import formats
-from mlx_server.api.accumulator import Accumulator, Timing, arguments_object, logprob_json
+from mlx_server.api.accumulator import Accumulator, arguments_object, logprob_json
 from mlx_server.api.content import Content, of_data, parts_of
 from mlx_server.api.embeddings import Dimensions, embedded, numbers, vectors_response
 from mlx_server.api.embeddings import checked as checked_inputs
@@ -131,15 +131,23 @@ class Options(SamplingBody):
         return self.num_predict if self.num_predict and self.num_predict > 0 else None
 
 
-class AnswerBody(WireModel):
+class OllamaBody(WireModel):
+    model: Name
+    keep_alive: KeepAlive | None = None
+
+    @property
+    def keep_seconds(self) -> float | None:
+        """The seconds for which the model is kept; None leaves that to models.yaml."""
+        return None if self.keep_alive is None else seconds_of(self.keep_alive)
+
+
+class AnswerBody(OllamaBody):
     """The fields that `/api/chat` and `/api/generate` share."""
 
-    model: Name
     stream: bool | None = None
     """Unlike elsewhere, an answer is streamed by default."""
     format: Format | None = None
     options: Options | None = None
-    keep_alive: KeepAlive | None = None
     think: Annotated[Think | None, EMPTY_IS_UNSET] = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=limits.TOP_LOGPROBS), WHOLE] | None = None
@@ -147,11 +155,6 @@ class AnswerBody(WireModel):
     @property
     def streams(self) -> bool:
         return self.stream is not False
-
-    @property
-    def keep_seconds(self) -> float | None:
-        """The seconds for which the model is kept; None leaves that to models.yaml."""
-        return None if self.keep_alive is None else seconds_of(self.keep_alive)
 
     @property
     def unloads(self) -> bool:
@@ -238,31 +241,28 @@ class ShowBody(WireModel):
     """The older name of `model`."""
 
 
-class EmbedBody(WireModel):
-    """`/api/embed`. The options that have an effect on an embedding are none."""
+class VectorsBody(OllamaBody):
+    """The options that have an effect on an embedding are none."""
 
-    model: Name
+    options: dict[str, Any] | None = None
+
+    def unused(self) -> Iterable[str]:
+        yield from (f"options.{name}" for name in self.options or {})
+
+
+class EmbedBody(VectorsBody):
+    """`/api/embed`."""
+
     input: str | Items[str] | None = None
     truncate: bool | None = None
     """Whether inputs that are too long are cut, which they are by default."""
     dimensions: Dimensions | None = None
-    options: dict[str, Any] | None = None
-    keep_alive: KeepAlive | None = None
-
-    def unused(self) -> Iterable[str]:
-        yield from (f"options.{name}" for name in self.options or {})
 
 
-class OlderEmbedBody(WireModel):
+class OlderEmbedBody(VectorsBody):
     """`/api/embeddings`, which takes one text."""
 
-    model: Name
     prompt: str | None = None
-    options: dict[str, Any] | None = None
-    keep_alive: KeepAlive | None = None
-
-    def unused(self) -> Iterable[str]:
-        yield from (f"options.{name}" for name in self.options or {})
 
 
 EFFORTS: Mapping[bool | str, str] = {True: SOME_EFFORT, False: "none", "max": "xhigh"}
@@ -396,7 +396,6 @@ class OllamaOutput(StreamedOutput):
         self._accumulator = Accumulator(model=model, prompts=1, n=1, keeps_logprobs=has_body)
         self._latest: Wire = {}
         self._shape = shape
-        self._timing = Timing()
 
     def add(self, event: Event) -> None:
         for chunk in self.chunks(event):
@@ -408,7 +407,6 @@ class OllamaOutput(StreamedOutput):
         return {**self._latest, **self._shape(whole), **_logprobs(logprobs)}
 
     def chunks(self, event: Event) -> Iterator[Wire]:
-        self._timing.note(event)
         self._accumulator.add(event)
         match event:
             case TextDelta(_, _, logprobs):
@@ -439,7 +437,7 @@ class OllamaOutput(StreamedOutput):
             **self._chunk(Piece()),
             "done": True,
             "done_reason": "length" if event.reason == "length" else "stop",
-            **self._timing.durations(self._accumulator.prompt_tokens, tokens),
+            **self._accumulator.timing.durations(self._accumulator.prompt_tokens, tokens),
             **self._accumulator.warnings(answer),
         }
 
@@ -465,10 +463,6 @@ def embed_answer(model: str, embeddings: Embeddings | None, began: float) -> Wir
         "load_duration": 0,
         "prompt_eval_count": embeddings.tokens if embeddings else 0,
     }
-
-
-def older_embed_answer(embeddings: Embeddings | None) -> Wire:
-    return {"embedding": numbers(embeddings.vectors[0]) if embeddings else []}
 
 
 def rfc3339(seconds: float) -> str:
@@ -568,11 +562,9 @@ async def _load(http: Request, body: AnswerBody, shape: Shape) -> Response:
 
 
 def _may_keep(http: Request, name: str) -> bool:
-    return http.app.state.runtime_models and not _is_pinned(http.app.state.pool, name)
-
-
-def _is_pinned(pool: Pool, name: str) -> bool:
-    return pool.models.spec(pool.models.split(name)[0]).pinned
+    pool: Pool = http.app.state.pool
+    spec = pool.models.spec(pool.models.split(name)[0])
+    return http.app.state.runtime_models and not spec.pinned
 
 
 @router.get("/api/tags")
@@ -625,21 +617,21 @@ async def embeddings(http: Request) -> Response:
     body = await read(http, OlderEmbedBody)
     inputs = (body.prompt,) if body.prompt else ()
     result = await _embedded(http, body, inputs, truncate=True)
-    return json_response(older_embed_answer(result), _unused(http, body))
+    answer = {"embedding": numbers(result.vectors[0]) if result else []}
+    return json_response(answer, _unused(http, body))
 
 
 async def _embedded(
     http: Request,
-    body: EmbedBody | OlderEmbedBody,
+    body: VectorsBody,
     inputs: tuple[str, ...],
     truncate: bool,
     dimensions: int | None = None,
 ) -> Embeddings | None:
     """None without inputs: such a request loads the model."""
     pool: Pool = http.app.state.pool
-    seconds = None if body.keep_alive is None else seconds_of(body.keep_alive)
+    seconds, client = body.keep_seconds, http.state.client
     name = own_name(pool, body.model)
-    client = http.state.client
     result = None
     if inputs:
         texts = checked_inputs(inputs)
@@ -657,7 +649,7 @@ async def _embedded(
     return result
 
 
-def _unused(http: Request, body: EmbedBody | OlderEmbedBody) -> dict[str, str]:
+def _unused(http: Request, body: VectorsBody) -> dict[str, str]:
     pool: Pool = http.app.state.pool
     name = own_name(pool, body.model)
     is_unused = body.keep_alive is not None and not _may_keep(http, name)

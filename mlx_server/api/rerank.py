@@ -2,7 +2,6 @@
 
 import uuid
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
 from fastapi import Request, Response
@@ -50,16 +49,6 @@ class RerankBody(WireModel):
     """Tells the model what makes a document relevant; by default, that it answers a web search."""
 
 
-def to_request(body: RerankBody, client: str) -> RerankRequest:
-    return RerankRequest(
-        model=body.model,
-        query=body.query,
-        documents=tuple(each.text for each in body.documents),
-        instruction=body.instruction,
-        client=client,
-    )
-
-
 def ranked(relevance: Relevance, documents: Sequence[str], body: RerankBody) -> dict[str, Any]:
     best = sorted(range(len(documents)), key=lambda index: -relevance.scores[index])[: body.top_n]
     results: list[dict[str, Any]] = [
@@ -84,16 +73,17 @@ router = keyed_router()
 @router.post(PATH, openapi_extra=documented(PATH, RerankBody))
 async def ranks(http: Request) -> Response:
     body = await read(http, RerankBody)
-    request = to_request(body, http.state.client)
-    relevance = await scored(http, replace(request, deterministic=wants_deterministic(http)))
-    answer = await in_thread(ranked, relevance, request.documents, body)
-    return json_response(answer, ignored_header(await in_thread_if_large(body.ignored)))
-
-
-async def scored(http: Request, request: RerankRequest) -> Relevance:
-    """The scores of the documents, unless the client leaves before."""
     pool: Pool = http.app.state.pool
     metrics: Metrics = http.app.state.metrics
-    return await while_connected(
-        http, metrics.answers.counted(rerank(request, pool), request.client)
+    request = RerankRequest(
+        model=body.model,
+        query=body.query,
+        documents=tuple(each.text for each in body.documents),
+        instruction=body.instruction,
+        client=http.state.client,
+        deterministic=wants_deterministic(http),
     )
+    scoring = metrics.answers.counted(rerank(request, pool), request.client)
+    relevance = await while_connected(http, scoring)
+    answer = await in_thread(ranked, relevance, request.documents, body)
+    return json_response(answer, ignored_header(await in_thread_if_large(body.ignored)))

@@ -305,9 +305,12 @@ class ChatBody(ConstrainedBody, ThinkingBody, ContinuationBody):
 
     @property
     def effort_param(self) -> str:
-        """The name of the effort parameter that the client used."""
         by_object = self.reasoning_effort is None and self.reasoning and self.reasoning.effort
         return "reasoning.effort" if by_object else "reasoning_effort"
+
+    def param_names(self) -> dict[str, str]:
+        names = super().param_names()
+        return {**names, "tools": "functions"} if self.is_legacy else names
 
     def switches(self) -> dict[str, bool]:
         switches = super().switches()
@@ -399,7 +402,7 @@ def to_request(body: ChatBody) -> GenerateRequest:
     conversation = Conversation(
         messages=messages(body.messages),
         tools=tools,
-        template_kwargs=body.template_kwargs(body.effort, body.effort_param),
+        template_kwargs=body.template_kwargs(),
         response_format=formats.prompt_description(constrained["format"]),
         continue_final_message=body.continues(),
     )
@@ -416,8 +419,8 @@ def to_request(body: ChatBody) -> GenerateRequest:
         tool_choice=tool_choice,
         thinking_budget=body.budget(),
         prediction=body.prediction.text if body.prediction else "",
-        implied=body.implied_sampling(body.effort),
-        param_names=_param_names(body),
+        implied=body.implied_sampling(),
+        param_names=body.param_names(),
         max_response_tokens=body.max_response_tokens,
         parallel_calls=body.parallel_tool_calls is not False and not body.is_legacy,
     )
@@ -429,11 +432,6 @@ def echoed(body: ChatBody, request: GenerateRequest) -> str:
     assert isinstance(conversation, Conversation)
     is_repeated = body.echo and body.messages[-1].role == "assistant"
     return conversation.messages[-1].content if is_repeated else ""
-
-
-def _param_names(body: ChatBody) -> dict[str, str]:
-    thinking = body.param_names(body.effort, body.effort_param)
-    return {**thinking, "tools": "functions"} if body.is_legacy else thinking
 
 
 def _refuse(body: ChatBody) -> None:

@@ -322,10 +322,10 @@ def to_request(body: PromptBody, signer: Signer) -> ParsedMessagesRequest:
         tool_choice=tool_choice,
         thinking_budget=body.thinking.budget_tokens if body.thinking else None,
         param_names=_param_names(body),
-        implied=frozenset() if _effort(body) else frozenset({"reasoning_effort"}),
+        implied=frozenset() if body.effort else frozenset({"reasoning_effort"}),
         parallel_calls=not (choice and choice.disable_parallel_tool_use),
     )
-    ignored = (*body.ignored(), *turns.ignored, *_unused(body))
+    ignored = (*body.ignored(), *turns.ignored)
     return ParsedMessagesRequest(request, ignored, stores_prompt=has_cache_control(body))
 
 
@@ -344,12 +344,8 @@ def has_cache_control(body: PromptBody) -> bool:
     return body.cache_control is not None or any(each.get("cache_control") for each in marked)
 
 
-def _effort(body: PromptBody) -> str | None:
-    return body.output_config.effort if body.output_config else None
-
-
 def _template_kwargs(body: PromptBody) -> dict[str, Any]:
-    effort, thinking = _effort(body), body.thinking
+    effort, thinking = body.effort, body.thinking
     if thinking is None:
         return {"reasoning_effort": effort} if effort else {}
     budget = thinking.budget_tokens
@@ -365,14 +361,9 @@ def _template_kwargs(body: PromptBody) -> dict[str, Any]:
 
 
 def _param_names(body: PromptBody) -> dict[str, str]:
-    effort = "output_config.effort" if _effort(body) else "thinking.type"
+    effort = "output_config.effort" if body.effort else "thinking.type"
     names = {"reasoning_effort": effort, "thinking_budget": "thinking.budget_tokens"}
     return {f"chat_template_kwargs.{variable}": name for variable, name in names.items()}
-
-
-def _unused(body: PromptBody) -> Iterator[str]:
-    if body.thinking and body.thinking.type == "disabled" and _effort(body):
-        yield "output_config.effort"
 
 
 def _formats(body: PromptBody) -> Iterator[FormatChoice]:

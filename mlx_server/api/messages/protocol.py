@@ -255,6 +255,10 @@ class PromptBody(SamplingBody):
     mcp_servers: Items[dict[str, Any]] | None = None
     cache_control: dict[str, Any] | None = None
 
+    @property
+    def effort(self) -> str | None:
+        return self.output_config.effort if self.output_config else None
+
     def stops(self) -> tuple[str, ...]:
         return (*(self.stop_sequences or ()), *super().stops())
 
@@ -267,6 +271,10 @@ class PromptBody(SamplingBody):
                 code=NO_THREADS,
             )
         return super().ignored()
+
+    def unused(self) -> Iterable[str]:
+        if self.thinking and self.thinking.type == "disabled" and self.effort:
+            yield "output_config.effort"
 
 
 class MessagesBody(PromptBody):

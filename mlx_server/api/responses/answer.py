@@ -153,8 +153,8 @@ class ResponseOutput:
                 yield from self._add_reasoning(event)
             case ToolCallStarted(_, call):
                 called = self._table.called(event.name)
-                item = stream.client_call(event, called, self._next_output_index)
-                yield from self._open(call, item)
+                kind = stream.CLIENT_CALLS[called.kind if called else "function"]
+                yield from self._open(call, kind(self._next_output_index, event, called))
             case McpCallStarted(_, call):
                 yield from self._open(call, stream.StreamedMcpCall(self._next_output_index, event))
             case ToolCallDelta(_, call, arguments) | McpCallDelta(_, call, arguments):

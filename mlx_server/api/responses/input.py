@@ -166,7 +166,7 @@ class ItemsToMessages:
     def _found(self, item: ToolSearchOutputItem) -> str:
         """The result of a search, as text: the tools themselves are among those of the request."""
         listed = (each for param in item.tools or () for each in listed_tools(param))
-        names = [self._table.shown(each.tool.name, each.namespace) for each in listed]
+        names = [self._table.shown(each.name, each.namespace) for each in listed]
         return f"These tools can be called now: {', '.join(names)}" if names else "No tool found."
 
     def _mcp_call(self, item: McpCallItem) -> None:
@@ -447,7 +447,7 @@ def to_request(
     conversation = Conversation(
         messages=(*instructions, *turns.messages),
         tools=chosen.tools,
-        template_kwargs=body.template_kwargs(body.effort, "reasoning.effort"),
+        template_kwargs=body.template_kwargs(),
         response_format=formats.prompt_description(constrained["format"]),
     )
     request = GenerateRequest(
@@ -461,8 +461,8 @@ def to_request(
         logprobs=body.logprobs,
         tool_choice=chosen.choice,
         thinking_budget=body.budget(),
-        implied=body.implied_sampling(body.effort),
-        param_names=body.param_names(body.effort, "reasoning.effort"),
+        implied=body.implied_sampling(),
+        param_names=body.param_names(),
         max_response_tokens=body.max_response_tokens,
         parallel_calls=body.parallel_tool_calls is not False,
     )

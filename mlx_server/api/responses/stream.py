@@ -311,16 +311,16 @@ class ClientCall(StreamedCall):
     def __init__(
         self, output_index: int, call: ToolCallStarted, called: OfferedTool | None
     ) -> None:
+        """called: the tool, None if the request did not list it."""
         super().__init__(output_index)
-        self._call_id = call.id
-        self._name = called.name if called else call.name
-        self._namespace = called.namespace if called else None
-        self._extra = call.extra_content
+        self._call, self._called = call, called
 
     def wire(self) -> Wire:
-        namespace = {"namespace": self._namespace} if self._namespace else {}
-        named = {"call_id": self._call_id, "name": self._name, **namespace}
-        extra = {EXTRA_CONTENT: self._extra} if self._extra else {}
+        called = self._called or self._call
+        namespace = self._called.namespace if self._called else None
+        named = {"call_id": self._call.id, "name": called.name}
+        named |= {"namespace": namespace} if namespace else {}
+        extra = _extra(self._call.extra_content)
         return {**self._head(), **named, **self._final_fields(), **extra}
 
 
@@ -361,7 +361,7 @@ class StreamedToolSearch(ClientCall):
     kind = "tool_search_call"
 
     def wire(self) -> Wire:
-        called = {"call_id": self._call_id, "execution": "client"}
+        called = {"call_id": self._call.id, "execution": "client"}
         return {**self._head(), **called, "arguments": self._arguments()}
 
     def add(self, arguments: str) -> Events:
@@ -380,11 +380,6 @@ CLIENT_CALLS: dict[str, type[ClientCall]] = {
     "custom": StreamedCustomCall,
     "tool_search": StreamedToolSearch,
 }
-
-
-def client_call(call: ToolCallStarted, called: OfferedTool | None, output_index: int) -> ClientCall:
-    """The item for a call; `called` is the tool, None if the request did not list it."""
-    return CLIENT_CALLS[called.kind if called else "function"](output_index, call, called)
 
 
 NO_CONTAINER = "auto"

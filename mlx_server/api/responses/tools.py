@@ -186,33 +186,26 @@ SEARCH_SCHEMA = {
 
 
 @dataclass(frozen=True, slots=True)
-class ListedToolParam:
-    """A tool as the client names it. Its name for the model is not decided yet."""
+class OfferedTool:
+    """A tool as the client names it."""
 
     kind: ToolKind
+    name: str
     tool: Tool
+    """The tool as the model sees it. While tools are listed, its name there is not decided yet."""
     namespace: str | None = None
     is_deferred: bool = False
 
     @property
     def key(self) -> tuple[str | None, str]:
-        return self.namespace, self.tool.name
-
-
-@dataclass(frozen=True, slots=True)
-class OfferedTool:
-    kind: ToolKind
-    name: str
-    namespace: str | None
-    tool: Tool
-    """The tool as the model sees it."""
+        return self.namespace, self.name
 
 
 class ToolTable:
     def __init__(self, offered: Iterable[OfferedTool] = ()) -> None:
         self._offered = list(offered)
         self._by_shown = {each.tool.name: each for each in self._offered}
-        self._by_key = {(each.namespace, each.name): each for each in self._offered}
+        self._by_key = {each.key: each for each in self._offered}
 
     @property
     def tools(self) -> tuple[Tool, ...]:
@@ -261,12 +254,12 @@ def tool_table(params: Iterable[ToolParam], found: Iterable[ToolParam]) -> ToolT
     found. They replace tools of the same name."""
     params = list(params)
     searches = any(_is_clients_search(param) for param in params)
-    listed: dict[tuple[str | None, str], ListedToolParam] = {}
+    listed: dict[tuple[str | None, str], OfferedTool] = {}
     for i, param in enumerate(params):
         for each in listed_tools(param):
             if each.key in listed and listed[each.key].kind != each.kind:
                 raise BadRequest(
-                    f"Two `tools` have the name {each.tool.name[:64]!r}: give each its own.",
+                    f"Two `tools` have the name {each.name[:64]!r}: give each its own.",
                     param=f"tools[{i}].name",
                 )
             if not (searches and each.is_deferred):
@@ -306,24 +299,25 @@ def _is_clients_search(param: ToolParam) -> bool:
     return isinstance(param, ToolSearchTool) and param.is_clients
 
 
-def listed_tools(param: ToolParam | NamespacedTool) -> Iterator[ListedToolParam]:
+def listed_tools(param: ToolParam | NamespacedTool) -> Iterator[OfferedTool]:
     """The tools that a tool of the body stands for, those of a namespace one by one."""
     match param:
         case FunctionTool():
             tool = Tool(param.name, param.description, param.parameters or {}, bool(param.strict))
-            yield ListedToolParam("function", tool, is_deferred=bool(param.defer_loading))
+            yield OfferedTool("function", tool.name, tool, is_deferred=bool(param.defer_loading))
         case FreeformTool(format=format):
             grammar = format if isinstance(format, FreeformGrammar) else None
             tool = freeform_tool(param.name, param.description, grammar)
-            yield ListedToolParam("custom", tool, is_deferred=bool(param.defer_loading))
+            yield OfferedTool("custom", tool.name, tool, is_deferred=bool(param.defer_loading))
         case ToolNamespace():
             yield from _in_namespace(param)
         case ToolSearchTool() if _is_clients_search(param):
             schema = param.parameters or SEARCH_SCHEMA
-            yield ListedToolParam("tool_search", Tool(TOOL_SEARCH, param.description, schema))
+            tool = Tool(TOOL_SEARCH, param.description, schema)
+            yield OfferedTool("tool_search", TOOL_SEARCH, tool)
 
 
-def _in_namespace(namespace: ToolNamespace) -> Iterator[ListedToolParam]:
+def _in_namespace(namespace: ToolNamespace) -> Iterator[OfferedTool]:
     """The tools of a namespace. Its description precedes that of its first tool."""
     about = namespace.description
     for param in namespace.tools:
@@ -334,15 +328,15 @@ def _in_namespace(namespace: ToolNamespace) -> Iterator[ListedToolParam]:
             about = None
 
 
-def _offered(listed: Iterable[ListedToolParam]) -> Iterator[OfferedTool]:
+def _offered(listed: Iterable[OfferedTool]) -> Iterator[OfferedTool]:
     listed = list(listed)
-    taken = {each.tool.name for each in listed if each.namespace is None}
+    taken = {each.name for each in listed if each.namespace is None}
     for each in listed:
-        name, shown = each.tool.name, each.tool.name
+        shown = each.name
         if each.namespace is not None:
-            shown = unused_name(_shown(name, each.namespace), taken)
+            shown = unused_name(_shown(each.name, each.namespace), taken)
             taken.add(shown)
-        yield OfferedTool(each.kind, name, each.namespace, replace(each.tool, name=shown))
+        yield replace(each, tool=replace(each.tool, name=shown))
 
 
 def _shown(name: str, namespace: str | None) -> str:
