@@ -1,7 +1,9 @@
 """Bounds the values of a JSON text before it is parsed, since a parser holds the interpreter."""
 
+import json
 from collections.abc import Iterator
 from itertools import islice
+from typing import Any
 
 from mlx_server import limits
 
@@ -10,6 +12,14 @@ NO_BRACKETS = bytes(set(range(256)) - set(OPENING + CLOSING))
 ZEROS = bytes.maketrans(b"123456789", b"000000000")
 TOO_MANY_ZEROS = b"0" * (limits.JSON_DIGITS + 1)
 MOST_VALUES = limits.JSON_STRINGS
+
+
+def json_or_none(text: str | bytes) -> Any:
+    """The value; None if the text is not JSON that can be read, and for null."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 class ExceedsBounds(ValueError):

@@ -6,13 +6,14 @@ arguments while they arrive.
 
 import json
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from mlx_server import limits
 from mlx_server.api.fields import WireModel
 from mlx_server.grammars import patterns
+from mlx_server.json_bounds import json_or_none
 from mlx_server.messages import Tool
 
 INPUT = "input"
@@ -110,9 +111,6 @@ class FreeformInput:
 
 
 def _only_text_in(arguments: str) -> str:
-    try:
-        parsed: Any = json.loads(arguments)
-    except ValueError:
-        return arguments
+    parsed = json_or_none(arguments)
     values = list(parsed.values()) if isinstance(parsed, dict) else []
     return values[0] if len(values) == 1 and isinstance(values[0], str) else arguments

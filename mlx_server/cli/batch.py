@@ -14,8 +14,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from mlx_server.api.file_inputs import numbered_lines
 from mlx_server.cli.root import command_app
-from mlx_server.clients.chat import client_of, error_in, key_at_home, parsed_json
+from mlx_server.clients.chat import client_of, error_in, key_at_home
 from mlx_server.errors import BadRequest, ServerError
+from mlx_server.json_bounds import json_or_none
 from mlx_server.system.files import replace_file
 
 app = command_app()
@@ -109,7 +110,7 @@ def _noted(client: httpx.Client, note: Path) -> dict[str, Any] | None:
 def _begun(client: httpx.Client, file: Path, note: Path) -> dict[str, Any]:
     with file.open("rb") as lines:
         _, line = next(numbered_lines(lines), (0, b""))
-        first = parsed_json(line)
+        first = json_or_none(line)
         endpoint = first.get("url") if isinstance(first, dict) else None
         if not isinstance(endpoint, str):
             raise BadRequest(
@@ -141,7 +142,7 @@ def _save(client: httpx.Client, id: str, target: Path) -> None:
 
 
 def _json(response: httpx.Response) -> dict[str, Any]:
-    body = parsed_json(response.content)
+    body = json_or_none(response.content)
     if response.is_success and isinstance(body, dict):
         return body
     message = error_in(body).get("message", "not mlx-server")

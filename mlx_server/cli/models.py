@@ -17,10 +17,11 @@ from rich.text import Text
 from mlx_server.cli.machine_checks import budget_here
 from mlx_server.cli.root import command_app
 from mlx_server.cli.terminal import print_line, print_table
-from mlx_server.clients.chat import client_of, key_at_home, parsed_json
+from mlx_server.clients.chat import client_of, key_at_home
 from mlx_server.config.models_yaml import load_settings
 from mlx_server.errors import ServerError
 from mlx_server.families import table
+from mlx_server.json_bounds import json_or_none
 from mlx_server.sources.local import LocalModel, local_models
 from mlx_server.sources.suggested import SuggestedModel, suggested_models
 
@@ -129,7 +130,7 @@ def pool_of(client: httpx.Client) -> dict[str, Any]:
         raise ServerError(
             f"No server answers at {place}: {error}. Start one with `mlx-server serve`."
         ) from None
-    body = parsed_json(response.content)
+    body = json_or_none(response.content)
     try:
         if not response.is_success:
             raise ServerError(f"{place} answers {response.status_code}: {body['error']['message']}")

@@ -24,9 +24,10 @@ import h11
 import httpx
 from rich.console import Console
 
-from mlx_server.clients.chat import client_of, first_model, parsed_chunk, parsed_json
+from mlx_server.clients.chat import client_of, first_model, parsed_chunk
 from mlx_server.errors import GenerationFailed, ServerError, SettingsError
 from mlx_server.events import tokens_per_pass
+from mlx_server.json_bounds import json_or_none
 from mlx_server.upstream.pieces import AnswerPiece, UpstreamUsage, read_piece
 from mlx_server.upstream.responses import END, SseReader
 
@@ -296,7 +297,7 @@ def _body(target: Target, prompt: str, max_tokens: int) -> bytes:
 
 def _refused(status: int, body: bytes) -> GenerationFailed:
     try:
-        return GenerationFailed(f"HTTP {status}: {parsed_json(body)['error']['message']}")
+        return GenerationFailed(f"HTTP {status}: {json_or_none(body)['error']['message']}")
     except (TypeError, KeyError):
         return GenerationFailed(f"HTTP {status}, without an error in the format of OpenAI's API")
 

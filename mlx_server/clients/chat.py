@@ -33,6 +33,7 @@ from mlx_server.errors import (
     Unavailable,
 )
 from mlx_server.events import ReasoningDelta, TextDelta
+from mlx_server.json_bounds import json_or_none
 from mlx_server.system.listening_sockets import DEFAULT_URL, is_loopback
 from mlx_server.upstream.pieces import read_piece
 
@@ -172,7 +173,7 @@ def _responses_deltas(events: Iterator[str]) -> Iterator[Delta]:
 
 def parsed_chunk(data: str) -> dict[str, Any]:
     """Raises GenerationFailed for a chunk that reports an error or is no object."""
-    chunk = parsed_json(data)
+    chunk = json_or_none(data)
     if not isinstance(chunk, dict):
         raise GenerationFailed("The answer is not in the format of OpenAI's chat completions.")
     if error := chunk.get("error"):
@@ -188,7 +189,7 @@ def error_in(body: Any) -> dict[str, Any]:
 
 
 def _refused(response: httpx.Response) -> ServerError:
-    message = error_in(parsed_json(response.content)).get("message")
+    message = error_in(json_or_none(response.content)).get("message")
     message = message or "That server is not OpenAI-compatible. Check --url."
     if response.status_code == 401:
         return Unauthorized(f"{message} Give the key with --api-key.")
@@ -238,20 +239,12 @@ def checked_url(url: str, name: str = "The URL of the server") -> httpx.URL:
     raise SettingsError(f"{name} should be one like {DEFAULT_URL}.")
 
 
-def parsed_json(text: str | bytes) -> Any:
-    """The value; None if the text is not JSON that can be read."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-
-
 def model_facts(client: httpx.Client, model: str) -> dict[str, Any]:
     """What `/v1/models` says of one model. Raises ServerError if no server answers, or if it does
     not serve the model."""
     with _connection_errors():
         response = client.get(f"/v1/models/{quote(model, safe='/:', errors='replace')}")
-    facts = parsed_json(response.content)
+    facts = json_or_none(response.content)
     if response.status_code != 200 or not isinstance(facts, dict):
         raise _refused(response)
     return facts
@@ -284,7 +277,7 @@ def _check_served(client: httpx.Client, model: str) -> None:
     """Raises BadRequest if the server says that it has no such model."""
     with _connection_errors():
         response = client.get(f"/v1/models/{quote(model, safe='/:', errors='replace')}")
-    code = error_in(parsed_json(response.content)).get("code")
+    code = error_in(json_or_none(response.content)).get("code")
     if code in ("model_not_found", "adapter_not_found"):
         raise _refused(response)
 
@@ -315,7 +308,7 @@ def first_model(client: httpx.Client) -> str:
     with _connection_errors():
         response = client.get("/v1/models")
     try:
-        models = [(model["id"], model) for model in parsed_json(response.content)["data"]]
+        models = [(model["id"], model) for model in json_or_none(response.content)["data"]]
     except (TypeError, KeyError):
         raise _refused(response) from None
     for id, model in models:

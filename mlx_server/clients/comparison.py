@@ -17,9 +17,10 @@ from urllib.parse import unquote
 import httpx
 
 from mlx_server import limits
-from mlx_server.clients.chat import client_of, error_in, first_model, key_at_home, parsed_json
+from mlx_server.clients.chat import client_of, error_in, first_model, key_at_home
 from mlx_server.engine.comparison import Answers, Divergence, Finding
 from mlx_server.errors import ComparisonFailed
+from mlx_server.json_bounds import json_or_none
 
 Body = Mapping[str, Any]
 """Of a chat completion: `messages`, and `tools` if there are any."""
@@ -92,7 +93,7 @@ class ServedModel:
     def nbytes(self) -> int:
         """0 if the server does not say it to this client."""
         with suppress(httpx.HTTPError, *UNREADABLE):
-            pool = parsed_json(self._client.get("/v1/pool").content)
+            pool = json_or_none(self._client.get("/v1/pool").content)
             of = {each["id"]: each["bytes"] for each in pool["models"]}
             return int(of.get(self._model.partition(":")[0], 0))
         return 0
@@ -102,7 +103,7 @@ class ServedModel:
             response = self._client.post(path, json={"model": self._model, **body})
         except httpx.HTTPError as error:
             raise self._failed(str(error)) from error
-        given = parsed_json(response.content)
+        given = json_or_none(response.content)
         if not response.is_success:
             why = error_in(given).get("message", "")
             raise self._failed(f"{path} answers with {response.status_code}. {why}")

@@ -25,6 +25,7 @@ from mcp.types import (
 )
 
 from mlx_server import limits
+from mlx_server.json_bounds import json_or_none
 from mlx_server.mcp.addresses import resolved
 from mlx_server.mcp.limits import ConnectionLost, McpError, Meter, ValueMeter, cut, messages_meter
 from mlx_server.system.http_transport import BoundedTransport
@@ -167,7 +168,7 @@ async def explained(response: httpx2.Response, request: httpx2.Request) -> httpx
     """The refusal as a JSON-RPC error, which the SDK passes on. A body that is JSON-RPC already is
     not changed. Raises McpError for a body that is too long."""
     body = await _body(response)
-    answer = _json_or_none(body)
+    answer = json_or_none(body)
     if not (isinstance(answer, dict) and "jsonrpc" in answer and "error" in answer):
         is_plain = response.headers.get("content-type", "").lower().startswith("text/plain")
         said = body.decode(errors="replace") if answer is None and is_plain else answer
@@ -198,13 +199,6 @@ async def _body(response: httpx2.Response) -> bytes:
         return b""
     finally:
         await response.aclose()
-
-
-def _json_or_none(body: bytes) -> Any:
-    try:
-        return json.loads(body)
-    except (ValueError, RecursionError):
-        return None
 
 
 def _refusal_sentence(response: httpx2.Response, said: object) -> str:

@@ -22,6 +22,7 @@ from mcp.types import CONNECTION_CLOSED, REQUEST_TIMEOUT, Implementation
 from mlx_server import __version__, limits
 from mlx_server.events import ListedTool
 from mlx_server.grammars.view import remote_reference
+from mlx_server.json_bounds import json_or_none
 from mlx_server.mcp.http import status_of
 from mlx_server.mcp.limits import ConnectionLost, McpError, McpRefused, ToolFailed, cause, cut
 from mlx_server.messages import ContentPart, Media, media_parts, texts_of
@@ -344,10 +345,7 @@ def _public_error(error: BaseException) -> McpError:
 
 
 def _arguments_object(arguments: str) -> dict[str, Any]:
-    try:
-        given = json.loads(arguments or "{}")
-    except (ValueError, RecursionError):
-        given = None
+    given = json_or_none(arguments or "{}")
     if not isinstance(given, dict):
         raise McpError("The arguments are not a JSON object.")
     return given

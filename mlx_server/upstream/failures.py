@@ -17,6 +17,7 @@ from mlx_server.errors import (
     UpstreamFailed,
     UpstreamLoop,
 )
+from mlx_server.json_bounds import json_or_none
 
 RETRIED = frozenset((408, 409, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529))
 """Statuses after which the same request may succeed, so that it is sent again."""
@@ -148,10 +149,7 @@ def _is_error(error: object) -> bool:
 
 def message_of(body: bytes, secrets: Iterable[str] = ()) -> str:
     """The message in an error's body, without secrets; empty if it has none."""
-    try:
-        found: Any = json.loads(body[: limits.UPSTREAM_ERROR_BYTES])
-    except (ValueError, RecursionError):
-        return ""
+    found = json_or_none(body[: limits.UPSTREAM_ERROR_BYTES])
     return "" if isinstance(found, str) else redacted(_words(found), secrets)
 
 

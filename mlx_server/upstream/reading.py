@@ -34,7 +34,7 @@ from mlx_server.events import (
     total,
 )
 from mlx_server.families.base import ModelFamily
-from mlx_server.json_bounds import ExceedsBounds
+from mlx_server.json_bounds import ExceedsBounds, json_or_none
 from mlx_server.loops import TextLoopDetector
 from mlx_server.messages import Tool
 from mlx_server.parsers.misplaced_calls import MisplacedCallReader
@@ -232,14 +232,12 @@ class StructuredCallReader:
         takes_a_name = isinstance(properties, Mapping) and "name" in properties
         if not (self._allowed.mistakes and '"name"' in inside) or takes_a_name:
             return inside, ()
-        try:
-            match json.loads(inside):
-                case {"name": again, "arguments": dict(found)} if again == name:
-                    return json.dumps(found, ensure_ascii=False), ("format",)
-                case {"name": again, "parameters": dict(found)} if again == name:
-                    return json.dumps(found, ensure_ascii=False), ("format",)
-        except (ValueError, RecursionError):
-            pass  # the check of the call reports invalid JSON
+        match json_or_none(inside):  # the check of the call reports invalid JSON
+            case {"name": again, "arguments": dict(found)} | {
+                "name": again,
+                "parameters": dict(found),
+            } if again == name:
+                return json.dumps(found, ensure_ascii=False), ("format",)
         return inside, ()
 
     def _arguments_json(self, text: str) -> tuple[str, tuple[RepairKind, ...]]:
@@ -263,11 +261,8 @@ def _braced(text: str) -> str | None:
     inside = text.strip().rstrip(",")
     if not inside.startswith('"') or len(inside) > limits.READ_JSON_CHARACTERS:
         return None
-    try:
-        json.loads(f"{{{inside}}}")
-    except (ValueError, RecursionError):
-        return None
-    return f"{{{inside}}}"
+    braced = f"{{{inside}}}"
+    return None if json_or_none(braced) is None else braced
 
 
 def _unquoted(text: str) -> str:
@@ -285,10 +280,7 @@ def _objects_of_list(text: str) -> str | None:
     """The objects of a JSON list, written one after the other; None for any other text."""
     if len(text) > limits.READ_JSON_CHARACTERS or not text.lstrip().startswith("["):
         return None
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
+    found = json_or_none(text)
     is_list = isinstance(found, list) and found and all(isinstance(each, dict) for each in found)
     return "".join(json.dumps(each, ensure_ascii=False) for each in found) if is_list else None
 
