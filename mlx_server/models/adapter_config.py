@@ -36,10 +36,12 @@ PEFT_EXTRAS = (
     "use_qalora",
     "use_bdlora",
     "arrow_config",
+    "kasa_config",
+    "monteclora_config",
 )
 """PEFT's settings that train more than low-rank pairs or store them in another layout."""
 
-CHANGES_BASE = re.compile("pissa|olora|corda|loftq|lora_ga")
+CHANGES_BASE = re.compile("pissa|olora|corda|loftq|lora_ga", re.IGNORECASE)
 """Ways in which PEFT begins a training and which take a part out of the base model's weights. One
 that was saved for the unchanged weights has another value."""
 
@@ -49,11 +51,13 @@ Format = Literal["mlx", "peft"]
 TENSORS = {
     "mlx": re.compile(r"(.+)\.(lora_a|lora_b|m)"),
     "peft": re.compile(
-        r"(?:base_model\.model\.)?(.+)\.lora_(?:embedding_)?(A|B|magnitude_vector)"
+        r"(?:base_model\.model\.)?(.+)\."
+        r"(?:lora_(?:embedding_)?(?=[ABm])|(?=base_layer\.weight$))(A|B|magnitude_vector|base_layer)"
         r"(?:\.(?!weight$)\w+)?(?:\.weight)?"  # the name that the training gave it
     ),
 }
-"""The name of a tensor: its layer, and its role there."""
+"""The name of a tensor: its layer, and its role there. With the pair of an embedding or a head PEFT
+saves the layer's own weight, as `base_layer`, which training leaves as it is in the model."""
 PARTS = {"A": "lora_a", "B": "lora_b", "magnitude_vector": "m"}
 """mlx-lm's names of PEFT's roles."""
 

@@ -67,7 +67,7 @@ class AdapterSpec:
     rank: int
     """The largest rank of any layer."""
     nbytes: int
-    """The bytes of its tensors in the file."""
+    """The bytes of its pairs in the file."""
     kind: Kind
     base: str | None
     """The model that it was trained on, according to its config."""
@@ -117,7 +117,8 @@ def read_adapter(
         raise invalid(folder, f"is damaged: {weights.name} {error}. Copy it again") from None
     except OSError as error:
         raise _unreadable(folder, weights.name, error) from None
-    nbytes = sum(tensor.end - tensor.begin for tensor in header.tensors.values())
+    tensors = [each[1] for pair in pairs for each in (pair.a, pair.b, pair.m) if each]
+    nbytes = sum(tensor.end - tensor.begin for tensor in tensors)
     return AdapterSpec(
         name=folder.name,
         path=folder,

@@ -64,6 +64,13 @@ def test_pefts_format(tmp_path: Path) -> None:
     assert read(peft_adapter(tmp_path, named)).rank == RANK
 
 
+def test_the_own_weight_of_a_layer_with_a_pair_is_passed_over(tmp_path: Path) -> None:
+    own = {f"base_model.model.{LAYER}.base_layer.weight": numbers(OUT, IN)}
+    spec = read(peft_adapter(tmp_path / "a", peft_tensors() | own))
+    assert spec.nbytes == read(peft_adapter(tmp_path / "b")).nbytes
+    assert "no lora_a" in refusal(peft_adapter(tmp_path / "c", own))
+
+
 def test_dora_in_both_formats(tmp_path: Path) -> None:
     m = {f"{LAYER}.m": numbers(OUT)}
     assert (
@@ -405,7 +412,7 @@ def test_hostile_adapters_are_refused_by_name(tmp_path: Path, name: str) -> None
         *(({name: ["lm_head"]}, f"uses `{name}`") for name in PEFT_EXTRAS),
         *(
             ({"init_lora_weights": way}, f"has the init_lora_weights {way!r}")
-            for way in ("pissa", "pissa_niter_16", "olora", "corda", "loftq", "lora_ga")
+            for way in ("pissa", "pissa_niter_16", "OLoRA", "corda", "loftq", "lora_ga")
         ),
         ({"bias": "all"}, "trains biases"),
         ({"r": 10_000}, "a rank from 1 to 512 as `r`"),
