@@ -5,7 +5,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import accumulate, islice
 
 from mlx_server.events import (
     Event,
@@ -197,8 +197,8 @@ class StopStrings:
         )
 
     def _release(self, size: int) -> list[TextDelta]:
-        """Returns the first `size` characters. Log probabilities go with a delta's first
-        character."""
+        """Returns the first `size` characters. A log probability goes with the first character of
+        its token."""
         released: list[TextDelta] = []
         kept: list[TextDelta] = []
         for delta in self._held:
@@ -208,14 +208,23 @@ class StopStrings:
             if taken <= before and delta.text:
                 size = taken = 0  # a separator is not released without its text
             rest = delta.text[max(0, taken - before) :]
+            own = _begun(delta, taken) if rest else len(delta.logprobs)
             if rest or (kept and not taken):  # a delta without text keeps its place
-                logprobs = () if taken else delta.logprobs
+                logprobs = delta.logprobs[own:] if taken else delta.logprobs
                 separator = "" if taken else separator
                 kept.append(replace(delta, text=rest, logprobs=logprobs, separator=separator))
             if taken or not (rest or kept):
-                released.append(replace(delta, text=delta.text[: max(0, taken - before)]))
+                text = delta.text[: max(0, taken - before)]
+                released.append(replace(delta, text=text, logprobs=delta.logprobs[:own]))
         self._held = kept
         return released
+
+
+def _begun(delta: TextDelta, size: int) -> int:
+    """Returns how many of a delta's tokens begin within its first `size` characters."""
+    end = len(delta.separated[:size].encode("utf-8", "replace"))
+    begins = accumulate((len(entry.bytes) for entry in delta.logprobs), initial=0)
+    return sum(begin < end for begin in islice(begins, len(delta.logprobs)))
 
 
 class OutputProcessor:

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Iterable
-from itertools import pairwise
+from itertools import count, pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -63,19 +63,19 @@ def test_nothing_is_held_that_can_not_become_a_stop(text: str, stops: list[str])
         assert len(held) == longest
 
 
-TOKENS = st.lists(st.text("abü", max_size=3), max_size=12)
+PIECES = st.lists(st.lists(st.text("abü", max_size=3), max_size=3), max_size=8)
 
 
-@given(tokens=TOKENS, stops=STOPS)
+@given(pieces=PIECES, stops=STOPS)
 def test_a_tokens_logprob_comes_once_in_order_and_not_beyond_the_cut(
-    tokens: list[str], stops: list[str]
+    pieces: list[list[str]], stops: list[str]
 ) -> None:
-    strings = StopStrings(stops)
-    deltas = [
-        delta
-        for number, token in enumerate(tokens)
-        for delta in strings.feed(TextDelta(0, token, (logprob(number),)))
-    ]
+    """Each piece is a delta of as many tokens."""
+    strings, tokens, deltas = StopStrings(stops), list[str](), list[TextDelta]()
+    for piece in pieces:
+        entries = tuple(map(logprob, count(len(tokens)), piece))
+        deltas += strings.feed(TextDelta(0, "".join(piece), entries))
+        tokens += piece
     deltas += strings.finish()
     text = "".join(tokens)
     cut = cut_at(text, stops)
@@ -91,5 +91,5 @@ def test_a_tokens_logprob_comes_once_in_order_and_not_beyond_the_cut(
     assert len(emitted) >= sum(cut is None or begin < cut for begin in begins)
 
 
-def logprob(number: int) -> TokenLogprob:
-    return TokenLogprob(str(number), b"", -1.0)
+def logprob(number: int, token: str) -> TokenLogprob:
+    return TokenLogprob(str(number), token.encode(), -1.0)
