@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import starmap
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import msgspec
@@ -403,7 +404,7 @@ class OllamaOutput(StreamedOutput):
 
     def body(self) -> Wire:
         (answer,), (logprobs,) = self._accumulator.answers, self._accumulator.logprobs
-        whole = Piece(answer.text, answer.thoughts, list(map(_called, answer.calls)))
+        whole = Piece(answer.text, answer.thoughts, list(starmap(_called, enumerate(answer.calls))))
         return {**self._latest, **self._shape(whole), **_logprobs(logprobs)}
 
     def chunks(self, event: Event) -> Iterator[Wire]:
@@ -416,7 +417,8 @@ class OllamaOutput(StreamedOutput):
                 yield self._chunk(Piece(thinking=event.separated))
             case ToolCallFinished():
                 (answer,) = self._accumulator.answers
-                yield self._chunk(Piece(calls=[_called(answer.calls[-1])]))
+                last = len(answer.calls) - 1
+                yield self._chunk(Piece(calls=[_called(last, answer.calls[last])]))
             case Finished():
                 yield self._last(event)
 
@@ -473,11 +475,9 @@ def line(data: Mapping[str, Any]) -> bytes:
     return msgspec.json.encode(data) + b"\n"
 
 
-def _called(call: ToolCall) -> Wire:
-    return {
-        "id": call.id,
-        "function": {"name": call.name, "arguments": arguments_object(call.arguments)},
-    }
+def _called(index: int, call: ToolCall) -> Wire:
+    arguments = arguments_object(call.arguments)
+    return {"id": call.id, "function": {"index": index, "name": call.name, "arguments": arguments}}
 
 
 def _logprobs(given: Sequence[msgspec.Raw]) -> Wire:
@@ -487,8 +487,9 @@ def _logprobs(given: Sequence[msgspec.Raw]) -> Wire:
 CHAT, GENERATE, SHOW = "/api/chat", "/api/generate", "/api/show"
 EMBED, EMBEDDINGS = "/api/embed", "/api/embeddings"
 
-API_VERSION = "0.12.0"
-"""The version of Ollama whose API this is. Clients compare it with the one they need."""
+API_VERSION = "0.30.11"
+"""The version of Ollama whose API this is. Clients compare it with the one they need: Codex wants
+Responses, since 0.13.4."""
 
 COMMANDS: Mapping[str, str] = {
     "/api/pull": "`mlx-server pull NAME` fetches a model, and models.yaml lists it",
@@ -672,7 +673,12 @@ LATEST = ":latest"
 NEVER = "9999-12-31T23:59:59Z"
 """The expiry of a model that is only unloaded if memory is needed."""
 
-ABILITIES = {"tools": "tools", "reasoning": "thinking", "fill_in_the_middle": "insert"}
+ABILITIES = {
+    "tools": "tools",
+    "reasoning": "thinking",
+    "fill_in_the_middle": "insert",
+    "sees": "vision",
+}
 """Fields of `Capabilities`, and what Ollama calls them."""
 
 
@@ -729,19 +735,22 @@ async def _with_adapters(pool: Pool, id: str) -> list[str]:
 async def _model(pool: Pool, view: ModelView, name: str) -> Wire:
     spec = view.spec
     entry = f"{name}\n{spec.source}\n{spec.revision}"
+    capabilities = await pool.capabilities(spec.id)
     return {
         "name": name,
         "model": name,
         "size": view.nbytes,
         # of the entry in models.yaml: clients only compare it
         "digest": hashlib.sha256(entry.encode()).hexdigest(),
-        "details": _details(await pool.capabilities(spec.id)),
+        "details": _details(capabilities),
+        "capabilities": _abilities(capabilities),
     }
 
 
 def _details(capabilities: Capabilities | None) -> Wire:
     """Each is empty while the model's files are not on this machine."""
     family = capabilities.family if capabilities else ""
+    length = capabilities.context_length if capabilities else None
     return {
         "parent_model": "",
         "format": "mlx",
@@ -749,6 +758,7 @@ def _details(capabilities: Capabilities | None) -> Wire:
         "families": [family] if family else [],
         "parameter_size": "",
         "quantization_level": (capabilities and capabilities.quantization) or "",
+        **({"context_length": length} if length else {}),
     }
 
 

@@ -38,6 +38,20 @@ def test_half_a_surrogate_pair_is_no_error_of_ollama_s_routes() -> None:
     )
     answer = body_of(OllamaOutput(model="m", shape=chat_shape), calling)
     (call,) = answer["message"]["tool_calls"]
-    assert call["function"] == {"name": "f", "arguments": {"a": "?"}}
+    assert call["function"] == {"index": 0, "name": "f", "arguments": {"a": "?"}}
     for chunk in chunks_of(OllamaOutput(model="m", shape=chat_shape), calling):
         assert line(chunk)
+
+
+def test_ollamas_calls_are_numbered() -> None:
+    twice = [
+        event
+        for call in range(2)
+        for event in (Called(0, call, f"c{call}", "f"), ToolCallFinished(0, call))
+    ]
+    calling = (Started("m", 3), *twice, Finished(0, "tool_calls", TokenCounts()))
+    whole = body_of(OllamaOutput(model="m", shape=chat_shape), calling)["message"]["tool_calls"]
+    chunks = chunks_of(OllamaOutput(model="m", shape=chat_shape), calling)
+    streamed = [call for chunk in chunks for call in chunk["message"].get("tool_calls", ())]
+    assert streamed == whole
+    assert [call["function"]["index"] for call in whole] == [0, 1]

@@ -144,6 +144,13 @@ def test_a_picture_of_each_api_is_shown(
     assert IGNORED not in answer.headers or "image" not in answer.headers[IGNORED]
 
 
+def test_ollamas_clients_are_told_that_it_sees(client: TestClient) -> None:
+    (model,) = client.get("/api/tags").json()["models"]
+    shown = client.post("/api/show", json={"model": MODEL}).json()
+    assert "vision" in model["capabilities"]
+    assert "vision" in shown["capabilities"]
+
+
 def test_texts_and_pictures_are_in_their_order(client: TestClient, engine: ScriptedEngine) -> None:
     body = chat(words("a"), seen(), seen(URL_OF_OTHER), words("b"), words("c"), seen())
     row, answer = ask(client, engine, "/v1/chat/completions", body)
