@@ -12,16 +12,17 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
+from mlx.utils import tree_flatten
 from numpy.typing import NDArray
 
 from mlx_server.worker.kernels import AFFINE, UNQUANTIZED, Chip, Product, time_of
-from mlx_server.worker.kv_caches import leaves
 from mlx_server.worker.mlx_lm_internals import (
     SHARDED,
     BatchKVCache,
     QuantizedSwitchLinear,
     SwitchLinear,
 )
+from mlx_server.worker.ragged_caches import leaves
 from mlx_server.worker.weights import arrays
 
 Table = Mapping[int, float]
@@ -231,6 +232,5 @@ def _token_bytes(cache: Any) -> float:
     is_whole = isinstance(cache, BatchKVCache) and getattr(cache, "window", None) is None
     if not is_whole or cache.keys is None:
         return 0.0
-    keys = cache.keys[0] if isinstance(cache.keys, tuple) else cache.keys
-    rows, _, tokens, _ = keys.shape
+    rows, _, tokens, _ = tree_flatten(cache.keys)[0][1].shape
     return float(cache.nbytes / (rows * tokens))

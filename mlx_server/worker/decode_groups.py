@@ -25,21 +25,20 @@ from mlx_server.requests import Tier
 from mlx_server.worker.constrained_decoding.mask_threads import SlowMask
 from mlx_server.worker.costs import StepCosts
 from mlx_server.worker.forward_pass import RowAdapters, at_ends, packed, seeing, using
-from mlx_server.worker.kv_caches import leaves
 from mlx_server.worker.mlx_lm_internals import GenerationBatch, PromptProcessingBatch
 from mlx_server.worker.prefill.memory_tier import can_always_be_cut
+from mlx_server.worker.ragged_caches import (
+    RecurrentStates,
+    can_take_back,
+    is_padded,
+    ragged,
+    take_back,
+)
 from mlx_server.worker.row import LateDraw, Row
 from mlx_server.worker.sampling import RowLogprobs, Sampled, Sampler, sample_rows_alone
 from mlx_server.worker.speculation.draft import Draft
 from mlx_server.worker.speculation.draft_pass import DraftPass, RowPass
 from mlx_server.worker.speculation.gate import Gate
-from mlx_server.worker.speculation.ragged_caches import (
-    RaggedRows,
-    RecurrentStates,
-    can_take_back,
-    ragged,
-    take_back,
-)
 
 log = logging.getLogger("mlx_server.engine")
 
@@ -89,7 +88,7 @@ class DecodeBatch(GenerationBatch):
     def extend(self, batch: "DecodeBatch") -> None:
         self.unfed += batch.unfed
         self.is_read = self.is_read and batch.is_read
-        if self._is_ragged != batch._is_ragged:
+        if is_padded(self.prompt_cache) != is_padded(batch.prompt_cache):
             for each in (self, batch):
                 each.prompt_cache = [ragged(cache) for cache in each.prompt_cache]
         super().extend(batch)
@@ -97,10 +96,6 @@ class DecodeBatch(GenerationBatch):
     def filter(self, keep: list[int]) -> None:
         self.unfed = [self.unfed[at] for at in keep]
         super().filter(keep)
-
-    @property
-    def _is_ragged(self) -> bool:
-        return any(isinstance(leaf, RaggedRows) for leaf in leaves(self.prompt_cache))
 
     def read(self) -> list[int]:
         """Returns the tokens that were drawn last; waits for them."""
@@ -208,8 +203,7 @@ class DecodeBatch(GenerationBatch):
         responses, several for a row whose draft held."""
         parts = zip(self.samplers, self.unfed, self.read(), drafts, strict=True)
         drafted = DraftPass([RowPass(*part) for part in parts], self.vocabulary)
-        if not self._is_ragged:
-            self.prompt_cache = [ragged(cache) for cache in self.prompt_cache]
+        self.prompt_cache = [ragged(cache) for cache in self.prompt_cache]
         states = RecurrentStates(self.prompt_cache, drafted.lengths)
         padding = costs.curve.padding(sum(drafted.lengths))
         adapters = using(self._for_rows()[1], self.model)

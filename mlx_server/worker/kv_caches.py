@@ -1,5 +1,5 @@
 """The caches of keys and values: what a row's take of memory, and those that mlx-lm does not have,
-in 8 or 4 bits, alone and in a batch, and for models that only ever compute one row at a time.
+in 8 or 4 bits, and for models that only ever compute one row at a time.
 
 Only layers that keep all keys and values are quantised. Sliding windows and recurrent states stay
 as they are: they do not grow with the conversation.
@@ -7,11 +7,10 @@ as they are: they do not grow with the conversation.
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, Self
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -37,19 +36,12 @@ from mlx_server.worker.mlx_lm_internals import (
     KVCache,
     QuantizedKVCache,
     create_attention_mask,
-    dynamic_roll,
     make_prompt_cache,
 )
+from mlx_server.worker.ragged_caches import QuantizedRow, leaves
 from mlx_server.worker.weights import HALF_PRECISIONS, arrays, model_classes
 
 log = logging.getLogger("mlx_server.engine")
-
-GROUP_SIZES = (64, 32)
-"""The number of values that may share a scale; the first that divides the width of keys and of
-values."""
-
-Quantized = tuple[mx.array, mx.array, mx.array]
-"""The packed values, scales and biases, each [rows, heads, tokens, width]."""
 
 
 def _mask_of_rows(
@@ -82,208 +74,6 @@ def _in_bits(entry: Any, bits: int) -> Any:
     if isinstance(entry, CacheList):
         return CacheList(*(_in_bits(each, bits) for each in entry.caches))
     return QuantizedRow(bits) if type(entry) is KVCache else entry
-
-
-class QuantizedRow(QuantizedKVCache):
-    """The cache of one row."""
-
-    keys: Quantized | None
-    values: Quantized | None
-
-    def __init__(self, bits: int) -> None:
-        super().__init__(group_size=GROUP_SIZES[0], bits=bits)
-
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Quantized, Quantized]:
-        self.group_size = group_size(keys, values)
-        fetched: tuple[Quantized, Quantized] = super().update_and_fetch(keys, values)
-        return fetched
-
-    def size(self) -> int:
-        return int(self.offset)
-
-    @classmethod
-    def merge(cls, caches: Sequence[Self]) -> "QuantizedRows":
-        return QuantizedRows.merged(caches)
-
-
-class QuantizedRows(BatchKVCache):
-    """The cache of a batch whose rows are padded at their left, as mlx-lm's BatchKVCache."""
-
-    keys: Quantized | None
-    values: Quantized | None
-    offset: mx.array
-    left_padding: mx.array
-    _idx: int
-    _right_padding: mx.array | None
-
-    def __init__(self, left_padding: Sequence[int], bits: int, group_size: int) -> None:
-        super().__init__(list(left_padding))
-        self.bits, self.group_size = bits, group_size
-
-    @classmethod
-    def merged(cls, caches: Sequence[QuantizedRow]) -> Self:
-        lengths = [cache.size() for cache in caches]
-        longest = max(lengths)
-        padding = [longest - length for length in lengths]
-        filled = next((cache for cache in caches if cache.keys is not None), caches[0])
-        rows = cls(padding if longest else [0] * len(caches), filled.bits, filled.group_size)
-        parts = zip(caches, padding, strict=True)
-        rows._join([_Part(c.keys, c.values, c.size(), left, 1) for c, left in parts])
-        rows.offset = rows.offset + longest
-        rows._idx = longest
-        return rows
-
-    def _join(self, parts: "Sequence[_Part]") -> None:
-        """Takes the keys and values of several caches, each padded at its left."""
-        self.keys = _joined([(part.keys, part) for part in parts])
-        self.values = _joined([(part.values, part) for part in parts])
-
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Quantized, Quantized]:
-        before, after = self._idx, self._idx + keys.shape[2]
-        self.group_size = group_size(keys, values)
-        new_keys, new_values = (
-            mx.quantize(x, group_size=self.group_size, bits=self.bits) for x in (keys, values)
-        )
-        self.keys = _with(self.keys, new_keys, before)
-        self.values = _with(self.values, new_values, before)
-        self.offset = self.offset + keys.shape[2]
-        self._idx = after
-        return self.keys_and_values()
-
-    def keys_and_values(self) -> tuple[Quantized, Quantized]:
-        assert self.keys is not None
-        assert self.values is not None
-        return _until(self.keys, self._idx), _until(self.values, self._idx)
-
-    def finalize(self) -> None:
-        if self._right_padding is None:
-            return
-        padding = self._right_padding
-        shift = padding[:, None]
-        assert self.keys is not None
-        assert self.values is not None
-        self.keys, self.values = (
-            _map(lambda x: dynamic_roll(x, shift, axis=2), side)
-            for side in (self.keys, self.values)
-        )
-        self.offset = self.offset - padding
-        self.left_padding = self.left_padding + padding
-        self._right_padding = None
-
-    def filter(self, batch_indices: Any) -> None:
-        self.offset = self.offset[batch_indices]
-        self.left_padding = self.left_padding[batch_indices]
-        least = min(_ints(self.left_padding))
-        self._idx -= least
-        self.left_padding = self.left_padding - least
-        if self.keys is not None and self.values is not None:
-            self.keys, self.values = (
-                _map(lambda x: x[batch_indices][..., least:, :], side)
-                for side in (self.keys, self.values)
-            )
-
-    def extend(self, other: Self) -> None:
-        longest = max(self._idx, other._idx)
-        both = [(rows, longest - rows._idx) for rows in (self, other)]
-        parts = [_Part(r.keys, r.values, r._idx, left, len(r.offset)) for r, left in both]
-        self.group_size = (self if self.keys is not None else other).group_size
-        self._join(parts)
-        self.left_padding = mx.concatenate([rows.left_padding + left for rows, left in both])
-        self.offset = mx.concatenate([self.offset, other.offset])
-        self._idx = longest
-
-    def extract(self, index: int) -> QuantizedRow:
-        row = QuantizedRow(self.bits)
-        row.group_size = self.group_size
-        if self.keys is None or self.values is None:
-            return row
-        padding = _ints(self.left_padding)[index]
-        row.keys, row.values = (
-            _map(lambda x: mx.contiguous(x[index : index + 1, :, padding : self._idx]), side)
-            for side in (self.keys, self.values)
-        )
-        row.offset = self._idx - padding
-        return row
-
-    @property
-    def nbytes(self) -> int:
-        return sum(x.nbytes for side in (self.keys, self.values) for x in side or ())
-
-
-def group_size(keys: mx.array, values: mx.array) -> int:
-    widths = keys.shape[-1], values.shape[-1]
-    for size in GROUP_SIZES:
-        if all(width % size == 0 for width in widths):
-            return size
-    raise ValueError(
-        f"keys and values of the widths {widths} can't be kept in fewer bits: the widths are no "
-        f"multiples of {GROUP_SIZES[-1]}"
-    )
-
-
-def _ints(array: mx.array) -> list[int]:
-    return cast(list[int], array.tolist())
-
-
-def _until(quantized: Quantized, end: int) -> Quantized:
-    return _map(lambda x: x[..., :end, :], quantized)
-
-
-@dataclass(frozen=True)
-class _Part:
-    """The part of one cache in a batch."""
-
-    keys: Quantized | None
-    values: Quantized | None
-    length: int
-    left: int
-    """The number of tokens of padding before it."""
-    rows: int
-
-
-def _joined(parts: Sequence[tuple[Quantized | None, _Part]]) -> Quantized | None:
-    """Joins the rows of all parts; those without any tokens are padding."""
-    filled = next((side for side, _ in parts if side is not None), None)
-    if filled is None:
-        return None
-    aligned = [_aligned(side or _without_tokens(filled, part.rows), part) for side, part in parts]
-    return _map(lambda *rows: mx.concatenate(list(rows)), *aligned)
-
-
-def _without_tokens(like: Quantized, rows: int) -> Quantized:
-    return _map(lambda x: mx.zeros((rows, x.shape[1], 0, x.shape[3]), x.dtype), like)
-
-
-def _aligned(side: Quantized, part: _Part) -> Quantized:
-    return _map(lambda x: _padded(x[..., : part.length, :], part.left), side)
-
-
-def _padded(x: mx.array, left: int) -> mx.array:
-    return mx.pad(x, [(0, 0), (0, 0), (left, 0), (0, 0)]) if left else x
-
-
-def _with(stored: Quantized | None, new: Quantized, start: int) -> Quantized:
-    """Returns the stored tokens up to `start`, and then the new ones, with room for more."""
-    added = new[0].shape[2]
-    if stored is None or stored[0].shape[2] < start + added:
-        room = -(-added // STEP) * STEP
-
-        def empty(x: mx.array) -> mx.array:
-            return mx.zeros((*x.shape[:2], room, x.shape[3]), x.dtype)
-
-        grown = _map(empty, new)
-        if stored is not None:
-            beginning = _map(lambda x: x[..., :start, :], stored)
-            grown = _map(lambda a, b: mx.concatenate([a, b], axis=2), beginning, grown)
-        stored = grown
-    for x, y in zip(stored, new, strict=True):
-        x[..., start : start + added, :] = y
-    return stored
-
-
-def _map(function: Callable[..., mx.array], *quantized: Quantized) -> Quantized:
-    packed, scales, biases = (function(*parts) for parts in zip(*quantized, strict=True))
-    return packed, scales, biases
 
 
 UNBATCHABLE = {
@@ -466,12 +256,6 @@ def _caches(model: nn.Module, tokens: int) -> list[Any]:
     # While MLX compiles a function it refuses to evaluate anything, which would create the weights.
     mx.compile(compute)(mx.zeros((1, tokens), mx.int32))
     return list(leaves(cache))
-
-
-def leaves(caches: Iterable[Any]) -> Iterator[Any]:
-    """Yields the caches, and in the place of lists their entries."""
-    for cache in caches:
-        yield from leaves(cache.caches) if isinstance(cache, CacheList) else (cache,)
 
 
 DRAFTED_COLUMNS = 176

@@ -44,7 +44,6 @@ try:
         QuantizedKVCache,
         RotatingKVCache,
         create_attention_mask,
-        dynamic_roll,
         make_prompt_cache,
     )
     from mlx_lm.models.switch_layers import (
@@ -78,7 +77,6 @@ __all__ = [
     "SwitchMLP",
     "WrongMlxLm",
     "create_attention_mask",
-    "dynamic_roll",
     "get_classes",
     "greedy_sampler",
     "make_prompt_cache",

@@ -11,8 +11,8 @@ import pytest
 from mlx_server.engine.messages import AdapterLoaded, LoadAdapter
 from mlx_server.families import FAMILIES
 from mlx_server.models.architectures import module_of
+from mlx_server.worker import ragged_caches
 from mlx_server.worker.kv_caches import make_caches
-from mlx_server.worker.speculation import ragged_caches
 from tests.worker.architectures import ARCHITECTURES, CONFIGS
 from tests.worker.bench import GREEDY
 from tests.worker.lora_files import linears_of, mlx_adapter, with_adapter

@@ -12,7 +12,8 @@ import pytest
 
 from mlx_server.engine.messages import CacheMeasured, CacheNotMeasured, MeasureCache
 from mlx_server.worker.engine import Engine
-from mlx_server.worker.kv_caches import QuantizedRow, cache_cost, make_caches, set_kv_bits
+from mlx_server.worker.kv_caches import cache_cost, make_caches, set_kv_bits
+from mlx_server.worker.ragged_caches import QuantizedRow
 from tests.worker.architectures import LINEAR
 from tests.worker.bench import Bench
 from tests.worker.kinds import KINDS, SIZES, Kind

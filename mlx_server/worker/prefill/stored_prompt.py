@@ -28,7 +28,7 @@ from mlx_server.prompt_files import (
     Tensors,
     read,
 )
-from mlx_server.worker.kv_caches import QuantizedRow, make_caches
+from mlx_server.worker.kv_caches import make_caches
 from mlx_server.worker.mlx_lm_internals import (
     ArraysCache,
     CacheList,
@@ -37,6 +37,7 @@ from mlx_server.worker.mlx_lm_internals import (
     RotatingKVCache,
 )
 from mlx_server.worker.prefill.memory_tier import Cache, Layers, split
+from mlx_server.worker.ragged_caches import QuantizedRow
 
 Arrays = dict[str, mx.array]
 """Arrays by the layer's number and their name in it."""

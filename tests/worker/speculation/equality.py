@@ -12,7 +12,7 @@ from unittest.mock import patch
 import mlx.core as mx
 
 from mlx_server.sources.demo import demo_checkpoint
-from mlx_server.worker.speculation import ragged_caches
+from mlx_server.worker import ragged_caches
 from tests.tiny import TOKENS, tiny_llama
 from tests.worker.architectures import ARCHITECTURES
 from tests.worker.kinds import KINDS, Kind

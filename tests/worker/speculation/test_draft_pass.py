@@ -11,12 +11,11 @@ import pytest
 
 from mlx_server.engine.worker_arguments import Mode
 from mlx_server.models.vision import can_see
-from mlx_server.worker import batch, decode_groups
+from mlx_server.worker import batch, decode_groups, ragged_caches
 from mlx_server.worker.costs import CostCurve, products_of
 from mlx_server.worker.decode_groups import DecodeBatch
 from mlx_server.worker.kernels import SORTED
 from mlx_server.worker.replay_model import ReplayModel
-from mlx_server.worker.speculation import ragged_caches
 from tests.tiny import TOKENS
 from tests.worker.architectures import CONFIGS
 from tests.worker.batch_runs import MIXED, a_prompt

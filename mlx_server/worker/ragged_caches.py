@@ -1,4 +1,5 @@
-"""The caches of decoding rows that don't get the same number of tokens in a pass.
+"""The caches of rows that don't get the same number of tokens in a pass, and of rows whose keys and
+values are quantised, which mlx-lm can't batch.
 
 mlx-lm's batches end their rows at the same column, so that taking tokens back from one row moves
 the keys and values of all. Here each row begins at column 0 and has a length of its own, and taking
@@ -6,38 +7,51 @@ tokens back changes a number. Recurrent states have no columns: rows whose token
 the state before the pass again.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Self, cast
 
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map
 
-from mlx_server.worker.kv_caches import QuantizedRow, QuantizedRows, leaves
+from mlx_server.engine.messages import STEP
 from mlx_server.worker.mlx_lm_internals import (
     ArraysCache,
     BatchKVCache,
     BatchRotatingKVCache,
     CacheList,
     KVCache,
+    QuantizedKVCache,
     RotatingKVCache,
     create_attention_mask,
 )
 from mlx_server.worker.replay_model import ReplayCache
 
-STEP, WINDOW_STEP = 256, 64
-"""The columns by which the caches grow: those of all tokens, and those of a sliding window."""
+WINDOW_STEP = 64
+"""The columns by which the caches of sliding windows grow; those of all tokens by STEP."""
 
 SPARE = 32
 """The columns that a sliding window has beyond its own before older ones are dropped."""
 
+GROUP_SIZES = (64, 32)
+"""The number of values that may share a scale; the first that divides the width of keys and of
+values."""
+
 Side = Any
-"""Keys or values, [rows, heads, columns, width]: an array, or the three of a quantised one."""
+"""Keys or values, [rows, heads, columns, width]: an array, or the packed values, scales and biases
+of a quantised one; None if no row has any token."""
+
+
+def leaves(caches: Iterable[Any]) -> Iterator[Any]:
+    """Yields the caches, and in the place of lists their entries."""
+    for cache in caches:
+        yield from leaves(cache.caches) if isinstance(cache, CacheList) else (cache,)
 
 
 class RaggedRows(BatchKVCache):
     keys: Side
     values: Side
     offset: mx.array
+    _lacking: Sequence[int] = ()
 
     def __init__(
         self,
@@ -64,6 +78,8 @@ class RaggedRows(BatchKVCache):
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Side, Side]:
         width, longest = keys.shape[2], max(self.columns)
         self._of_pass = None
+        if self.keys is None:
+            self.keys, self.values = (_fitted(self._stored(x), 0) for x in (keys, values))
         if longest + width > int(tree_flatten(self.keys)[0][1].shape[2]):
             step = STEP if self.window is None else WINDOW_STEP
             room = longest + -(-width // step) * step
@@ -109,6 +125,18 @@ class RaggedRows(BatchKVCache):
             self.columns = [n - gone for n, gone in zip(self.columns, counts, strict=True)]
             self.offset = self.offset - mx.array([*counts])
 
+    def trim(self, n: int) -> int:
+        self.take_back([n] * len(self.columns))
+        return n
+
+    def prepare(self, *, right_padding: Sequence[int] = (), **_: Any) -> None:
+        self._lacking = right_padding
+
+    def finalize(self) -> None:
+        """Takes back what rows have been padded by at the right since `prepare`."""
+        self.take_back(self._lacking)
+        self._lacking = ()
+
     def make_mask(
         self, N: int, return_array: bool = False, window_size: int | None = None, **_: Any
     ) -> Any:
@@ -124,17 +152,17 @@ class RaggedRows(BatchKVCache):
         keep = [int(at) for at in batch_indices]
         self.columns = [self.columns[at] for at in keep]
         longest = max(self.columns)
-        self.keys, self.values = (
-            tree_map(lambda x: x[mx.array(keep), :, :longest], side)
-            for side in (self.keys, self.values)
-        )
+        if self.keys is not None:
+            self.keys, self.values = (
+                tree_map(lambda x: x[mx.array(keep), :, :longest], side)
+                for side in (self.keys, self.values)
+            )
         self.offset = self.offset[mx.array(keep)]
         self.left_padding = mx.zeros(len(keep), mx.int32)
 
     def extend(self, other: Self) -> None:
-        longest = max(*self.columns, *other.columns)
         self.keys, self.values = (
-            tree_map(lambda *both: mx.concatenate(both), *(_fitted(x, longest) for x in sides))
+            _joined(sides, [self.columns, other.columns])
             for sides in ((self.keys, other.keys), (self.values, other.values))
         )
         self.offset = mx.concatenate([self.offset, other.offset])
@@ -143,6 +171,8 @@ class RaggedRows(BatchKVCache):
 
     def extract(self, index: int) -> Any:
         end = self.columns[index]
+        if self.keys is None:
+            return self._row(None, None, end)
         begin = 0 if self.window is None else max(0, end - self.window)
         keys, values = (
             tree_map(lambda x: mx.contiguous(x[index : index + 1, :, begin:end]), side)
@@ -166,13 +196,47 @@ class RaggedRows(BatchKVCache):
 
     @property
     def nbytes(self) -> int:
-        return sum(x.nbytes for _, x in tree_flatten((self.keys, self.values)))
+        return sum(x.nbytes for _, x in tree_flatten((self.keys, self.values)) if x is not None)
 
 
-class QuantizedRaggedRows(RaggedRows):
-    def __init__(self, *how: Any, bits: int, group_size: int) -> None:
-        super().__init__(*how)
-        self.bits, self.group_size = bits, group_size
+class QuantizedRow(QuantizedKVCache):
+    """The cache of one row."""
+
+    keys: Side
+    values: Side
+
+    def __init__(self, bits: int) -> None:
+        super().__init__(group_size=GROUP_SIZES[0], bits=bits)
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Side, Side]:
+        self.group_size = group_size(keys, values)
+        fetched: tuple[Side, Side] = super().update_and_fetch(keys, values)
+        return fetched
+
+    def size(self) -> int:
+        return int(self.offset)
+
+    @classmethod
+    def merge(cls, caches: Sequence[Self]) -> "QuantizedRows":
+        columns = [cache.size() for cache in caches]
+        each = [[count] for count in columns]
+        keys, values = (
+            _joined(sides, each)
+            for sides in zip(*((c.keys, c.values) for c in caches), strict=True)
+        )
+        filled = next((cache for cache in caches if cache.keys is not None), caches[0])
+        rows = QuantizedRows(keys, values, columns, mx.array(columns))
+        rows.bits, rows.group_size = filled.bits, filled.group_size
+        return rows
+
+
+class QuantizedRows(RaggedRows):
+    bits: int
+    group_size: int
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Side, Side]:
+        self.group_size = group_size(keys, values)
+        return super().update_and_fetch(keys, values)
 
     def _stored(self, new: mx.array) -> Side:
         return mx.quantize(new, group_size=self.group_size, bits=self.bits)
@@ -182,6 +246,34 @@ class QuantizedRaggedRows(RaggedRows):
         row.keys, row.values, row.offset = keys, values, length
         row.group_size = self.group_size
         return row
+
+
+def group_size(keys: mx.array, values: mx.array) -> int:
+    widths = keys.shape[-1], values.shape[-1]
+    for size in GROUP_SIZES:
+        if all(width % size == 0 for width in widths):
+            return size
+    raise ValueError(
+        f"keys and values of the widths {widths} can't be kept in fewer bits: the widths are no "
+        f"multiples of {GROUP_SIZES[-1]}"
+    )
+
+
+def _joined(sides: Sequence[Side], columns: Sequence[Sequence[int]]) -> Side:
+    """Joins the rows of several caches. columns: of each row of each."""
+    filled = next((side for side in sides if side is not None), None)
+    if filled is None:
+        return None
+    longest = max(map(max, columns))
+
+    def whole(side: Side, rows: int) -> Side:
+        if side is None:
+            shape = rows, *tree_flatten(filled)[0][1].shape[1:2], 0
+            side = tree_map(lambda x: mx.zeros((*shape, x.shape[3]), x.dtype), filled)
+        return _fitted(side, longest)
+
+    parts = [whole(side, len(each)) for side, each in zip(sides, columns, strict=True)]
+    return tree_map(lambda *rows: mx.concatenate(rows), *parts)
 
 
 def _fitted(side: Side, columns: int) -> Side:
@@ -212,8 +304,7 @@ def ragged(cache: Any) -> Any:
     """Returns a decoding batch's cache as one whose rows have lengths of their own."""
     if isinstance(cache, CacheList):
         return CacheList(*map(ragged, cache.caches))
-    kinds = (BatchKVCache, QuantizedRows, BatchRotatingKVCache)
-    if type(cache) not in kinds or cache.keys is None:
+    if type(cache) not in PADDED or cache.keys is None:
         return cache
     if isinstance(cache, BatchRotatingKVCache):
         cache._temporal_order()
@@ -222,16 +313,17 @@ def ragged(cache: Any) -> Any:
     keys, values = (_until(side, end) for side in (cache.keys, cache.values))
     if any(padding):
         keys, values = (_moved(side, padding, end) for side in (keys, values))
-    how = keys, values, [end - left for left in padding], cache.offset
-    if isinstance(cache, QuantizedRows):
-        return QuantizedRaggedRows(*how, bits=cache.bits, group_size=cache.group_size)
-    return RaggedRows(*how, getattr(cache, "max_size", None))
+    columns = [end - left for left in padding]
+    return RaggedRows(keys, values, columns, cache.offset, getattr(cache, "max_size", None))
 
 
-KINDS = (
-    *(BatchKVCache, QuantizedRows, BatchRotatingKVCache, ArraysCache, ReplayCache),
-    *(RaggedRows, QuantizedRaggedRows),
-)
+PADDED = (BatchKVCache, BatchRotatingKVCache)
+KINDS = (*PADDED, ArraysCache, ReplayCache, RaggedRows, QuantizedRows)
+
+
+def is_padded(caches: Iterable[Any]) -> bool:
+    """Whether rows are padded to end at the same column."""
+    return any(type(leaf) in PADDED for leaf in leaves(caches))
 
 
 def can_take_back(caches: Iterable[Any]) -> bool:
