@@ -126,10 +126,8 @@ class Row:
         return self.late is not None and not self.late.mask.is_made
 
     def failed(self, failure: str) -> RowFailed | RowRefused | RowLeftGrammar:
-        if self.constraint and (left := self.constraint.departure):
-            return RowLeftGrammar(
-                self.number, left.at, left.before, left.token, left.allowed, left.others
-            )
+        if self.constraint and self.constraint.departure:
+            return self.constraint.departure
         kind = RowRefused if failure == TOO_LARGE else RowFailed
         return kind(self.number, failure)
 

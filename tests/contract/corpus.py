@@ -97,7 +97,7 @@ def ours(vocabulary: Vocabulary) -> Reader:
                 completion.advance(token)
             mask = np.zeros_like(vocabulary.ends)
             grammar_compiler.fill_bitmask(mask, matcher.own, vocabulary)
-            if not matcher.is_stopped():
+            if not matcher.own.is_stopped():
                 completion.allow(mask.view(np.int32), left, matcher)
             return mask
 

@@ -156,7 +156,7 @@ class EndingSearch:
                 text.read(b"".join(map(self._classes.text_of, part)))
                 text.controls += tuple(self._classes.apart.intersection(part))
         finally:
-            self._matcher.rollback(self._consumed)
+            self._matcher.own.rollback(self._consumed)
             self._consumed = 0
         if tail != NEVER:
             self._hints.tails.append(self._classes.joined(taken[tail:]))
@@ -169,7 +169,7 @@ class EndingSearch:
         if len(taken) - self._consumed > MOST_PENDING:
             self._consume(taken)
         if len(taken) == self._consumed:
-            return self._matcher.is_accepting()
+            return self._matcher.own.is_accepting()
         return text.begun is None and self._follows(taken, [self._classes.stop])
 
     def _follows(self, taken: list[int], part: list[int]) -> bool:
@@ -209,7 +209,7 @@ class EndingSearch:
         if self.is_spent:
             return None
         self._consume(taken)
-        matcher = self._matcher.deep_copy()
+        matcher = self._matcher.own.deep_copy()
         mask = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
         allowed = [id for id in self._classes.closing if mask[id >> 3] >> (id & 7) & 1]
         if matcher.is_error() or not allowed:
@@ -282,7 +282,7 @@ class GrammarCompletion:
         self._next = self._hints.next_search(remaining, self.ending)
         if self._next < remaining and self._fits:
             return
-        if self._hints.is_framed and (not self._text.is_opened or matcher.is_accepting()):
+        if self._hints.is_framed and (not self._text.is_opened or matcher.own.is_accepting()):
             self._tokens, self._fits = None, False
             self._next = min(self._next, remaining - 1)
             return

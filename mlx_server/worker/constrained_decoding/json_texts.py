@@ -14,10 +14,9 @@ from fractions import Fraction
 from functools import lru_cache
 from itertools import chain, islice, product
 from typing import Any, NamedTuple
-from urllib.parse import unquote
 
 from mlx_server.grammars.patterns import PIECE, without_nested_classes
-from mlx_server.grammars.view import named
+from mlx_server.grammars.view import View, named
 
 Schema = Mapping[str, Any]
 
@@ -139,7 +138,7 @@ class SchemaTexts:
         """Listed values, and samples of the items of arrays."""
         self._steps = dict[Fraction, None]()
         """Those of `multipleOf`."""
-        self._root: Any = None
+        self._view = View({})
         self.roots, self.inner = list[str](), list[str]()
         """The samples of the schemas, and of those inside them."""
         self.width = 0
@@ -150,7 +149,7 @@ class SchemaTexts:
         self._strings = [text for text in texts if text[:1] == '"'][:MOST_ALTERNATIVES]
 
     def _read(self, start: Any, root: Any) -> None:
-        self._root = root
+        self._view = View(root)
         self.roots.append(self._sample(start) or "")
         for schema in _inside(start):
             if (sample := self._sample(schema)) and schema is not root:
@@ -205,7 +204,8 @@ class SchemaTexts:
         if not depth or len(found[0]) == len(schema):
             return found
         applied = [[part] for part in schema.get("allOf", ())]
-        applied += [[self._target(schema["$ref"])]] if "$ref" in schema else []
+        target = self._view.referred(schema)
+        applied += [[target.schema]] if target else []
         applied += [schema[key] for key in ("anyOf", "oneOf") if key in schema]
         for options in applied:
             self._looks -= 1
@@ -217,13 +217,6 @@ class SchemaTexts:
             joined = (_joined(one, part) for part in parts for one in found)
             found = list(islice(joined, MOST_ALTERNATIVES)) if self._looks > 0 else []
         return found
-
-    def _target(self, reference: str) -> Any:
-        target = self._root
-        for step in unquote(reference.removeprefix("#")).split("/")[1:]:
-            step = step.replace("~1", "/").replace("~0", "~")
-            target = target[int(step)] if isinstance(target, list) else target[step]
-        return target
 
     def _instance(self, schema: Schema) -> str | None:
         values = [schema["const"]] if "const" in schema else schema.get("enum")

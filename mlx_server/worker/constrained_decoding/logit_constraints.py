@@ -14,7 +14,7 @@ import numpy as np
 from llguidance import LLMatcher
 from numpy.typing import NDArray
 
-from mlx_server.engine.messages import Generate, Grammar, Thinking
+from mlx_server.engine.messages import Generate, Grammar, RowLeftGrammar, Thinking
 from mlx_server.grammars.compiler import in_a_line
 from mlx_server.worker.constrained_decoding.grammar_compiler import (
     CompiledGrammar,
@@ -183,21 +183,16 @@ BEFORE = 60
 class LeftGrammar(Exception):
     """The grammar does not allow the next recorded token."""
 
-    def __init__(
-        self, at: int, before: list[int], token: int, allowed: list[int], others: int
-    ) -> None:
-        """at, before: how many tokens were played, and the last of them. others: how many tokens
-        are allowed besides `allowed`."""
-        super().__init__(f"token {at} of the recording")
-        self.at, self.before, self.token = at, before, token
-        self.allowed, self.others = allowed, others
+    def __init__(self, report: RowLeftGrammar) -> None:
+        super().__init__(f"token {report.at} of the recording")
+        self.report = report
 
 
 class RecordedTokens:
-    def __init__(self, tokens: Sequence[int], *, is_cut: bool = False) -> None:
-        """is_cut: the recorded output was cut off at its end."""
-        self._tokens = tokens
-        self.is_cut = is_cut
+    def __init__(self, request: Generate) -> None:
+        self._row, self._tokens = request.row, request.forced_tokens or []
+        self.is_cut = request.recording_is_cut
+        """Whether the recorded output was cut off at its end."""
         self.played = 0
         """The number of recorded tokens that the row has generated so far."""
         self._closes = False
@@ -214,7 +209,10 @@ class RecordedTokens:
         ids = np.flatnonzero(np.unpackbits(allowed.view(np.uint8), bitorder="little")).tolist()
         shortest = sorted(ids, key=lambda id: len(texts[id]) if id < len(texts) else 0)[:SHOWN]
         before = list(self._tokens[: self.played][-BEFORE:])
-        raise LeftGrammar(self.played, before, self._next, shortest, len(ids) - len(shortest))
+        others = len(ids) - len(shortest)
+        raise LeftGrammar(
+            RowLeftGrammar(self._row, self.played, before, self._next, shortest, others)
+        )
 
     def close(
         self, allowed: Bitmask, ending: Sequence[int] | None, stop_tokens: Collection[int]
@@ -227,12 +225,6 @@ class RecordedTokens:
             if _has(allowed, following):
                 allowed[:] = 0
                 allowed[following // 32] = np.uint32(1 << following % 32)
-
-
-def recorded_tokens_of(request: Generate) -> RecordedTokens | None:
-    if not (request.forced_tokens and request.recording):
-        return None
-    return RecordedTokens(request.forced_tokens, is_cut=request.recording_is_cut)
 
 
 def _has(allowed: Bitmask, token: int) -> bool:
@@ -263,43 +255,39 @@ class LogitConstraint:
 
     def __init__(
         self,
+        request: Generate,
         vocabulary: Vocabulary,
         grammar: CompiledGrammar | None,
-        budget: ThinkingBudget | None,
-        stop_tokens: Collection[int],
-        max_tokens: int,
-        overflow_tokens: int = 0,
-        banned: Collection[int] = (),
-        recording: RecordedTokens | None = None,
-        rest: CompiledGrammar | None = None,
-        client: str = "",
-        threads: MaskThreads | None = None,
+        rest: CompiledGrammar | None,
+        threads: MaskThreads,
     ) -> None:
-        """banned: tokens that may not come right after reasoning was cut off, such as stop tokens:
-        an answer has to follow. recording: what a replay model's row plays. rest: the grammar from
-        the forced end of reasoning on, if it is another one. threads: where masks are made that do
-        not fit into a step; without them the row waits for each of its masks."""
-        self.client, self.threads = client, threads
+        """rest: the grammar from the forced end of reasoning on, if it is another one. threads:
+        where masks are made that do not fit into a step."""
+        self.client, self.threads = request.client, threads
         self.history = MaskHistory()
         self._vocabulary = vocabulary
         self._grammar = grammar
         self._matcher = _matcher_of(grammar)
-        self._recording = recording
+        is_recorded = request.forced_tokens and request.recording
+        self._recording = RecordedTokens(request) if is_recorded else None
         self._completion = self._new_completion()
         self._rest = rest
-        self._budget = budget
-        self._stop_tokens = stop_tokens
-        self._banned = banned
-        self.left = max_tokens - overflow_tokens
+        thinking = request.thinking
+        self._budget = ThinkingBudget(thinking, vocabulary.text) if thinking else None
+        self._stop_tokens = request.stop_tokens
+        self._banned = () if request.forced_tokens else request.stop_tokens
+        """Tokens that may not come right after reasoning was cut off, since an answer has to
+        follow. A replayed output may end there."""
+        self.left = request.max_tokens - request.overflow_tokens
         """Tokens that the row may still generate, without the overflow tokens."""
-        self._overflow_tokens = overflow_tokens
+        self._overflow_tokens = request.overflow_tokens
         self._read = 0
         """The number of the row's tokens that it has followed."""
         self._loop: int | None = None
         """The period of a loop, after which only the grammar's ending may follow. 0: the grammar
         demands what is repeated."""
         self.failure: str | None = None
-        self.departure: LeftGrammar | None = None
+        self.departure: RowLeftGrammar | None = None
         """The place where the row's recording left its grammar, which is a failure too."""
 
     def step(self, token: int | None, bitmask: Bitmask) -> bool:
@@ -312,7 +300,7 @@ class LogitConstraint:
                 self._advance(token)
             return not self._is_over(token) and self._restrict(bitmask)
         except LeftGrammar as departure:
-            self.departure = departure
+            self.departure = departure.report
             self.failure = "its recording leaves the grammar"
             return False
         except RowGone:
@@ -330,7 +318,7 @@ class LogitConstraint:
         not have followed the last tokens yet; None where no draft can be made by it."""
         if self._matcher is None or self.history.is_slow or len(answer) < self._read:
             return None
-        copy = self._matcher.deep_copy()
+        copy = self._matcher.own.deep_copy()
         following = [*answer[self._read :]]
         return copy if copy.try_consume_tokens(following) == len(following) else None
 
@@ -354,8 +342,9 @@ class LogitConstraint:
     @property
     def demands_more(self) -> bool:
         """Whether the grammar does not allow the row to end here."""
-        matcher = self._matcher
-        return matcher is not None and not (matcher.is_stopped() or matcher.is_accepting())
+        if self._matcher is None:
+            return False
+        return not (self._matcher.own.is_stopped() or self._matcher.own.is_accepting())
 
     def end_reasoning(self) -> bool:
         """Ends the reasoning as if its budget were used up. Returns False outside of reasoning."""
@@ -377,7 +366,7 @@ class LogitConstraint:
     @property
     def is_quick(self) -> bool:
         """Whether its masks take so little time that several of them fit into a step."""
-        return self.threads is None or self.threads.is_quick(self)
+        return self.threads.is_quick(self)
 
     @property
     def lexer(self) -> object:
@@ -395,8 +384,7 @@ class LogitConstraint:
             self._matcher.is_abandoned = True
         if self._completion:
             self._completion.abandon()
-        if self.threads:
-            self.threads.drop(self)
+        self.threads.drop(self)
 
     def _new_completion(self) -> GrammarCompletion | None:
         """Returns the grammar's completion, None without a grammar and for a recording that was
@@ -421,7 +409,7 @@ class LogitConstraint:
             self._grammar, self._rest = self._rest, None
             self._matcher = _matcher_of(self._grammar)
             self._completion = self._new_completion()
-        elif self._matcher and not self._matcher.is_stopped():
+        elif self._matcher and not self._matcher.own.is_stopped():
             self._matcher.consume_token(token)
             check(self._matcher.own)
             if self._completion:
@@ -462,10 +450,10 @@ class LogitConstraint:
         fill_bitmask(allowed, matcher.own, self._vocabulary)
         if self._recording:
             self._recording.check(allowed, self._vocabulary.text)
-        if self._completion and self._loop and not matcher.is_stopped():
+        if self._completion and self._loop and not matcher.own.is_stopped():
             if not self._completion.end(allowed.view(np.int32), matcher):
                 self._loop = 0
-        elif self._completion and not matcher.is_stopped():
+        elif self._completion and not matcher.own.is_stopped():
             left = min(self.left, self._budget.answer) if self._budget else self.left
             self._completion.allow(allowed.view(np.int32), left, matcher)
             if self._recording:
@@ -566,20 +554,11 @@ class LogitConstraints:
         rest = self._compiled(later, vocabulary, client)
         if (request.grammar is not None and not grammar) or (later is not None and not rest):
             return None
-        budget = ThinkingBudget(request.thinking, vocabulary.text) if request.thinking else None
         if request.thinking and request.forced_tokens:
             request.forced_tokens = end_reasoning_early(
                 request.forced_tokens, request.thinking, vocabulary.text
             )
-        # A replayed output may end right after its reasoning.
-        banned = () if request.forced_tokens else request.stop_tokens
-        stops, most, overflow = request.stop_tokens, request.max_tokens, request.overflow_tokens
-        recording = recorded_tokens_of(request)
-        return LogitConstraint(
-            *(vocabulary, grammar, budget, stops, most, overflow, banned, recording, rest),
-            client=request.client,
-            threads=self.threads,
-        )
+        return LogitConstraint(request, vocabulary, grammar, rest, self.threads)
 
     def _compiled(
         self,

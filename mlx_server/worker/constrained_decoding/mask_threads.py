@@ -65,6 +65,7 @@ class YieldingMatcher:
 
     def __init__(self, own: LLMatcher) -> None:
         self.own = own
+        """The matcher itself, for calls that are quick."""
         self.is_abandoned = False
         """Whether calls raise RowGone. Another thread sets it."""
         self._seconds = (0.0, 0.0)
@@ -122,26 +123,11 @@ class YieldingMatcher:
             return self._validate([token]) == 1
         return token < 8 * len(mask) and bool(mask[token >> 3] >> (token & 7) & 1)
 
-    def rollback(self, tokens: int) -> bool:
-        return self.own.rollback(tokens)
-
     def copy(self) -> "YieldingMatcher":
         """Returns a copy that fails alone."""
         copy = YieldingMatcher(self.own.deep_copy())
         copy._seconds = self._seconds
         return copy
-
-    def deep_copy(self) -> LLMatcher:
-        return self.own.deep_copy()
-
-    def is_accepting(self) -> bool:
-        return self.own.is_accepting()
-
-    def is_error(self) -> bool:
-        return self.own.is_error()
-
-    def is_stopped(self) -> bool:
-        return self.own.is_stopped()
 
     def _check(self) -> None:
         if self.is_abandoned:

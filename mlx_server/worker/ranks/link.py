@@ -13,13 +13,12 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any, TypeVar
 from zlib import crc32
 
 import msgspec
 
-from mlx_server.engine.messages import Command, Generate, Report, StepOutput
+from mlx_server.engine.messages import Command, Report, StepOutput
 from mlx_server.worker.server_connection import OwnInputs
 
 CHECK_STEPS = 16
@@ -145,19 +144,8 @@ class RecordedInputs:
 
     def take(self, pause: float | None) -> list[Command]:
         commands = self._own.take(pause)
-        for command in commands:
-            if isinstance(command, Generate):
-                command.sampling = _seeded(command)
         self._record(encode_input(commands))
         return commands
-
-
-def _seeded(command: Generate) -> Any:
-    """Gives a row without a seed one that is the same on all ranks. By itself each rank would draw
-    another."""
-    if command.sampling.seed is not None:
-        return command.sampling
-    return replace(command.sampling, seed=int.from_bytes(os.urandom(7)))
 
 
 class RepeatedInputs:
