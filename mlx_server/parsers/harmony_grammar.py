@@ -91,12 +91,8 @@ class _Grammar:
 
     def _any_call(self) -> str:
         """Returns a call of any recipient with any arguments."""
-        lark = self._lark
-        to = lark.rule('" to=" /[^\\s<]+/')
-        channel = f"{lark.text('<|channel|>')} {lark.rule(' | '.join(map(quoted, OWN_CHANNELS)))}"
-        header = lark.rule(f"{channel} {to} | {to} {channel}")
-        kind = lark.rule(f'{self._json_type()} | " json" | " code"')
-        return lark.rule(f"{header} {kind}? {lark.text('<|message|>')} {lark.anything()}")
+        to = self._lark.rule('" to=" /[^\\s<]+/')
+        return self._addressed(to, OWN_CHANNELS, self._lark.anything())
 
     def _message(self, channel: str) -> str:
         """Returns a message that is followed by another."""
@@ -134,13 +130,16 @@ class _Grammar:
                 yield self._call(recipient, tool, FUNCTION_CHANNELS)
 
     def _call(self, recipient: str, tool: Tool, channels: tuple[str, ...]) -> str:
+        to = self._lark.rule(quoted(f" to={recipient}"))
+        return self._addressed(to, channels, self._arguments(tool))
+
+    def _addressed(self, to: str, channels: tuple[str, ...], content: str) -> str:
         lark = self._lark
-        to = lark.rule(quoted(f" to={recipient}"))
         channel = f"{lark.text('<|channel|>')} {lark.rule(' | '.join(map(quoted, channels)))}"
         # the recipient follows the channel or the role
         header = lark.rule(f"{channel} {to} | {to} {channel}")
         kind = lark.rule(f'{self._json_type()} | " json" | " code"')
-        return lark.rule(f"{header} {kind}? {lark.text('<|message|>')} {self._arguments(tool)}")
+        return lark.rule(f"{header} {kind}? {lark.text('<|message|>')} {content}")
 
     def _json_type(self) -> str:
         return self._lark.rule(f'" "? {self._lark.text("<|constrain|>json")}')

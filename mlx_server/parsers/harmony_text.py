@@ -118,9 +118,7 @@ class HarmonyTextParser(DelegatingParser):
         """Reads the recipient of a message and its content type; returns it as a header has it."""
         if not (yield from self._source.accept(" to=", "to=")):
             return ""
-        pieces: list[str] = []
-        yield from self._source.match(RECIPIENT, pieces.append)
-        name = "".join(pieces)
+        name = yield from self._source.run(RECIPIENT)
         yield from self._source.space()
         name = self._without_type(name)
         yield from self._source.accept(*TYPES)

@@ -8,7 +8,6 @@ certain the text is held; JSON whose first key or name is no call's is passed on
 
 import re
 from collections.abc import Callable, Sequence
-from functools import partial
 
 from mlx_server import limits
 from mlx_server.events import RepairKind
@@ -68,7 +67,7 @@ class MisplacedCallReader:
         whether text may follow it too."""
         self.beginnings = BEGINNINGS if makes and tools else ()
         self.in_text = IN_TEXT if makes and tools else ()
-        self._trial = partial(Trial, {t.name: t for t in tools}, calls, allowed, tuple(closes))
+        self._closes = tuple(closes)
         self._inline = inline
         self._calls = calls
         self._tools = {tool.name: tool for tool in tools}
@@ -87,15 +86,13 @@ class MisplacedCallReader:
             return False
         if source.position < self._seen:
             return False
-        trial = self._trial(self._inline)
-        found = yield from trial.run(source, already)
+        found, size = yield from self._ahead(source, already, inline=self._inline)
         if found and is_prose:
-            ahead = source.lookahead(trial.size - len(already))
-            found = [] if (yield from is_prose(ahead)) else found
+            found = [] if (yield from is_prose(source.lookahead(size))) else found
         if not found:
-            self._seen = source.position + trial.size - len(already)
+            self._seen = source.position + size
             return False
-        source.take(trial.size - len(already))
+        source.take(size)
         self.emit(found, "unmarked")
         return True
 
@@ -141,13 +138,13 @@ class MisplacedCallReader:
         calls: list[FoundCall] = []
         yield from source.space()
         while already or (yield from source.peek()):
-            trial, found = self._trial(True), list[FoundCall]()
+            found = list[FoundCall]()
             is_new = source.position >= seen
             if already or (is_new and (yield from source.comes(*self.beginnings))):
-                found = yield from trial.run(source, already)
-                seen = source.position + trial.size - len(already)
+                found, size = yield from self._ahead(source, already, inline=True)
+                seen = source.position + size
             if found:
-                source.take(trial.size - len(already))
+                source.take(size)
                 yield from source.space()
                 calls, already = [*(() if is_apart else calls), *found], ""
                 is_apart = False
@@ -164,31 +161,14 @@ class MisplacedCallReader:
             else:
                 self._calls.whole(call.name, call.arguments, call.id)
 
-
-class Trial:
-    """One attempt to read calls, which reads ahead in a source and takes nothing from it."""
-
-    def __init__(
-        self,
-        tools: dict[str, Tool],
-        calls: ToolCallEmitter,
-        allowed: RepairPolicy,
-        closes: tuple[str, ...],
-        inline: bool,
-    ) -> None:
-        self.size = 0
-        """Characters looked at, including what was read before."""
-        self._tools = tools
-        self._calls = calls
-        self._allowed = allowed
-        self._closes = closes
-        self._inline = inline
-
-    def run(self, source: Source, already: str) -> Steps[list[FoundCall]]:
-        """Returns the calls that the source begins with; none if it begins with anything else."""
+    def _ahead(
+        self, source: Source, already: str, *, inline: bool
+    ) -> Steps[tuple[list[FoundCall], int]]:
+        """Returns the calls that the source begins with, none if it begins with anything else, and
+        the number of characters looked at. Nothing is taken. inline: whether text may follow."""
         copy = Source()
         copy.feed(already)
-        steps, fed = self._message(copy), 0
+        steps, fed = self._message(copy, inline=inline), 0
         while True:
             new = source.ahead(fed)
             fed += len(new)
@@ -198,15 +178,12 @@ class Trial:
             try:
                 next(steps)
             except StopIteration as end:
-                self.size = copy.position
-                found: list[FoundCall] = end.value
-                return found
+                return end.value, copy.position - len(already)
             except Malformed:
-                self.size = copy.position
-                return []
+                return [], copy.position - len(already)
             yield
 
-    def _message(self, source: Source) -> Steps[list[FoundCall]]:
+    def _message(self, source: Source, *, inline: bool) -> Steps[list[FoundCall]]:
         """Reads the calls in a code fence, or those after which the message ends."""
         yield from source.space()
         if (yield from source.accept(FENCE)):
@@ -214,7 +191,7 @@ class Trial:
         if (yield from source.comes(ASSIGNED)):
             return (yield from self._python(source))
         found = yield from self._values(source)
-        if self._inline:
+        if inline:
             return found
         while (yield from source.peek()):
             if (yield from source.accept(*self._closes)):
@@ -242,10 +219,10 @@ class Trial:
     def _python(self, source: Source, *ends: str) -> Steps[list[FoundCall]]:
         """Reads the calls up to the end of a fence or, without `ends`, of the message, as
         Python."""
-        pieces: list[str] = []
-        if not (yield from source.up_to(*ends, into=pieces.append)) and (ends or source.cut):
+        code, end = yield from source.text_up_to(*ends)
+        if not end and (ends or source.cut):
             raise Malformed("the model may have had more to write")
-        calls = python_calls("".join(pieces).strip(), tuple(self._tools.values()))
+        calls = python_calls(code.strip(), tuple(self._tools.values()))
         self._check(calls)
         return calls
 
@@ -297,10 +274,9 @@ class Trial:
     def _short_string(self, source: Source) -> Steps[str]:
         """Reads a short string without escapes."""
         quote = yield from source.expect('"', "'")
-        pieces: list[str] = []
-        yield from source.match(KEY, pieces.append)
+        text = yield from source.run(KEY)
         yield from source.expect(quote)
-        return "".join(pieces)
+        return text
 
     def _rest(self, source: Source, depth: int) -> Steps[None]:
         """Reads up to the bracket that closes the value."""

@@ -87,10 +87,10 @@ class ElementArguments:
 
     def _read_opening_tag(self, source: Source) -> Steps[tuple[str, str]]:
         """Returns the name in an opening tag, and the tag that closes the element."""
-        pieces: list[str] = []
-        if (yield from source.up_to(">", "\n", into=pieces.append)) != ">":
+        text, closing = yield from source.text_up_to(">", "\n")
+        if closing != ">":
             raise Malformed("a tag has no end")
-        tag, _, named = "".join(pieces).partition(' name="')
+        tag, _, named = text.partition(' name="')
         if not tag or tag.startswith("/"):
             raise Malformed("expected an element")
         return named.removesuffix('"') or tag, self.end(tag)
@@ -312,10 +312,9 @@ def _read_argument(source: Source, call: ToolCallWriter) -> Steps[None]:
 def _read_attributes(source: Source) -> Steps[tuple[dict[str, str], bool]]:
     """Returns the attributes of an opening delimiter, and whether they are written with
     mistakes."""
-    pieces: list[str] = []
-    if (yield from source.up_to(OPEN, CLOSE, SEPARATOR, into=pieces.append)) != SEPARATOR:
+    text, closing = yield from source.text_up_to(OPEN, CLOSE, SEPARATOR)
+    if closing != SEPARATOR:
         raise Malformed("an opening has no end")
-    text = "".join(pieces)
     found = {
         match[1]: _unescaped(match[match.lastindex or 0]) for match in ATTRIBUTE.finditer(text)
     }

@@ -68,10 +68,10 @@ class PairArguments:
     def _read_pair(
         self, source: Source, call: ToolCallWriter, following: tuple[str, ...]
     ) -> Steps[None]:
-        pieces: list[str] = []
-        if not (yield from source.up_to(self.key_closes, into=pieces.append)):
+        key, closing = yield from source.text_up_to(self.key_closes)
+        if not closing:
             raise Malformed("a key has no end")
-        key = "".join(pieces).strip()
+        key = key.strip()
         if self.value_opens:  # without it, white space is a part of the value
             yield from source.space()
             if self.type_opens and (yield from source.accept(self.type_opens)):
@@ -199,10 +199,8 @@ def _read_call(source: Source, calls: ToolCallEmitter, *, is_another: bool = Fal
 def _read_name(source: Source, calls: ToolCallEmitter) -> Steps[tuple[str, str, str]]:
     """Reads a name and the delimiter after it, and the first key if no delimiter precedes it."""
     while True:
-        pieces: list[str] = []
         yield from source.space()
-        yield from source.match(NAME, pieces.append)
-        name = "".join(pieces)
+        name = yield from source.run(NAME)
         if name.endswith(ESCAPED_LINE) and calls.knows(name.removesuffix(ESCAPED_LINE)):
             name = name.removesuffix(ESCAPED_LINE)
             calls.misplaced += ("format",)
@@ -246,9 +244,8 @@ def _write_assigned(name: str, arguments: dict[str, str], calls: ToolCallEmitter
 
 def _read_argument(source: Source, call: ToolCallWriter, key: str) -> Steps[str]:
     """Reads an argument; returns the delimiter after it. key: its key, if that was read."""
-    pieces = [key]
-    delimiter = yield from source.up_to(KEY_END, VALUE_END, "\n", VALUE, into=pieces.append)
-    key = "".join(pieces).strip()
+    rest, delimiter = yield from source.text_up_to(KEY_END, VALUE_END, "\n", VALUE)
+    key = (key + rest).strip()
     if delimiter == VALUE_END:
         call.repaired("format")
         delimiter = KEY_END

@@ -305,7 +305,7 @@ def json_range(text: str) -> tuple[int, int]:
 def parsed(text: str) -> Any:
     """Parses JSON. Raises ValueError if it is invalid or an object has a duplicate key."""
     try:
-        return loads_exactly(text, _refused)
+        return loads_exactly(text, no_constant)
     except RecursionError:
         raise ValueError("nested too deep") from None
 
@@ -318,5 +318,6 @@ def _is_json(text: str) -> bool:
     return len(text) <= limits.READ_JSON_CHARACTERS
 
 
-def _refused(name: str) -> None:
+def no_constant(name: str) -> None:
+    """Refuses NaN and the infinities, for `parse_constant`."""
     raise ValueError(f"{name} is not JSON")

@@ -334,7 +334,7 @@ class NamedCallFormat:
 
     def _read_head(self, source: Source, calls: ToolCallEmitter) -> Steps["CallHead"]:
         """Reads a name, and what precedes the arguments."""
-        name = yield from values.run(source, self.name)
+        name = (yield from source.run(self.name)).strip()
         yield from source.space()
         arguments = yield from self._read_after_name(source)
         if not calls.knows(name):
@@ -450,11 +450,10 @@ class KimiCallFormat(NamedCallFormat):
     def _read_between_calls(self, source: Source, *, empty: bool) -> Steps[bool]:
         delimiters = (self.before_name, self.closes_call, self.closes)
         while True:
-            pieces: list[str] = []
-            delimiter = yield from source.up_to(*delimiters, into=pieces.append)
+            text, delimiter = yield from source.text_up_to(*delimiters)
             if delimiter == self.before_name:
                 return True
-            if "".join(pieces).strip() and (empty or delimiter != self.closes):
+            if text.strip() and (empty or delimiter != self.closes):
                 raise Malformed("more than calls in a block")
             if delimiter != self.closes_call:
                 return False
@@ -462,7 +461,7 @@ class KimiCallFormat(NamedCallFormat):
     def _read_head(self, source: Source, calls: ToolCallEmitter) -> Steps[CallHead]:
         while (yield from source.accept(self.before_name)):
             yield from source.space()
-        written = yield from values.run(source, self.name)
+        written = (yield from source.run(self.name)).strip()
         yield from source.space()
         yield from source.expect(self.after_name)
         name = name_in_id(written, calls.knows)
@@ -495,7 +494,7 @@ class DeepSeekCallFormat(NamedCallFormat):
         yield from source.space()
         if (yield from source.comes("{", self.closes_call)):
             return head
-        name = yield from values.run(source, self.name)
+        name = (yield from source.run(self.name)).strip()
         yield from source.space()
         yield from source.fence()
         return CallHead(name, None, head.arguments)
@@ -526,9 +525,9 @@ class IdFirstCallFormat(NamedCallFormat):
     id_delimiter: str
 
     def _read_head(self, source: Source, calls: ToolCallEmitter) -> Steps[CallHead]:
-        id = yield from values.run(source, CLIENT_ID)
+        id = (yield from source.run(CLIENT_ID)).strip()
         yield from source.expect(self.id_delimiter)
-        name = yield from values.run(source, self.name)
+        name = (yield from source.run(self.name)).strip()
         yield from source.expect(self.after_name)
         return CallHead(name, id or None, self.arguments)
 
@@ -548,12 +547,12 @@ class IdLastCallFormat(NamedCallFormat):
     id_delimiter: str
 
     def _read_head(self, source: Source, calls: ToolCallEmitter) -> Steps[CallHead]:
-        name = yield from values.run(source, self.name)
+        name = (yield from source.run(self.name)).strip()
         yield from source.space()
         id = None
         if (yield from source.accept(self.id_delimiter)):
             yield from source.space()
-            id = yield from values.run(source, ID)
+            id = (yield from source.run(ID)).strip()
             if not id:
                 raise Malformed("expected an id")
             yield from source.space()

@@ -137,9 +137,7 @@ class Source:
 
     def space(self) -> Steps[str]:
         """Reads white space."""
-        found: list[str] = []
-        yield from self.match(SPACE, found.append)
-        return "".join(found)
+        return (yield from self.run(SPACE))
 
     def stopped(self) -> Steps[bool]:
         """Whether the model has ended its answer here, but for white space."""
@@ -244,10 +242,22 @@ class Source:
                 return self.take(len(found))
             yield
 
+    def text_up_to(self, *delimiters: str) -> Steps[tuple[str, str]]:
+        """Reads and returns a text, and the delimiter after it; that is empty at the end."""
+        found: list[str] = []
+        delimiter = yield from self.up_to(*delimiters, into=found.append)
+        return "".join(found), delimiter
+
     def match(self, pattern: re.Pattern[str], into: Into) -> Steps[None]:
         """Passes on the run of single characters that `pattern` (`[...]+`) matches."""
         while (yield from self.peek()) and (found := pattern.match(self._text, self._at)):
             into(self.take(len(found[0])))
+
+    def run(self, pattern: re.Pattern[str]) -> Steps[str]:
+        """Reads and returns the same run."""
+        found: list[str] = []
+        yield from self.match(pattern, found.append)
+        return "".join(found)
 
     def at(self, offset: int) -> Steps[str]:
         """Returns the character at this distance from the next one; empty after the end."""

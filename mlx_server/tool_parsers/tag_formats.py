@@ -264,9 +264,8 @@ def _read_head(
     """
     text, has_slip = "", False
     while not text or CONTROL_TOKEN.search(text):  # a control token in a name is not the tag's end
-        pieces = [text and f"{text}>"]
-        end = yield from source.up_to(">", "\n", into=pieces.append)
-        text = "".join(pieces)
+        more, end = yield from source.text_up_to(">", "\n")
+        text = f"{text}>{more}" if text else more
         if doubled and text.startswith(doubled):
             text, has_slip = text[len(doubled) :], True
         if end != ">":

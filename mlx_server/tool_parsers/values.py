@@ -14,7 +14,13 @@ from typing import Any, Literal
 from mlx_server import limits
 from mlx_server.tool_parsers.call_repair import read_as
 from mlx_server.tool_parsers.calls import ToolCallWriter
-from mlx_server.tool_parsers.model_json import ExactFloat, Malformed, bounded, loads_exactly
+from mlx_server.tool_parsers.model_json import (
+    ExactFloat,
+    Malformed,
+    bounded,
+    loads_exactly,
+    no_constant,
+)
 from mlx_server.tool_parsers.source import Into, Lookahead, Source, Steps
 
 ReadText = Callable[[Source, str, Into, ToolCallWriter | None], Steps[None]]
@@ -134,7 +140,7 @@ def key_of(source: Source, syntax: Syntax, call: ToolCallWriter | None = None) -
     if quote:
         key = yield from _string(source, syntax, quote)
     else:
-        key = (yield from run(source, syntax.bare_key)) if syntax.bare_key else ""
+        key = (yield from source.run(syntax.bare_key)).strip() if syntax.bare_key else ""
         if not key:
             raise Malformed("expected a key")
     yield from source.space()
@@ -164,7 +170,9 @@ def _read_argument(
         call.repaired()
         call.value(key, word)
         return False
-    bare = (yield from run(source, syntax.scalar)) if syntax.untyped and not is_quoted else ""
+    bare = ""
+    if syntax.untyped and not is_quoted:
+        bare = (yield from source.run(syntax.scalar)).strip()
     if bare and syntax.closing_quote and (yield from source.accept(syntax.closing_quote)):
         call.repaired()
         call.value(key, bare)
@@ -297,11 +305,11 @@ class _Transcript:
     def _bare(self, *, is_key: bool) -> Steps[str]:
         syntax = self._syntax
         if is_key:
-            key = (yield from run(self._source, syntax.bare_key)) if syntax.bare_key else ""
+            key = (yield from self._source.run(syntax.bare_key)).strip() if syntax.bare_key else ""
             if not key:
                 raise Malformed("expected a key")
             return json.dumps(key)
-        word = yield from run(self._source, syntax.scalar)
+        word = (yield from self._source.run(syntax.scalar)).strip()
         try:
             return syntax.as_json(syntax.words.get(word, word))
         except ValueError:
@@ -325,17 +333,6 @@ def _string(
     pieces: list[str] = []
     yield from syntax.text[quote](source, quote, pieces.append, call)
     return "".join(pieces)
-
-
-def run(source: Source, pattern: re.Pattern[str]) -> Steps[str]:
-    pieces: list[str] = []
-    yield from source.match(pattern, pieces.append)
-    return "".join(pieces).strip()
-
-
-def no_constant(name: str) -> None:
-    """Refuses NaN and the infinities, for `parse_constant`."""
-    raise ValueError(name)
 
 
 def read_json(source: Source) -> Steps[str]:

@@ -5,10 +5,7 @@ does: timers end the process, its memory is bounded, and it can open no file, so
 a request fails, the reply has the reason and the next request is served as usual.
 """
 
-import gc
 import json
-import socket
-import sys
 import time
 from collections import OrderedDict
 from collections.abc import Collection
@@ -25,13 +22,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from mlx_server import limits
-from mlx_server.system.sandbox.child import (
-    Served,
-    end_with_server,
-    enter_sandbox,
-    serve,
-    time_limit,
-)
+from mlx_server.system.sandbox.child import Served, run, time_limit
 from mlx_server.system.sandbox.template_messages import (
     BIG_NUMBER,
     CompiledReply,
@@ -154,19 +145,6 @@ def _is_broken(error: Exception, called: Collection[str]) -> bool:
     return isinstance(error, jinja2.TemplateRuntimeError) and str(error).startswith("No ")
 
 
-def serve_templates(channel: socket.socket) -> None:
-    templates = Templates()
-    decoder = msgspec.msgpack.Decoder(Request, ext_hook=unpack_number)
-
-    def answer(frame: bytearray) -> Served:
-        request = decoder.decode(frame)
-        frame.clear()  # of a large request each copy counts
-        reply, text = templates.reply_to(request)
-        return Served(msgspec.msgpack.encode(reply), text, isinstance(reply, OutOfMemoryReply))
-
-    serve(channel, answer)
-
-
 def unpack_number(code: int, data: memoryview) -> int:
     assert code == BIG_NUMBER
     return int.from_bytes(data, signed=True)
@@ -184,15 +162,19 @@ def _warm_up() -> None:
         templates = Templates()
         templates.reply_to(CompileTemplate(b"", source, 0))
         templates.reply_to(RenderTemplate(b"", {}, 0, 1 << 16))
-    gc.collect()
-    gc.freeze()
 
 
 def main() -> None:
-    end_with_server(int(sys.argv[2]))
-    _warm_up()
-    enter_sandbox(int(sys.argv[1]))
-    serve_templates(socket.socket(fileno=0))
+    templates = Templates()
+    decoder = msgspec.msgpack.Decoder(Request, ext_hook=unpack_number)
+
+    def answer(frame: bytearray) -> Served:
+        request = decoder.decode(frame)
+        frame.clear()  # of a large request each copy counts
+        reply, text = templates.reply_to(request)
+        return Served(msgspec.msgpack.encode(reply), text, isinstance(reply, OutOfMemoryReply))
+
+    run(_warm_up, answer)
 
 
 if __name__ == "__main__":
