@@ -25,6 +25,7 @@ from mlx_server.config.models_yaml import load_settings
 from mlx_server.config.settings import model_specs
 from mlx_server.engine.client import EngineClient
 from mlx_server.engine.comparison import Answers, ComparisonJob, Side, findings
+from mlx_server.engine.messages import LoadModel
 from mlx_server.errors import ServerError, public_message
 from mlx_server.generation.training import public_tokens
 from mlx_server.pool.prepare import REPLAY, ModelSpec, capabilities_on_disk, prepare
@@ -121,7 +122,7 @@ async def _demo(engine: EngineClient) -> Check:
     if (folder := made_checkpoint()) is None:
         return Check("ok", "demo", "not made yet: the first `mlx-server serve` without models does")
     try:
-        loaded = await engine.load("demo", str(folder), lambda done, total: None)
+        loaded = await engine.load(LoadModel("demo", str(folder)), lambda *_: None)
     except ServerError as error:
         return Check("fail", "demo", error.message, f"{REPORT}, or delete the model from the cache")
     return Check("ok", "demo", f"loads, {loaded.nbytes / 1e6:.0f} MB")

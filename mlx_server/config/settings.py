@@ -27,8 +27,15 @@ from pydantic_core import CoreConfig, SchemaValidator
 
 from mlx_server import limits
 from mlx_server.config.hostfile import Hostfile, load_hostfile, matching, mistakes
-from mlx_server.engine.client import NO_DISK, PromptDisk
-from mlx_server.engine.worker_arguments import FIRST_PORT, Backend, Mode, RankGroup, RankHost
+from mlx_server.engine.worker_arguments import (
+    FIRST_PORT,
+    NO_DISK,
+    Backend,
+    Mode,
+    PromptDisk,
+    RankGroup,
+    RankHost,
+)
 from mlx_server.errors import SettingsError
 from mlx_server.mcp import ClientCredentials, Connector, StoredLogin
 from mlx_server.mcp.addresses import names_private_host
@@ -604,7 +611,7 @@ def pool_limits(settings: Settings) -> PoolLimits:
         tier_wait=server.tier_wait,
         budget=server.memory_budget,
         prompt_cache=cache.memory,
-        prompt_disk=PromptDisk(folder, cache.disk, cache.disk_writes_per_day)
+        prompt_disk=PromptDisk(str(folder), cache.disk, cache.disk_writes_per_day)
         if folder
         else NO_DISK,
         curves=cache_dir() / "curves" if settings.store.data_dir else None,

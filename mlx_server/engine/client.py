@@ -7,10 +7,8 @@ import secrets
 import socket
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Hashable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from copy import copy
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -47,7 +45,7 @@ from mlx_server.engine.messages import (
     RowTurnedAway,
     Token,
 )
-from mlx_server.engine.worker_arguments import RankGroup, WorkerArguments
+from mlx_server.engine.worker_arguments import WorkerArguments
 from mlx_server.errors import (
     AdapterInvalid,
     EngineDied,
@@ -57,7 +55,6 @@ from mlx_server.errors import (
     Overloaded,
     ServerError,
 )
-from mlx_server.system.daily_bytes import DailyBytes
 from mlx_server.system.turns import turn
 
 Item = Admitted | Prefilled | PrefillProgress | PromptLogprobs | RowLeftGrammar | Token | Embedded
@@ -255,52 +252,18 @@ Heartbeats begin earlier, so `liveness` notices a process that is stopped during
 DIED = "The engine process died. Send the request again."
 
 
-@dataclass(frozen=True)
-class PromptDisk:
-    """The folder in which the engine keeps prompt caches on disk, and its size."""
-
-    folder: Path
-    most_bytes: int
-    """The limit on all files; 0 keeps nothing on disk."""
-    writes_per_day: int = limits.PROMPT_WRITES_PER_DAY
-    """The limit on what all servers of the folder write."""
-
-    @property
-    def daily(self) -> DailyBytes:
-        return DailyBytes(self.folder, self.writes_per_day)
-
-
-NO_DISK = PromptDisk(Path(), 0)
-
-
 class EngineClient:
     """The connection to one engine process. A new process needs a new client."""
 
     def __init__(
         self,
+        arguments: WorkerArguments = WorkerArguments(),  # noqa: B008  it is frozen
         *,
-        concurrency: int = 16,
-        tier_wait: float = float(limits.TIER_WAIT_SECONDS),
-        cache_bytes: int = 0,
-        disk: PromptDisk = NO_DISK,
-        curves: Path | None = None,
-        group: RankGroup | None = None,
         early: EarlyProcess | None = None,
         successor: socket.socket | None = None,
     ) -> None:
-        """curves: the folder of measured cost curves; None measures none. group: the ranks that the
-        process starts, being rank 0 of them; None if it holds the model alone. early: a process
-        that runs already. successor: a connection to a server whose engine is used instead."""
-        arguments = WorkerArguments(
-            concurrency,
-            cache_bytes,
-            disk.most_bytes,
-            str(disk.folder),
-            disk.writes_per_day,
-            str(curves or ""),
-            tier_wait,
-            group,
-        )
+        """early: a process that runs already. successor: a connection to a server whose engine is
+        used instead."""
         self._process = EngineProcess(arguments, early)
         if successor:
             self._process = OtherServersEngine(arguments, successor)
@@ -379,47 +342,22 @@ class EngineClient:
         if self._reading:
             await self._reading
 
-    async def load(
-        self,
-        model: str,
-        path: str,
-        progress: OnLoading,
-        stop_tokens: Sequence[int] = (),
-        tokenizer: str = "",
-        kv_bits: int | None = None,
-        most_padding: int | None = None,
-        compute_dtype: messages.ComputeDtype = "auto",
-        sees: bool = False,
-        *,
-        speculation: bool = True,
-    ) -> messages.ModelLoaded:
-        self._on_loading[model] = progress
-        command = messages.LoadModel(
-            *(model, path, list(stop_tokens), tokenizer, kv_bits, most_padding, compute_dtype),
-            sees=sees,
-            speculation=speculation,
-        )
+    async def load(self, command: messages.LoadModel, progress: OnLoading) -> messages.ModelLoaded:
+        self._on_loading[command.model] = progress
         try:
-            loaded: messages.ModelLoaded = await self._ask(command, model)
+            loaded: messages.ModelLoaded = await self._ask(command, command.model)
         finally:
-            self._on_loading.pop(model, None)
+            self._on_loading.pop(command.model, None)
         return loaded
 
     async def unload(self, model: str) -> None:
         """Returns when the engine has freed the model's memory."""
         await self._ask(messages.UnloadModel(model), model)
 
-    async def kv_cost(
-        self,
-        model: str,
-        path: str,
-        kv_bits: int | None = None,
-        compute_dtype: messages.ComputeDtype = "auto",
-    ) -> KvCost:
+    async def kv_cost(self, command: messages.MeasureCache) -> KvCost:
         """Returns the bytes that a row of the model takes by its tokens. The model need not be
         loaded."""
-        command = messages.MeasureCache(model, path, kv_bits, compute_dtype)
-        cost: KvCost = await self._ask(command, model)
+        cost: KvCost = await self._ask(command, command.model)
         return cost
 
     async def load_adapter(self, model: str, adapter: str, path: str) -> messages.AdapterLoaded:
@@ -441,17 +379,13 @@ class EngineClient:
     def limit_memory(self, max_bytes: int) -> None:
         self._send(messages.LimitMemory(max_bytes))
 
-    @asynccontextmanager
-    async def generate(self, rows: Sequence[Generate]) -> AsyncIterator[RowStream]:
+    def generate(self, rows: Sequence[Generate]) -> AbstractAsyncContextManager[RowStream]:
         """Generates the rows' tokens: see `_running`."""
-        async with self._running(rows) as answers:
-            yield answers
+        return self._running(rows)
 
-    @asynccontextmanager
-    async def embed(self, rows: Sequence[Embed]) -> AsyncIterator[RowStream]:
+    def embed(self, rows: Sequence[Embed]) -> AbstractAsyncContextManager[RowStream]:
         """Computes embeddings: see `_running`."""
-        async with self._running(rows) as answers:
-            yield answers
+        return self._running(rows)
 
     @asynccontextmanager
     async def _running(self, rows: Sequence[Generate | Embed]) -> AsyncIterator[RowStream]:

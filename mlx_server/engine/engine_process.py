@@ -112,7 +112,7 @@ class EngineProcess:
         """early: becomes the process, so that none has to be started."""
         self._arguments = arguments
         self._early = early
-        flush_seconds = FLUSH_SECONDS if arguments.disk_bytes else 0.0
+        flush_seconds = FLUSH_SECONDS if arguments.disk.most_bytes else 0.0
         self._stop_seconds = STOP_SECONDS + flush_seconds
         self._process: asyncio.subprocess.Process | EarlyProcess | None = None
         self._lifeline: Lifeline | None = None

@@ -5,11 +5,13 @@ It starts the others, over ssh where they are on another machine.
 """
 
 import json
+from pathlib import Path
 from typing import Literal
 
 import msgspec
 
 from mlx_server import limits
+from mlx_server.system.daily_bytes import DailyBytes
 
 Mode = Literal["tensor", "pipeline"]
 """tensor: each rank has a part of every layer. pipeline: each rank has some of the layers."""
@@ -69,14 +71,27 @@ class RankGroup(msgspec.Struct, frozen=True):
         return addresses
 
 
+class PromptDisk(msgspec.Struct, frozen=True):
+    """The folder in which the engine keeps prompt caches on disk, and its size."""
+
+    folder: str
+    most_bytes: int
+    """The limit on all files; 0 keeps nothing on disk."""
+    writes_per_day: int = limits.PROMPT_WRITES_PER_DAY
+    """The limit on what all servers of the folder write."""
+
+    @property
+    def daily(self) -> DailyBytes:
+        return DailyBytes(Path(self.folder), self.writes_per_day)
+
+
+NO_DISK = PromptDisk("", 0)
+
+
 class WorkerArguments(msgspec.Struct, frozen=True):
     concurrency: int = 16
     cache_bytes: int = 0
-    disk_bytes: int = 0
-    """The most bytes of the prompt cache's files; 0: none are written."""
-    disk_folder: str = ""
-    disk_writes: int = 0
-    """The most bytes that are written there in a day."""
+    disk: PromptDisk = NO_DISK
     curves: str = ""
     """The folder of measured cost curves; empty: none are measured."""
     tier_wait: float = float(limits.TIER_WAIT_SECONDS)

@@ -11,10 +11,9 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from mlx_server import limits
-from mlx_server.engine.client import NO_DISK, EngineClient, PromptDisk
+from mlx_server.engine.client import EngineClient
 from mlx_server.engine.messages import (
     ComputeAhead,
     ComputedAhead,
@@ -23,16 +22,10 @@ from mlx_server.engine.messages import (
     StepOutput,
 )
 from mlx_server.engine.supervisor import Supervisor
-from mlx_server.engine.worker_arguments import RankGroup
+from mlx_server.engine.worker_arguments import NO_DISK, PromptDisk, RankGroup, WorkerArguments
 from mlx_server.errors import EngineDied, Overloaded, ServerError, ShuttingDown
 from mlx_server.pool.memory import MemoryBudget, memory_budget, size
-from mlx_server.pool.models import (
-    DiskThreads,
-    ModelPreparation,
-    ModelView,
-    OnProgress,
-    PoolEntry,
-)
+from mlx_server.pool.models import DiskThreads, ModelPreparation, ModelView, OnProgress, PoolEntry
 from mlx_server.pool.policy import Policy
 from mlx_server.pool.prepare import PreparedModel
 from mlx_server.pool.readmission import Readmission
@@ -137,7 +130,7 @@ class EngineModels:
             lambda: self.scheduler.check_open(),
             on_progress,
         )
-        self.budget = self._budget(None)
+        self.budget = self._budget(None, 0)
         self.scheduler = MemoryScheduler(
             entries,
             self.preparation,
@@ -239,8 +232,10 @@ class EngineModels:
             self._limit()
 
     def _limit(self) -> None:
-        budget, later = self.budget.nbytes, self._budget_after.nbytes
-        self.scheduler.do(self.policy.limit(budget, now(), later - budget))
+        ready, others = self.supervisor.ready, self._others - self._returning
+        later = self._budget(ready.recommended_bytes if ready else None, others)
+        budget = self.budget.nbytes
+        self.scheduler.do(self.policy.limit(budget, now(), later.nbytes - budget))
 
     def retire(self) -> None:
         """Unloads models as soon as no request uses them, since no new ones come."""
@@ -269,24 +264,16 @@ class EngineModels:
     def _budget_scope(self) -> str:
         return f" of {', '.join(self.entries)} on each machine" if self.group else ""
 
-    def _budget(self, recommended: int | None) -> MemoryBudget:
+    def _budget(self, recommended: int | None, others: int) -> MemoryBudget:
         """The budget of these models. recommended: Metal's recommended bytes, the least of all
-        machines of a group."""
-        whole = memory_budget(self._limits.budget, recommended, self._others)
-        return replace(whole, nbytes=self._part(whole.nbytes))
-
-    @property
-    def _budget_after(self) -> MemoryBudget:
-        """The budget once the servers that are leaving have ended."""
-        ready, others = self.supervisor.ready, self._others - self._returning
-        recommended = ready.recommended_bytes if ready else None
+        machines of a group. others: the bytes that other servers take."""
         whole = memory_budget(self._limits.budget, recommended, others)
         return replace(whole, nbytes=self._part(whole.nbytes))
 
     def _set_budget(self) -> None:
         if ready := self.supervisor.ready:
             self.preparation.upcast = not ready.gpu
-            self.budget = self._budget(ready.recommended_bytes)
+            self.budget = self._budget(ready.recommended_bytes, self._others)
             whole = memory_budget(self._limits.budget, ready.recommended_bytes, self._others)
             part = "" if self.budget == whole else f"a part of {size(whole.nbytes)}, "
             self.scheduler.budget_origin = part + whole.origin
@@ -302,19 +289,17 @@ class EngineModels:
 
     def _spawn(self) -> EngineClient:
         most = self._limits.prompt_cache
-        arguments: dict[str, Any] = {} if self.group is None else {"group": self.group}
-        if self._limits.curves:
-            arguments["curves"] = self._limits.curves
-        self._is_relayed = self._successor is not None
-        if self._successor:
-            arguments["successor"], self._successor = self._successor, None
-        client = self._make_engine(
-            concurrency=self._limits.concurrency,
-            tier_wait=self._limits.tier_wait,
-            cache_bytes=self.budget.nbytes if most is None else most,
-            disk=self._limits.prompt_disk,
-            **arguments,
+        arguments = WorkerArguments(
+            self._limits.concurrency,
+            self.budget.nbytes if most is None else most,
+            self._limits.prompt_disk,
+            str(self._limits.curves or ""),
+            self._limits.tier_wait,
+            self.group,
         )
+        successor, self._successor = self._successor, None
+        self._is_relayed = successor is not None
+        client = self._make_engine(arguments=arguments, successor=successor)
         client.on_disk_cache = lambda use: self._events.disk_cache(use)
         client.on_ahead = lambda computed: self._events.ahead(computed)
         client.on_step = self._stepped

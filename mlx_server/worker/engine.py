@@ -33,9 +33,7 @@ from mlx_server.worker.constrained_decoding.grammar_compiler import (
     GrammarRefused,
     IsDone,
 )
-from mlx_server.worker.constrained_decoding.logit_constraints import (
-    LogitConstraints,
-)
+from mlx_server.worker.constrained_decoding.logit_constraints import LogitConstraints
 from mlx_server.worker.cost_measurement import CostMeasurements, can_be_measured
 from mlx_server.worker.costs import Drift
 from mlx_server.worker.kernels import has_gpu
@@ -431,7 +429,7 @@ class Engine:
             return [*reports]
         if not self.models.is_busy:  # the first request shares the GIL with no reader
             self._constraints.read(model)
-        path = self._loads.path(model)
+        path = Path(self._commands[model].path)
         self._loads.end(model)
         if not self._share.is_alike(network):
             log.warning("%s gets no prompt cache: its ranks have different layers", model)
@@ -504,7 +502,7 @@ class Engine:
 def engine_of(
     arguments: WorkerArguments, inputs: Inputs, share: WholeModel | None = None
 ) -> Engine:
-    nbytes = arguments.disk_bytes
+    disk = arguments.disk
     return Engine(
         concurrency=arguments.concurrency,
         tier_wait=arguments.tier_wait,
@@ -512,7 +510,9 @@ def engine_of(
         clock=inputs.clock,
         is_done=inputs.is_done,
         wake=inputs.wake,
-        disk=opened(Path(arguments.disk_folder), nbytes, arguments.disk_writes) if nbytes else None,
+        disk=opened(Path(disk.folder), disk.most_bytes, disk.writes_per_day)
+        if disk.most_bytes
+        else None,
         share=share or WHOLE,
         # on a CPU schedules by a measured curve had fewer tokens a second than the fit of steps
         curves=Path(arguments.curves) if arguments.curves and has_gpu() else None,

@@ -12,7 +12,6 @@ waited for the longest gap goes first.
 import logging
 import time
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
@@ -175,12 +174,6 @@ class WiredLimit:
             log.warning("the weights can't be wired: %s", error)
 
 
-@dataclass(frozen=True)
-class _Load:
-    path: Path
-    progress: Progress
-
-
 class ModelLoads:
     """The loads in progress, by model."""
 
@@ -197,7 +190,7 @@ class ModelLoads:
         self._pace = WeightReadPace()
         self._concurrency = concurrency
         self._batches = batches
-        self._loads: dict[str, _Load] = {}
+        self._loads: dict[str, Progress] = {}
         self.is_warming = False
         """Whether the last piece of a load was a warm-up step, rather than weights."""
 
@@ -213,14 +206,10 @@ class ModelLoads:
         """The work of the first load."""
         return f"{'warming up' if self.is_warming else 'loading'} {self.models[0]}"
 
-    def path(self, model: str) -> Path:
-        return self._loads[model].path
-
     def begin(self, command: LoadModel) -> None:
-        progress = load(
+        self._loads[command.model] = load(
             command, self._pace, self._wire, self._concurrency, self._share, self._clock
         )
-        self._loads[command.model] = _Load(Path(command.path), progress)
 
     def end(self, model: str) -> bool:
         """Returns whether the model was being loaded."""
@@ -230,7 +219,7 @@ class ModelLoads:
         """Computes a piece; returns its report, and the model after the last piece."""
         self._pace.while_decoding = any(self._batches.values())
         try:
-            progress = next(self._loads[model].progress)
+            progress = next(self._loads[model])
         except StopIteration as end:
             return [], end.value
         self.is_warming = progress is None

@@ -106,7 +106,7 @@ def main() -> None:
         leave(0)
     arguments = decode_worker_arguments(text)
     inbox: Inbox = queue.SimpleQueue()
-    patience = messages.FLUSH_SECONDS if arguments.disk_bytes else 0.0
+    patience = messages.FLUSH_SECONDS if arguments.disk.most_bytes else 0.0
     receiving = (connection, inbox, patience)
     threading.Thread(target=_receive, args=receiving, daemon=True).start()
     sender, monitor = ReportSender(connection), HeartbeatMonitor()

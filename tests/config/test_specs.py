@@ -16,7 +16,7 @@ from mlx_server.config.settings import (
     stored_login,
     validated,
 )
-from mlx_server.engine.client import NO_DISK, PromptDisk
+from mlx_server.engine.worker_arguments import NO_DISK, PromptDisk
 from mlx_server.errors import SettingsError
 from mlx_server.mcp import ClientCredentials, StoredLogin
 from mlx_server.pool.prepare import ModelSpec
@@ -73,7 +73,7 @@ def test_prompts_are_kept_on_disk_where_there_is_a_folder(folder: Path) -> None:
     assert pool_limits(Settings()).prompt_disk == NO_DISK
     assert pool_limits(Settings()).curves is None
     kept = load(written("store: {data_dir: data}\nserver: {prompt_cache: {disk: 1GB}}\n" + MINIMAL))
-    assert pool_limits(kept).prompt_disk == PromptDisk(folder / "data" / PROMPT_FOLDER, 10**9)
+    assert pool_limits(kept).prompt_disk == PromptDisk(str(folder / "data" / PROMPT_FOLDER), 10**9)
     assert pool_limits(kept).curves == cache_dir() / "curves"
     off = load(written("store: {data_dir: data}\nserver: {prompt_cache: {disk: 0GB}}\n" + MINIMAL))
     assert pool_limits(off).prompt_disk == NO_DISK

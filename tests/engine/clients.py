@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, ParamSpec
 
 from mlx_server.engine.client import EngineClient, RowStream
-from mlx_server.engine.messages import Generate, Token
+from mlx_server.engine.messages import Generate, LoadModel, Token
+from mlx_server.engine.worker_arguments import WorkerArguments
 from mlx_server.requests import SamplingParams
 from tests.worker.batch_runs import a_prompt
 from tests.worker.engine_runs import grammar_of
@@ -34,11 +35,11 @@ def asynchronous(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, No
 @asynccontextmanager
 async def running(path: Path | None = None, *, cache_bytes: int = 0) -> AsyncIterator[EngineClient]:
     """An engine process, with the model "tiny" loaded if there is a path to one."""
-    engine = EngineClient(concurrency=4, cache_bytes=cache_bytes)
+    engine = EngineClient(WorkerArguments(concurrency=4, cache_bytes=cache_bytes))
     await engine.start()
     try:
         if path:
-            await engine.load("tiny", str(path), ignored)
+            await engine.load(LoadModel("tiny", str(path)), ignored)
         yield engine
     finally:
         await engine.stop()

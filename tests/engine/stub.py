@@ -1,9 +1,14 @@
 """An engine without a process: it is ready at once and loads anything."""
 
-from collections.abc import Sequence
-
 from mlx_server.engine.client import EngineClient, OnLoading
-from mlx_server.engine.messages import NO_CACHES, ComputeDtype, KvCost, ModelLoaded, Ready
+from mlx_server.engine.messages import (
+    NO_CACHES,
+    KvCost,
+    LoadModel,
+    MeasureCache,
+    ModelLoaded,
+    Ready,
+)
 from mlx_server.errors import ServerError
 
 
@@ -26,33 +31,14 @@ class StubEngine(EngineClient):
 
     def limit_cache(self, max_bytes: int) -> None: ...
 
-    async def load(
-        self,
-        model: str,
-        path: str,
-        progress: OnLoading,
-        stop_tokens: Sequence[int] = (),
-        tokenizer: str = "",
-        kv_bits: int | None = None,
-        most_padding: int | None = None,
-        compute_dtype: ComputeDtype = "auto",
-        sees: bool = False,
-        *,
-        speculation: bool = True,
-    ) -> ModelLoaded:
-        self.read(path)
-        return ModelLoaded(model, self._vocabulary, 0)
+    async def load(self, command: LoadModel, progress: OnLoading) -> ModelLoaded:
+        self.read(command.path)
+        return ModelLoaded(command.model, self._vocabulary, 0)
 
     async def unload(self, model: str) -> None: ...
 
     def read(self, path: str) -> None:
         """Called with the folder of a model that is loaded."""
 
-    async def kv_cost(
-        self,
-        model: str,
-        path: str,
-        kv_bits: int | None = None,
-        compute_dtype: ComputeDtype = "auto",
-    ) -> KvCost:
+    async def kv_cost(self, command: MeasureCache) -> KvCost:
         return self._kv

@@ -18,6 +18,7 @@ from mlx_server.engine.client import EngineClient
 from mlx_server.engine.messages import (
     Admitted,
     Generate,
+    LoadModel,
     ModelLoadFailed,
     ModelLoading,
     ModelUnloaded,
@@ -53,7 +54,9 @@ async def test_a_model_is_loaded_and_several_requests_share_it(
 ) -> None:
     progress: list[tuple[int, int]] = []
     async with running() as engine:
-        loaded = await engine.load("tiny", str(tiny_path), lambda *bytes: progress.append(bytes))
+        loaded = await engine.load(
+            LoadModel("tiny", str(tiny_path)), lambda *bytes: progress.append(bytes)
+        )
         assert (loaded.model, loaded.vocabulary) == ("tiny", 320)
         assert progress[-1][0] == progress[-1][1] > 400_000
         requests = [[ask(9), ask(3, prompt=8)], [ask(20)], [ask(4, prompt=40)]]
@@ -118,7 +121,7 @@ async def test_a_row_that_fails_fails_its_request_alone(tiny_path: Path) -> None
 @asynchronous
 async def test_a_grammar_that_can_t_be_used_fails_its_request_alone(tiny_path: Path) -> None:
     async with running() as engine:
-        await engine.load("tiny", str(tiny_path), ignored, stop_tokens=[IM_END])
+        await engine.load(LoadModel("tiny", str(tiny_path), stop_tokens=[IM_END]), ignored)
         good = ask(30, grammar="start: /[a-z]+/\n")
         reported, refused = await asyncio.gather(
             answered(engine, good),
@@ -163,7 +166,7 @@ async def test_an_unloaded_model_gives_its_memory_back_to_the_system(
         process = psutil.Process(engine.pid)
         for _ in range(2):
             before = process.memory_info().rss
-            await engine.load("large", str(large), ignored)
+            await engine.load(LoadModel("large", str(large)), ignored)
             await answered(engine, ask(model="large", prompt=100))
             loaded = process.memory_info().rss
             await engine.unload("large")
@@ -262,7 +265,7 @@ async def test_killed_the_engine_fails_everyone_who_waits(tiny_path: Path) -> No
         waiting = [
             asyncio.create_task(until_it_fails(engine, ask(ENDLESS), ask(ENDLESS))),
             asyncio.create_task(until_it_fails(engine, ask(ENDLESS))),
-            asyncio.create_task(engine.load("second", str(tiny_path), ignored)),
+            asyncio.create_task(engine.load(LoadModel("second", str(tiny_path)), ignored)),
         ]
         await asyncio.sleep(0)  # they have asked
         os.kill(pid, signal.SIGKILL)
@@ -273,7 +276,7 @@ async def test_killed_the_engine_fails_everyone_who_waits(tiny_path: Path) -> No
         assert not engine.row_streams
 
         with pytest.raises(EngineDied):
-            await engine.load("tiny", str(tiny_path), ignored)
+            await engine.load(LoadModel("tiny", str(tiny_path)), ignored)
         with pytest.raises(EngineDied):
             async with engine.generate([ask()]):
                 pytest.fail("there is nobody to ask")
@@ -311,7 +314,7 @@ async def test_nobody_waits_for_reports_that_can_not_be_taken(
             engine.on_step = fails
         else:
             with pytest.raises(EngineDied):
-                await engine.load("second", str(tiny_path), fails)
+                await engine.load(LoadModel("second", str(tiny_path)), fails)
         with pytest.raises(EngineDied):
             await request
         assert not engine.alive
@@ -328,5 +331,5 @@ async def test_whoever_unloads_a_model_hears_when_it_is_gone(tiny_path: Path) ->
         await engine.unload("tiny")
         with pytest.raises(GenerationFailed, match="tiny"):
             await until_it_fails(engine, ask())
-        await engine.load("tiny", str(tiny_path), ignored)
+        await engine.load(LoadModel("tiny", str(tiny_path)), ignored)
         assert len((await answered(engine, ask()))[0]) == 5

@@ -61,7 +61,7 @@ async def test_a_start_given_up_leaves_an_engine_that_works(tiny_path: Path) -> 
         await asyncio.sleep(0)
     starting.cancel()
     try:
-        await engine.load("tiny", str(tiny_path), ignored)
+        await engine.load(LoadModel("tiny", str(tiny_path)), ignored)
         assert len((await answered(engine, ask()))[0]) == 5
     finally:
         await engine.stop()
@@ -77,7 +77,7 @@ async def test_stop_ends_the_process_and_what_waits(
         async with engine.generate([ask(ENDLESS)]) as feed:
             await first_token(feed)
             request = asyncio.create_task(until_it_fails(engine, ask(ENDLESS)))
-            load = asyncio.create_task(engine.load("second", str(tiny_path), ignored))
+            load = asyncio.create_task(engine.load(LoadModel("second", str(tiny_path)), ignored))
             await asyncio.sleep(0)  # they have asked
             await engine.stop(ShuttingDown("going"))
         assert not process.is_running()
@@ -103,11 +103,11 @@ async def test_stop_ends_a_process_that_does_not_answer(monkeypatch: pytest.Monk
 async def test_a_process_that_runs_already_becomes_the_engine(tiny_path: Path) -> None:
     before = {*psutil.Process().children()}
     early = engine_process.EarlyProcess()
-    engine = EngineClient(concurrency=4, early=early)
+    engine = EngineClient(WorkerArguments(concurrency=4), early=early)
     await engine.start()
     try:
         assert engine.pid == early.pid
-        await engine.load("tiny", str(tiny_path), ignored)
+        await engine.load(LoadModel("tiny", str(tiny_path)), ignored)
         assert len((await answered(engine, ask()))[0]) == 5
         begun = {*psutil.Process().children()} - before
         assert len(begun) == 2, "the engine and its lifeline"

@@ -15,8 +15,9 @@ import pytest
 
 from mlx_server.engine import supervisor
 from mlx_server.engine.client import EngineClient, RowStream
-from mlx_server.engine.messages import Heartbeat, Ready, Report
+from mlx_server.engine.messages import Heartbeat, LoadModel, Ready, Report
 from mlx_server.engine.supervisor import Supervisor
+from mlx_server.engine.worker_arguments import WorkerArguments
 from mlx_server.errors import EngineDied, ServerError
 from tests.engine.clients import (
     ENDLESS,
@@ -53,7 +54,7 @@ class House:
         self.supervisor = Supervisor(self._spawn, self._on_lost, self._on_started)
 
     def _spawn(self) -> EngineClient:
-        self.engines.append(EngineClient(concurrency=4))
+        self.engines.append(EngineClient(WorkerArguments(concurrency=4)))
         return self.engines[-1]
 
     def _on_lost(self) -> None:
@@ -76,7 +77,7 @@ async def supervised(path: Path | None = None) -> AsyncIterator[House]:
     try:
         await house.supervisor.start()
         if path:
-            await house.supervisor.client.load("tiny", str(path), ignored)
+            await house.supervisor.client.load(LoadModel("tiny", str(path)), ignored)
         yield house
     finally:
         await house.supervisor.stop()
@@ -108,14 +109,14 @@ async def test_an_engine_lost_in_the_middle_of_an_answer_is_replaced(
         assert not psutil.pid_exists(old.pid)
 
         new = house.supervisor.client
-        await new.load("tiny", str(tiny_path), ignored)
+        await new.load(LoadModel("tiny", str(tiny_path)), ignored)
         assert len((await answered(new, ask()))[0]) == 5
 
 
 @asynchronous
 async def test_an_engine_stopped_while_it_starts_is_noticed_soon() -> None:
     """Before it has imported MLX, or said anything."""
-    engine = EngineClient(concurrency=4)
+    engine = EngineClient(WorkerArguments(concurrency=4))
     starting = asyncio.create_task(engine.start())
     while not engine.pid:  # noqa: ASYNC110 - nothing tells when
         await asyncio.sleep(0)
@@ -133,7 +134,7 @@ import asyncio, os, signal, sys
 from mlx_server.engine.client import EngineClient
 
 async def main():
-    engine = EngineClient(concurrency=4)
+    engine = EngineClient()
     starting = asyncio.create_task(engine.start())
     if sys.argv[1] == "serving":
         await starting

@@ -15,8 +15,8 @@ import pytest
 from numpy.typing import NDArray
 
 from mlx_server.engine.client import EngineClient, RowStream
-from mlx_server.engine.messages import Embed, Embedded, Generate, PromptLogprobs, Token
-from mlx_server.engine.worker_arguments import Mode, RankGroup
+from mlx_server.engine.messages import Embed, Embedded, Generate, LoadModel, PromptLogprobs, Token
+from mlx_server.engine.worker_arguments import Mode, RankGroup, WorkerArguments
 from mlx_server.errors import EngineDied, ModelUnusable
 from mlx_server.requests import SamplingParams
 from tests.live.ranks import loopback_group
@@ -47,7 +47,7 @@ def asynchronous(test: Callable[P, Coroutine[object, object, None]]) -> Callable
 
 @asynccontextmanager
 async def running(group: RankGroup | None = None) -> AsyncIterator[EngineClient]:
-    engine = EngineClient(concurrency=4, cache_bytes=64 << 20, group=group)
+    engine = EngineClient(WorkerArguments(concurrency=4, cache_bytes=64 << 20, group=group))
     await engine.start()
     try:
         yield engine
@@ -58,7 +58,9 @@ async def running(group: RankGroup | None = None) -> AsyncIterator[EngineClient]
 async def load(
     engine: EngineClient, path: Path, model: str = "m", kv_bits: int | None = None
 ) -> None:
-    await engine.load(model, str(path), lambda done, total: None, [IM_END], str(path), kv_bits)
+    await engine.load(
+        LoadModel(model, str(path), [IM_END], str(path), kv_bits), lambda done, total: None
+    )
 
 
 def ask(prompt: list[int], tokens: int = 16, model: str = "m", **more: object) -> Generate:

@@ -13,11 +13,11 @@ from mlx_server.engine.messages import (
     AdapterLoaded,
     AdapterUnloaded,
     Command,
-    ComputeDtype,
     KvCost,
     LimitCache,
     LoadAdapter,
     LoadModel,
+    MeasureCache,
     ModelLoaded,
     ModelLoadFailed,
     ModelUnloaded,
@@ -165,13 +165,7 @@ class Engine(EngineClient):
         self.ended_with.append(error)
         await super().stop(error)
 
-    async def kv_cost(
-        self,
-        model: str,
-        path: str,
-        kv_bits: int | None = None,
-        compute_dtype: ComputeDtype = "auto",
-    ) -> KvCost:
+    async def kv_cost(self, command: MeasureCache) -> KvCost:
         return BYTES
 
     def _send(self, command: Command) -> None:

@@ -18,10 +18,10 @@ from mlx_server.engine.messages import (
 )
 from mlx_server.worker import kernels
 from mlx_server.worker.engine import EVERY_STEPS, MOST_FREED, Engine, limit_memory
-from mlx_server.worker.kv_caches import cache_cost, leaves, why_alone
+from mlx_server.worker.kv_caches import cache_cost, why_alone
 from mlx_server.worker.mlx_lm_internals import ArraysCache, make_prompt_cache
+from mlx_server.worker.ragged_caches import leaves, ragged
 from mlx_server.worker.speculation.gate import MOST_DRAFTED
-from mlx_server.worker.speculation.ragged_caches import ragged
 from mlx_server.worker.weights import model_classes
 from tests.worker.architectures import ARCHITECTURES, CONFIGS
 from tests.worker.engine_runs import ask, load, of
