@@ -18,10 +18,10 @@ from mlx_server.generation.training import CARD
 from mlx_server.models.adapter_catalog import (
     AdapterCatalog,
     AdapterLocation,
-    AdapterSpec,
     check_name,
     read_base_shapes,
 )
+from mlx_server.models.adapter_reader import AdapterSpec
 from mlx_server.pool.prepare import REPLAY
 from mlx_server.sources.source import adapter_on_disk, on_disk
 from mlx_server.upstream.spec import is_upstream

@@ -124,8 +124,6 @@ def plain_name(model: str) -> str:
 
 log = logging.getLogger("mlx_server.adapters")
 
-__all__ = ["AdapterCatalog", "AdapterLocation", "AdapterSpec", "read_adapter", "scan", "stamp_of"]
-
 NAME = re.compile(r"[A-Za-z0-9][\w.+-]{0,127}", re.ASCII)
 """Adapter names contain no colon, which separates them in `model:adapter`, and are no paths."""
 

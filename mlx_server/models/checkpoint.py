@@ -531,11 +531,11 @@ def read_special_tokens(folder: Path, tokenizer_config: Mapping[str, Any]) -> Sp
     if isinstance(listed := config.get("added_tokens_decoder"), dict):
         numbered = {int(id): _token(it) for id, it in listed.items() if TOKEN_ID.fullmatch(id)}
         by_id = {id: token for id, token in numbered.items() if token}
-        return SpecialTokens(_named_tokens(config), _further(config), by_id)
+        return SpecialTokens(_named_tokens(config), _tokens(config.get(EXTRA)), by_id)
     older = read_optional_json(folder / MAP)
     lists = [each[EXTRA] for each in (config, older) if isinstance(each.get(EXTRA), list)]
     config |= older | ({EXTRA: [token for each in lists for token in each]} if lists else {})
-    named, further = _named_tokens(config), _further(config)
+    named, further = _named_tokens(config), _tokens(config.get(EXTRA))
     special = {token.content for name, token in named.items() if name in STANDARD}
     special |= {token.content for token in further}
     added = {
@@ -553,10 +553,6 @@ def _named_tokens(config: Mapping[str, Any]) -> dict[str, AddedToken]:
     named |= extra if isinstance(extra := config.get(EXTRA), dict) else {}
     tokens = {name: _token(found, special=True) for name, found in named.items()}
     return {name: token for name, token in tokens.items() if token}
-
-
-def _further(config: Mapping[str, Any]) -> tuple[AddedToken, ...]:
-    return _tokens(config.get(EXTRA))
 
 
 def _tokens(listed: object) -> tuple[AddedToken, ...]:

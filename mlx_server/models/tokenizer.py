@@ -15,7 +15,6 @@ from mlx_server.models.tokenizer_file import (
     BEFORE_ENTRY,
     PROBE,
     ControlTokenEscape,
-    TokenizerCalls,
     TokenizerFile,
     bytes_to_unicode,
     content_of,
@@ -51,7 +50,7 @@ log probability of an answer needs its token's text."""
 
 
 class Tokenizer:
-    def __init__(self, path: Path, calls: TokenizerCalls | None = None) -> None:
+    def __init__(self, path: Path, calls: TokenizerFile | TokenizerProcess | None = None) -> None:
         """calls: what makes the calls that need the file; None: this process. Raises
         ModelUnusable."""
         self._calls = calls or TokenizerFile(content_of(path))

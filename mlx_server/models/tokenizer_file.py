@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from math import prod
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import tokenizers
@@ -57,28 +57,8 @@ class TokenizerFacts(msgspec.Struct, frozen=True):
     """The library's JSON of a tokenizer without tokens, which has this one's decoder."""
 
 
-class TokenizerCalls(Protocol):
-    """The work that needs the file. Raises ModelUnusable."""
-
-    def facts(self) -> TokenizerFacts: ...
-
-    def encode(self, text: str, special: bool) -> list[int]:
-        """special: whether to add the special tokens that begin and end a text."""
-
-    def encode_pair(self) -> tuple[list[int], list[int]]:
-        """The ids and types of the tokens of a pair of probes."""
-
-    def encode_marking(self, text: str) -> tuple[list[int], Spans]:
-        """The ids, and the places of control tokens that the text does not spell exactly."""
-
-    def encode_character(self, character: str) -> list[int]:
-        """The ids of a character that no added token has taken."""
-
-    def decode(self, ids: list[int], skip: bool) -> str: ...
-
-
 class TokenizerFile:
-    """Makes the calls in this process."""
+    """Makes the calls that need the file, in this process. They raise ModelUnusable."""
 
     def __init__(self, content: bytes) -> None:
         with file_error():
@@ -102,6 +82,7 @@ class TokenizerFile:
         """Ids of a character that is in no vocabulary."""
 
     def encode(self, text: str, special: bool) -> list[int]:
+        """special: whether to add the special tokens that begin and end a text."""
         # as a batch of one, since the library's `encode` blocks all other threads
         with file_error():
             (found,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=special)
@@ -109,11 +90,13 @@ class TokenizerFile:
         return ids
 
     def encode_pair(self) -> tuple[list[int], list[int]]:
+        """The ids and types of the tokens of a pair of probes."""
         with file_error():
             (found,) = self._tokenizer.encode_batch([(PROBE, PROBE)], add_special_tokens=True)
         return found.ids, found.type_ids
 
     def encode_marking(self, text: str) -> tuple[list[int], Spans]:
+        """The ids, and the places of control tokens that the text does not spell exactly."""
         with file_error():
             (found,) = self._tokenizer.encode_batch([text], add_special_tokens=False)
         control = self._control
@@ -129,6 +112,7 @@ class TokenizerFile:
         ]
 
     def encode_character(self, character: str) -> list[int]:
+        """The ids of a character that no added token has taken."""
         whole = self._tokenizer
         with file_error():
             text = whole.normalizer.normalize_str(character) if whole.normalizer else character

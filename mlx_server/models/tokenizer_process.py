@@ -47,7 +47,7 @@ class _TokenizerLost(Exception):
 
 
 class TokenizerProcess:
-    """Makes the calls in another process, which is replaced if it ends."""
+    """Makes the calls of a TokenizerFile in another process, which is replaced if it ends."""
 
     def __init__(self, path: Path) -> None:
         """Raises ModelUnusable."""

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from mlx_server.engine.client import EngineClient
 from mlx_server.errors import AdapterInvalid, AdapterNotFound, Unavailable
-from mlx_server.models.adapter_catalog import AdapterCatalog, AdapterLocation, AdapterSpec, stamp_of
-from mlx_server.pool.models import DiskThreads, PoolEntry
-from mlx_server.pool.prepare import PreparedModel, catalog_on_disk
+from mlx_server.models.adapter_catalog import AdapterCatalog
+from mlx_server.models.adapter_reader import AdapterSpec, stamp_of
+from mlx_server.pool.prepare import PreparedModel
 
 log = logging.getLogger("mlx_server.pool")
 
@@ -206,36 +206,6 @@ class AdapterPool:
 def _end_lease(lease: asyncio.Future[None]) -> None:
     if not lease.done():
         lease.set_result(None)
-
-
-class AdapterCatalogs:
-    def __init__(self, disk: DiskThreads, allowed: Sequence[Path]) -> None:
-        """allowed: folders inside which a client may name any folder as an adapter."""
-        self._disk = disk
-        self.allowed = allowed
-
-    async def find(self, prepared: PreparedModel, name: str) -> LeasedAdapter:
-        """Finds an adapter by name or path, and reads its files if they have changed."""
-        look = partial(find_adapter, catalog_of(prepared), name, self.allowed)
-        return await self._disk.run_in_turn(prepared.id, look)
-
-    async def names(self, entry: PoolEntry) -> list[str]:
-        """The names of the model's usable adapters on disk. It downloads nothing."""
-
-        def names() -> list[str]:
-            if entry.prepared:
-                catalog = entry.prepared.adapters
-            else:  # the catalog is kept in the entry since it caches the files that it has read
-                catalog = entry.on_disk = entry.on_disk or catalog_on_disk(entry.spec)
-            specs = catalog.all() if catalog else {}
-            return [name for name, spec in specs.items() if isinstance(spec, AdapterSpec)]
-
-        return await self._disk.run_in_turn(entry.spec.id, names)
-
-    async def add(self, prepared: PreparedModel, name: str, path: str) -> AdapterSpec:
-        catalog = catalog_of(prepared)
-        place = AdapterLocation(allowed_folder(path, self.allowed), by_client=True)
-        return await self._disk.run_in_turn(prepared.id, partial(catalog.add, name, place))
 
 
 def catalog_of(prepared: PreparedModel) -> AdapterCatalog:

@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mlx_server.engine.client import EngineClient
-from mlx_server.engine.messages import KvCost, ModelLoaded
+from mlx_server.engine.messages import KvCost, LoadModel, MeasureCache, ModelLoaded
 from mlx_server.errors import (
     NEAREST,
     BadRequest,
@@ -29,6 +29,7 @@ from mlx_server.errors import (
 )
 from mlx_server.families.base import ModelFamily
 from mlx_server.models.adapter_catalog import AdapterCatalog
+from mlx_server.models.adapter_reader import AdapterSpec
 from mlx_server.models.files import Stamp
 from mlx_server.pool.policy import Policy
 from mlx_server.pool.prepare import (
@@ -37,6 +38,7 @@ from mlx_server.pool.prepare import (
     ModelSpec,
     PreparedModel,
     capabilities_on_disk,
+    catalog_on_disk,
     check_files,
     is_current,
     prepare,
@@ -272,6 +274,15 @@ class PoolEntry:
             self.capabilities = capabilities_on_disk(self.spec)
             self.unreadable = None if self.capabilities else stamp
 
+    def adapter_names(self) -> list[str]:
+        """Reads the names of the usable adapters on disk."""
+        if self.prepared:
+            catalog = self.prepared.adapters
+        else:  # the catalog is kept since it caches the files that it has read
+            catalog = self.on_disk = self.on_disk or catalog_on_disk(self.spec)
+        specs = catalog.all() if catalog else {}
+        return [name for name, spec in specs.items() if isinstance(spec, AdapterSpec)]
+
 
 class ServedModels:
     def __init__(self, specs: Iterable[ModelSpec]) -> None:
@@ -451,11 +462,12 @@ class ModelPreparation:
 
     async def _kv_cost(self, prepared: PreparedModel) -> KvCost:
         spec, path = prepared.spec, str(prepared.path)
+        command = MeasureCache(prepared.id, path, spec.kv_bits, spec.compute_dtype)
         for is_last in (False, True):
             engine = await self._running()
             try:
                 with _stamped(prepared):
-                    return await engine.kv_cost(prepared.id, path, spec.kv_bits, spec.compute_dtype)
+                    return await engine.kv_cost(command)
             except EngineDied:
                 if is_last:
                     raise
@@ -482,17 +494,19 @@ class ModelPreparation:
         prepared."""
         await self._disk.run(partial(check_files, prepared))
         with _stamped(prepared):
-            loaded = await self._engine().load(
+            command = LoadModel(
                 prepared.id,
                 str(prepared.path),
-                lambda done, total: report("loading", done, total),
                 sorted(prepared.family.stops(prepared.checkpoint)),
                 str(prepared.tokenizer_json.parent),
                 prepared.spec.kv_bits,
                 prepared.most_padding,
                 prepared.spec.compute_dtype,
-                prepared.vision is not None,
+                sees=prepared.vision is not None,
                 speculation=prepared.spec.speculation == "auto",
+            )
+            loaded = await self._engine().load(
+                command, lambda done, total: report("loading", done, total)
             )
         try:
             await self._disk.run(partial(check_files, prepared))

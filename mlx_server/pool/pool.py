@@ -25,35 +25,20 @@ from typing import Protocol
 
 from mlx_server import limits
 from mlx_server.engine.client import EngineClient
-from mlx_server.engine.messages import (
-    ComputeAhead,
-)
+from mlx_server.engine.messages import ComputeAhead
 from mlx_server.engine.supervisor import Supervisor
-from mlx_server.errors import (
-    BadRequest,
-    Overloaded,
-    ServerError,
-)
+from mlx_server.errors import BadRequest, Overloaded, ServerError
 from mlx_server.events import Event
 from mlx_server.fair_queue import address_of
 from mlx_server.families.base import ModelFamily
-from mlx_server.models.adapter_catalog import AdapterSpec
-from mlx_server.pool.adapters import AdapterCatalogs, LeasedAdapter, catalog_of
+from mlx_server.models.adapter_catalog import AdapterLocation
+from mlx_server.models.adapter_reader import AdapterSpec
+from mlx_server.pool.adapters import LeasedAdapter, allowed_folder, catalog_of, find_adapter
 from mlx_server.pool.engine_models import EngineModels, PoolEvents, PoolLimits
 from mlx_server.pool.lease import Lease, MemoryDemand
 from mlx_server.pool.memory import MemoryParts, size
-from mlx_server.pool.models import (
-    DiskThreads,
-    ModelView,
-    OnProgress,
-    ServedModels,
-)
-from mlx_server.pool.prepare import (
-    Capabilities,
-    ModelSpec,
-    PreparedModel,
-    capabilities_of,
-)
+from mlx_server.pool.models import DiskThreads, ModelView, OnProgress, ServedModels
+from mlx_server.pool.prepare import Capabilities, ModelSpec, PreparedModel, capabilities_of
 from mlx_server.pool.readmission import Attempts
 from mlx_server.pool.scheduler import now
 from mlx_server.requests import GenerateRequest
@@ -187,7 +172,7 @@ class Pool:
         self.row_slots = RowSlots(self._limits.concurrency + self._limits.queue)
         self.pixel_slots = PixelSlots()
         self._disk = DiskThreads(self.models.ids)
-        self._catalogs = AdapterCatalogs(self._disk, adapter_dirs)
+        self._adapter_dirs = adapter_dirs
         self.recorder: AnswerRecorder | None = None
         """Records every answer on its way to the client; None if answers are not recorded."""
         self.events = PoolEvents()
@@ -378,12 +363,15 @@ class Pool:
     async def adapter(self, prepared: PreparedModel, name: str) -> LeasedAdapter:
         """Finds an adapter by name or path, and reads its files if they have changed."""
         self._check_takes_adapters(prepared.id)
-        return await self._catalogs.find(prepared, name)
+        look = partial(find_adapter, catalog_of(prepared), name, self._adapter_dirs)
+        return await self._disk.run_in_turn(prepared.id, look)
 
     async def adapter_names(self, id: str) -> list[str]:
         """The names of the model's usable adapters on disk. It downloads nothing."""
         entry = self.models[id]
-        return [] if entry.upstream or entry.spec.group else await self._catalogs.names(entry)
+        if entry.upstream or entry.spec.group:
+            return []
+        return await self._disk.run_in_turn(id, entry.adapter_names)
 
     async def capabilities(self, id: str) -> Capabilities | None:
         """The model's capabilities; None if its files are not on disk. It downloads nothing."""
@@ -399,7 +387,8 @@ class Pool:
     async def add_adapter(self, id: str, name: str, path: str) -> AdapterSpec:
         prepared = await self.prepared(id)
         self._check_takes_adapters(id)
-        return await self._catalogs.add(prepared, name, path)
+        place = AdapterLocation(allowed_folder(path, self._adapter_dirs), by_client=True)
+        return await self._disk.run_in_turn(id, partial(catalog_of(prepared).add, name, place))
 
     def _check_takes_adapters(self, id: str) -> None:
         if group := self.engine_of(id).group:

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,9 @@ from mlx_server import app as app_module
 from mlx_server.app import create_app
 from mlx_server.config.settings import ModelSettings, ServerSettings, Settings, StoreSettings
 from mlx_server.engine.client import OnLoading
-from mlx_server.engine.messages import AdapterLoaded, ComputeDtype, KvCost, ModelLoaded
+from mlx_server.engine.messages import AdapterLoaded, KvCost, LoadModel, ModelLoaded
 from mlx_server.errors import ModelUnusable
-from mlx_server.models.adapter_catalog import AdapterSpec
+from mlx_server.models.adapter_reader import AdapterSpec
 from mlx_server.pool.adapters import LeasedAdapter
 from mlx_server.pool.lease import MemoryDemand
 from mlx_server.pool.memory import size
@@ -101,20 +100,7 @@ class Slow(ScriptedEngine):
         super().__init__()
         self.failure_of_load: Exception | None = None
 
-    async def load(
-        self,
-        model: str,
-        path: str,
-        progress: OnLoading,
-        stop_tokens: Sequence[int] = (),
-        tokenizer: str = "",
-        kv_bits: int | None = None,
-        most_padding: int | None = None,
-        compute_dtype: ComputeDtype = "auto",
-        sees: bool = False,
-        *,
-        speculation: bool = True,
-    ) -> ModelLoaded:
+    async def load(self, command: LoadModel, progress: OnLoading) -> ModelLoaded:
         if self.failure_of_load:
             raise self.failure_of_load
         progress(3, 4)

@@ -22,7 +22,7 @@ from mlx_server.engine.messages import (
     UnloadAdapter,
 )
 from mlx_server.errors import ServerError
-from mlx_server.models.adapter_catalog import AdapterSpec
+from mlx_server.models.adapter_reader import AdapterSpec
 from mlx_server.pool.adapters import AdapterPool, LeasedAdapter
 
 FILE, WIDE = 10, 14

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 from mlx_server.errors import AdapterInvalid
-from mlx_server.models.adapter_catalog import AdapterSpec, read_adapter
 from mlx_server.models.adapter_config import CONFIG, MLX_WEIGHTS, PEFT_WEIGHTS
+from mlx_server.models.adapter_reader import AdapterSpec, read_adapter
 
 IN, OUT, VOCABULARY, RANK = 64, 32, 100, 4
 LAYER = "model.layers.0.self_attn.q_proj"

@@ -7,14 +7,9 @@ import pytest
 from safetensors.numpy import save
 
 from mlx_server.errors import AdapterInvalid, AdapterNotFound
-from mlx_server.models.adapter_catalog import (
-    AdapterCatalog,
-    AdapterLocation,
-    AdapterSpec,
-    BaseModelShapes,
-    scan,
-)
+from mlx_server.models.adapter_catalog import AdapterCatalog, AdapterLocation, BaseModelShapes, scan
 from mlx_server.models.adapter_config import CONFIG, MLX_WEIGHTS
+from mlx_server.models.adapter_reader import AdapterSpec
 from tests.models.adapter_files import (
     MLX,
     RANK,

@@ -12,13 +12,9 @@ import numpy as np
 import pytest
 
 from mlx_server.errors import AdapterInvalid
-from mlx_server.models.adapter_catalog import (
-    AdapterCatalog,
-    AdapterSpec,
-    BaseModelShapes,
-    read_adapter,
-)
+from mlx_server.models.adapter_catalog import AdapterCatalog, BaseModelShapes
 from mlx_server.models.adapter_config import CONFIG, LARGEST, MLX_WEIGHTS, PEFT_EXTRAS, PEFT_WEIGHTS
+from mlx_server.models.adapter_reader import AdapterSpec, read_adapter
 from tests.models.adapter_files import (
     EMBEDDING,
     EXPERTS,

@@ -14,13 +14,8 @@ from mlx_server.engine.client import EngineClient
 from mlx_server.engine.messages import AdapterLoaded
 from mlx_server.errors import AdapterInvalid, AdapterNotFound, EngineDied
 from mlx_server.models import adapter_catalog as catalog_module
-from mlx_server.models.adapter_catalog import (
-    AdapterCatalog,
-    AdapterLocation,
-    AdapterSpec,
-    BaseModelShapes,
-    stamp_of,
-)
+from mlx_server.models.adapter_catalog import AdapterCatalog, AdapterLocation, BaseModelShapes
+from mlx_server.models.adapter_reader import AdapterSpec, read_adapter, stamp_of
 from mlx_server.pool.adapters import AdapterPool, LeasedAdapter, allowed_folder, find_adapter
 from mlx_server.pool.pool import Pool
 from mlx_server.pool.prepare import ModelSpec
@@ -359,7 +354,7 @@ def test_a_list_of_models_reads_each_adapter_once(
     """Weights are hashed to be known; a client that asks again and again must not repeat that."""
     shutil.copytree(SAMPLES / "pirate", tmp_path / "adapters" / "pirate")
     read: list[Path] = []
-    own = catalog_module.read_adapter
+    own = read_adapter
 
     def counted(folder: Path, **more: Any) -> AdapterSpec:
         read.append(folder)

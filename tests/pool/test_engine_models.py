@@ -21,7 +21,7 @@ from mlx_server.errors import (
     ServerError,
     ShuttingDown,
 )
-from mlx_server.models.adapter_catalog import AdapterSpec
+from mlx_server.models.adapter_reader import AdapterSpec
 from mlx_server.pool.adapters import LeasedAdapter
 from mlx_server.pool.engine_models import PoolLimits
 from mlx_server.pool.pool import Pool

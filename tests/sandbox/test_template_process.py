@@ -31,8 +31,9 @@ def test_one_process_serves_all_templates() -> None:
 ESCAPED = f"""
 import sys
 sys.path.insert(0, {os.path.dirname(template_child.__file__)!r})
-import template_child as child, os, socket, subprocess
-child._warm_up()
+import template_child, os, socket, subprocess
+from mlx_server.system.sandbox import child
+template_child._warm_up()
 child.enter_sandbox(64 << 20)
 for crime in (
     lambda: open("/etc/passwd"),

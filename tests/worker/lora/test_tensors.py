@@ -11,7 +11,8 @@ import pytest
 from mlx.utils import tree_unflatten
 
 from mlx_server.engine.messages import AdapterFailed
-from mlx_server.models.adapter_catalog import read_adapter, read_base_shapes
+from mlx_server.models.adapter_catalog import read_base_shapes
+from mlx_server.models.adapter_reader import read_adapter
 from tests.worker.architectures import CONFIGS
 from tests.worker.batch_runs import a_prompt
 from tests.worker.kinds import Kind
