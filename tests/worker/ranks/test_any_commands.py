@@ -72,7 +72,9 @@ def scripts(draw: st.DrawFn) -> list[list[Command]]:
             sampling, grammar = draw(st.sampled_from(SAMPLINGS)), draw(st.sampled_from(GRAMMARS))
             commands.append(
                 Generate(
-                    count, "m", prompt, LENGTH, [IM_END], sampling, grammar=grammar_of(grammar)
+                    *(count, "m", prompt, LENGTH, [IM_END], sampling),
+                    grammar=grammar_of(grammar),
+                    own_seed=count,
                 )
             )
         if count and draw(st.booleans()):
