@@ -19,8 +19,8 @@ from tests.structs import broken, filled, tagged
 UNIONS: Mapping[str, tuple[ModuleType, Any]] = {
     "engine": (messages, Report),
     "rank": (link, link.RankReport),
-    "template": (templates, templates.Request),
-    "rendered": (templates, templates.Reply),
+    "template": (templates, templates.RenderTemplate),
+    "rendered": (templates, templates.TemplateReply),
     "PDF": (files, files.ReadPdf),
     "picture": (files, files.ReadPicture),
     "fit": (picture_fits, picture_fits.Fit),
@@ -67,7 +67,7 @@ def test_every_message_that_has_a_tag_is_read_by_its_receiver() -> None:
 @pytest.mark.parametrize(
     ("request_", "reply"),
     [
-        (templates.Request, "rendered"),
+        (templates.RenderTemplate, "rendered"),
         (files.ReadPdf, "file"),
         (files.ReadPicture, "file"),
         (schemas.Request, "compiled"),

@@ -217,10 +217,10 @@ def harmony_header(tokens: int) -> bool:
 
 
 def template_error(characters: int) -> bool:
-    templates, text = template_child.Templates(), "x" * characters
-    templates.reply_to(template_messages.CompileTemplate(b"", "{{ raise_exception(x) }}", 1))
-    reply, _ = templates.reply_to(template_messages.RenderTemplate(b"", {"x": text}, 1, 1))
-    return reply == template_messages.RefusedReply(text)
+    text = "x" * characters
+    request = template_messages.RenderTemplate("{{ raise_exception(x) }}", {"x": text}, 1, 1)
+    reply, _ = template_child.Templates().reply_to(request)
+    return reply.refusal == text
 
 
 def header_lines(count: int) -> bool:

@@ -18,12 +18,12 @@ import pytest
 
 from mlx_server.errors import TemplatesUnavailable
 from mlx_server.request_threads import client_of_request
-from mlx_server.system.sandbox import child, parent, template_child, template_messages
-from mlx_server.system.sandbox.chat_template import PROGRAM, TemplateProcesses, ask
+from mlx_server.system.sandbox import child, parent, template_child
+from mlx_server.system.sandbox.chat_template import PROGRAM, TemplateProcesses
 from mlx_server.system.sandbox.child import LENGTH_BYTES, Served, serve
 from mlx_server.system.sandbox.parent import Stopped, WarmProcess, WarmProcesses
 from tests.live.server import eventually
-from tests.sandbox.test_template_process import pids
+from tests.sandbox.test_template_process import pids, rendered
 
 ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 
@@ -38,9 +38,9 @@ def processes() -> Iterator[TemplateProcesses]:
 def at_work(thread: ThreadPoolExecutor) -> tuple[WarmProcess, Future[Any]]:
     """A process that renders without end, and the request for it."""
     own = WarmProcess(PROGRAM)
-    ask(own, template_messages.CompileTemplate(b"", ENDLESS, 1))
+    rendered(own, "a", 1)
     before = psutil.Process(own.pid).cpu_times().user
-    asked = thread.submit(ask, own, template_messages.RenderTemplate(b"", {}, 30, 9))
+    asked = thread.submit(rendered, own, ENDLESS, 30)
     eventually(lambda: psutil.Process(own.pid).cpu_times().user > before, "it is at work")
     return own, asked
 
@@ -80,10 +80,10 @@ def test_a_killed_one_is_replaced(processes: TemplateProcesses) -> None:
 @pytest.mark.slow
 def test_one_that_is_stopped_is_given_up(processes: TemplateProcesses) -> None:
     own = WarmProcess(PROGRAM)
-    ask(own, template_messages.CompileTemplate(b"", "a", 1))
+    rendered(own, "a", 1)
     os.kill(own.pid, signal.SIGSTOP)
     with pytest.raises(TemplatesUnavailable, match="the machine is busy"):
-        ask(own, template_messages.CompileTemplate(b"", "a", 0.05))
+        rendered(own, "a", 0.05)
     assert not own.is_alive
 
 
@@ -115,7 +115,7 @@ def test_one_that_does_not_start_is_told_of(
     program.write_text("import signal; signal.pause()")
     own = WarmProcess(replace(PROGRAM, file=str(program)))
     with pytest.raises(TemplatesUnavailable, match="renders chat templates did not start"):
-        ask(own, template_messages.CompileTemplate(b"", "a", 2))
+        rendered(own, "a", 2)
     assert not own.is_alive
 
 

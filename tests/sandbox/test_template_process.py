@@ -9,9 +9,14 @@ import psutil
 import pytest
 
 from mlx_server import limits
-from mlx_server.system.sandbox import template_child, template_messages
-from mlx_server.system.sandbox.chat_template import PROGRAM, TemplateProcesses, ask
+from mlx_server.system.sandbox import template_child
+from mlx_server.system.sandbox.chat_template import PROGRAM, TemplateProcesses, ask, packed
 from mlx_server.system.sandbox.parent import WarmProcess
+from mlx_server.system.sandbox.template_messages import RenderTemplate
+
+
+def rendered(own: WarmProcess, source: str, seconds: float) -> str:
+    return ask(own, packed(RenderTemplate(source, {}, seconds, 9)), seconds)[1]
 
 
 def pids() -> set[int]:
@@ -61,7 +66,7 @@ def test_it_is_told_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     own = WarmProcess(PROGRAM)
     try:
         assert "secret" not in psutil.Process(own.pid).environ().values()
-        ask(own, template_messages.CompileTemplate(b"", "a", 1))
+        assert rendered(own, "a", 1) == "a"
         assert psutil.Process(own.pid).num_fds() == 4  # its lifeline too
     finally:
         own.end()

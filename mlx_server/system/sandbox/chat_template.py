@@ -1,6 +1,5 @@
 """A checkpoint's Jinja chat template, rendered in a process with limits."""
 
-import hashlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,19 +9,7 @@ import msgspec
 from mlx_server import limits
 from mlx_server.errors import BadRequest, ModelUnusable, TemplatesUnavailable
 from mlx_server.system.sandbox.parent import Program, Stopped, WarmProcess, WarmProcesses
-from mlx_server.system.sandbox.template_messages import (
-    BIG_NUMBER,
-    CompiledReply,
-    CompileTemplate,
-    OutOfMemoryReply,
-    RefusedReply,
-    RenderedReply,
-    RenderTemplate,
-    Reply,
-    Request,
-    TooLongReply,
-    UnknownReply,
-)
+from mlx_server.system.sandbox.template_messages import BIG_NUMBER, RenderTemplate, TemplateReply
 
 RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 """Variables that rendering sets; `chat_template_kwargs` of a request can't set them."""
@@ -89,7 +76,7 @@ PROGRAM = Program(
 )
 
 _requests = msgspec.msgpack.Encoder()
-_replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
+_replies = msgspec.msgpack.Decoder(TemplateReply)
 
 
 class TemplateRefused(Exception):
@@ -110,8 +97,10 @@ class TemplateProcesses(WarmProcesses):
 
     def compile(self, source: str) -> list[str]:
         """Names of the variables that the template reads. Raises TemplateRefused, Stopped."""
+        seconds = limits.TEMPLATE_SECONDS
         with self.one() as own:
-            return _compiled(own, source)
+            reply, _ = ask(own, packed(RenderTemplate(source, None, seconds)), seconds)
+        return reply.reads
 
     def render(self, source: str, variables: Mapping[str, Any]) -> str:
         """Raises TemplateRefused, Stopped."""
@@ -120,73 +109,41 @@ class TemplateProcesses(WarmProcesses):
     def render_made(self, source: str, make: Callable[[], Mapping[str, Any]]) -> str:
         """Renders with variables that are made when they are sent and then dropped: they may take
         more memory than their source."""
+        seconds, most = limits.TEMPLATE_SECONDS, limits.TEMPLATE_CHARACTERS
         with self.one() as own:
-            reply, text = _rendered(own, source, make)
-            if isinstance(reply, UnknownReply):
-                _compiled(own, source)
-                reply, text = _rendered(own, source, make)
-        assert isinstance(_checked(reply), RenderedReply)
+            request = packed(RenderTemplate(source, dict(make()), seconds, most))
+            _, text = ask(own, request, seconds)
         return text
 
 
-def ask(own: WarmProcess, request: Request) -> tuple[Reply, str]:
-    """Send a request; return the reply and the rendered text."""
-    return _ask_packed(own, _packed(request), request.seconds)
-
-
-def _ask_packed(own: WarmProcess, packed: bytearray, seconds: float) -> tuple[Reply, str]:
-    """Like `ask`; `packed` is cleared as soon as it is sent."""
-    answer, text = own.ask(packed, seconds)
+def ask(own: WarmProcess, request: bytearray, seconds: float) -> tuple[TemplateReply, str]:
+    """Send a packed request, which is cleared as soon as it is sent; return the reply and the
+    rendered text. Raises TemplateRefused, Stopped."""
+    answer, payload = own.ask(request, seconds)
     try:
-        reply = _replies.decode(answer)
-        if isinstance(reply, OutOfMemoryReply):
-            own.end()
-        return reply, text.decode()
+        reply, text = _replies.decode(answer), payload.decode()
     except (msgspec.DecodeError, UnicodeDecodeError):
         own.end()
         raise Stopped("ended its process") from None
-
-
-def _compiled(own: WarmProcess, source: str) -> list[str]:
-    reply, _ = ask(own, CompileTemplate(digest_of(source), source, limits.TEMPLATE_SECONDS))
-    reply = _checked(reply)
-    assert isinstance(reply, CompiledReply)
-    return reply.reads
-
-
-def _rendered(
-    own: WarmProcess, source: str, make: Callable[[], Mapping[str, Any]]
-) -> tuple[Reply, str]:
-    seconds, most = limits.TEMPLATE_SECONDS, limits.TEMPLATE_CHARACTERS
-    packed = _packed(RenderTemplate(digest_of(source), dict(make()), seconds, most))
-    return _ask_packed(own, packed, seconds)
-
-
-def digest_of(source: str) -> bytes:
-    return hashlib.sha256(source.encode("utf-8", "surrogatepass")).digest()
-
-
-def _checked(reply: Reply) -> Reply:
-    match reply:
-        case RefusedReply(message, is_broken):
-            raise TemplateRefused(message, is_broken=is_broken)
-        case OutOfMemoryReply():
+    match reply.exceeds:
+        case "memory":
+            own.end()
             raise Stopped(f"needs more than {limits.TEMPLATE_MEMORY >> 20} MiB of memory")
-        case TooLongReply():
-            most = limits.TEMPLATE_CHARACTERS
-            raise Stopped(f"makes a prompt of more than {most} characters")
-    return reply
+        case "characters":
+            raise Stopped(f"makes a prompt of more than {limits.TEMPLATE_CHARACTERS} characters")
+    if reply.refusal is not None:
+        raise TemplateRefused(reply.refusal, is_broken=reply.is_broken)
+    return reply, text
 
 
-def _packed(request: Request) -> bytearray:
-    packed = bytearray()
+def packed(request: RenderTemplate) -> bytearray:
+    written = bytearray()
     try:
-        _requests.encode_into(request, packed)
+        _requests.encode_into(request, written)
     except OverflowError:
-        assert isinstance(request, RenderTemplate)
         request.variables = _with_big_numbers(request.variables)
-        _requests.encode_into(request, packed)
-    return packed
+        _requests.encode_into(request, written)
+    return written
 
 
 def _with_big_numbers(value: Any) -> Any:

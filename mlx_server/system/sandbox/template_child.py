@@ -8,7 +8,7 @@ a request fails, the reply has the reason and the next request is served as usua
 import json
 import time
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -23,22 +23,13 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from mlx_server import limits
 from mlx_server.system.sandbox.child import Served, run, time_limit
-from mlx_server.system.sandbox.template_messages import (
-    BIG_NUMBER,
-    CompiledReply,
-    CompileTemplate,
-    OutOfMemoryReply,
-    RefusedReply,
-    RenderedReply,
-    RenderTemplate,
-    Reply,
-    Request,
-    TooLongReply,
-    UnknownReply,
-)
+from mlx_server.system.sandbox.template_messages import BIG_NUMBER, RenderTemplate, TemplateReply
 
 WINDOW = 1 << 16
 """Characters that are encoded at a time: a template may yield its whole prompt as one part."""
+
+CompiledTemplate = tuple[jinja2.Template, list[str], Collection[str]]
+"""With the names of the variables that it reads, and of those that it calls."""
 
 
 class GenerationTag(jinja2.ext.Extension):
@@ -93,49 +84,56 @@ def _tojson(
 class Templates:
     def __init__(self) -> None:
         self._environment = environment()
-        self._compiled: OrderedDict[bytes, tuple[jinja2.Template, Collection[str]]] = OrderedDict()
-        """The templates, and the variables that each calls."""
+        self._compiled: OrderedDict[str, CompiledTemplate] = OrderedDict()
+        """By source."""
 
-    def reply_to(self, request: Request) -> tuple[Reply, bytes | bytearray]:
+    def reply_to(self, request: RenderTemplate) -> tuple[TemplateReply, bytes | bytearray]:
         """The reply and its payload."""
+        called: Collection[str] = ()
         try:
             with time_limit(request.seconds):
-                if isinstance(request, CompileTemplate):
-                    return self._compile(request), b""
-                rendered = self._render(request)
+                template, reads, called = self._template(request.source)
+            if request.variables is None:
+                return TemplateReply(reads), b""
+            with time_limit(request.seconds):
+                text = _rendered(template, request.variables, request.max_characters)
         except MemoryError:
-            return OutOfMemoryReply(), b""
+            return TemplateReply(exceeds="memory"), b""
         except Exception as error:  # a template is a program and can raise anything
             message = str(error)[: limits.ERROR_CHARACTERS]
-            _, called = self._compiled.get(request.digest, (None, ()))
-            return RefusedReply(message, _is_broken(error, called)), b""
-        return (RenderedReply(), rendered) if isinstance(rendered, bytearray) else (rendered, b"")
+            return TemplateReply(refusal=message, is_broken=_is_broken(error, called)), b""
+        return (
+            (TemplateReply(exceeds="characters"), b"") if text is None else (TemplateReply(), text)
+        )
 
-    def _compile(self, request: CompileTemplate) -> CompiledReply:
-        template = self._environment.from_string(request.source)
-        reader = jinja2.meta.TrackingCodeGenerator(self._environment)
-        reader.optimizer = None  # `find_undeclared_variables` would evaluate constants
-        tree = self._environment.parse(request.source)
-        reader.visit(tree)
-        calls = (call.node for call in tree.find_all(Call))
-        self._compiled[request.digest] = template, {it.name for it in calls if isinstance(it, Name)}
-        if len(self._compiled) > limits.COMPILED_TEMPLATES:
-            self._compiled.popitem(last=False)
-        return CompiledReply(sorted(reader.undeclared_identifiers))
+    def _template(self, source: str) -> CompiledTemplate:
+        if source not in self._compiled:
+            template = self._environment.from_string(source)
+            reader = jinja2.meta.TrackingCodeGenerator(self._environment)
+            reader.optimizer = None  # `find_undeclared_variables` would evaluate constants
+            tree = self._environment.parse(source)
+            reader.visit(tree)
+            calls = (call.node for call in tree.find_all(Call))
+            called = {it.name for it in calls if isinstance(it, Name)}
+            self._compiled[source] = template, sorted(reader.undeclared_identifiers), called
+            if len(self._compiled) > limits.COMPILED_TEMPLATES:
+                self._compiled.popitem(last=False)
+        self._compiled.move_to_end(source)
+        return self._compiled[source]
 
-    def _render(self, request: RenderTemplate) -> bytearray | UnknownReply | TooLongReply:
-        if request.digest not in self._compiled:
-            return UnknownReply()
-        self._compiled.move_to_end(request.digest)
-        text, left = bytearray(), request.max_characters
-        template, _ = self._compiled[request.digest]
-        for part in template.generate(request.variables):
-            left -= len(part)
-            if left < 0:
-                return TooLongReply()
-            for begin in range(0, len(part), WINDOW):
-                text += part[begin : begin + WINDOW].encode()
-        return text
+
+def _rendered(
+    template: jinja2.Template, variables: Mapping[str, Any], max_characters: int
+) -> bytearray | None:
+    """Returns None if the text is too long."""
+    text, left = bytearray(), max_characters
+    for part in template.generate(variables):
+        left -= len(part)
+        if left < 0:
+            return None
+        for begin in range(0, len(part), WINDOW):
+            text += part[begin : begin + WINDOW].encode()
+    return text
 
 
 def _is_broken(error: Exception, called: Collection[str]) -> bool:
@@ -159,20 +157,18 @@ def _warm_up() -> None:
         "{{ 'http://a' | urlize | wordwrap(9) | striptags | filesizeformat }}",
         "{{ '%s' | format(1) }}{{ 'a' | urlencode }}{{ [1, 2] | groupby(0) }}",
     ):
-        templates = Templates()
-        templates.reply_to(CompileTemplate(b"", source, 0))
-        templates.reply_to(RenderTemplate(b"", {}, 0, 1 << 16))
+        Templates().reply_to(RenderTemplate(source, {}, 0, 1 << 16))
 
 
 def main() -> None:
     templates = Templates()
-    decoder = msgspec.msgpack.Decoder(Request, ext_hook=unpack_number)
+    decoder = msgspec.msgpack.Decoder(RenderTemplate, ext_hook=unpack_number)
 
     def answer(frame: bytearray) -> Served:
         request = decoder.decode(frame)
         frame.clear()  # of a large request each copy counts
         reply, text = templates.reply_to(request)
-        return Served(msgspec.msgpack.encode(reply), text, isinstance(reply, OutOfMemoryReply))
+        return Served(msgspec.msgpack.encode(reply), text, reply.exceeds == "memory")
 
     run(_warm_up, answer)
 

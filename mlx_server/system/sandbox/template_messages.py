@@ -1,6 +1,6 @@
 """What the server and a process that renders chat templates send each other, as msgpack."""
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -8,48 +8,25 @@ BIG_NUMBER = 1
 """The msgpack extension code of integers of more than 64 bits."""
 
 
-class CompileTemplate(msgspec.Struct, array_like=True, tag=True):
-    digest: bytes
+class RenderTemplate(msgspec.Struct, array_like=True):
     source: str
+    variables: dict[str, Any] | None
+    """None: the template is compiled only."""
     seconds: float
-    """Limit of processor time; four times as much wall-clock time is allowed."""
+    """Limit of processor time, of compiling the template and of rendering it; four times as much
+    wall-clock time is allowed."""
+    max_characters: int = 0
 
 
-class RenderTemplate(msgspec.Struct, array_like=True, tag=True):
-    digest: bytes
-    variables: dict[str, Any]
-    seconds: float
-    max_characters: int
+class TemplateReply(msgspec.Struct, array_like=True):
+    """Its payload is the rendered text, in UTF-8."""
 
-
-class CompiledReply(msgspec.Struct, array_like=True, tag=True):
-    reads: list[str]
-    """Names of the variables that the template reads."""
-
-
-class RenderedReply(msgspec.Struct, array_like=True, tag=True):
-    """The rendered text, in UTF-8, is the payload of this reply."""
-
-
-class RefusedReply(msgspec.Struct, array_like=True, tag=True):
-    message: str
+    reads: list[str] = []
+    """Names of the variables that a template reads which is compiled only."""
+    refusal: str | None = None
+    """The error that the template raised, or why it can't be compiled."""
     is_broken: bool = False
     """Whether the template calls or names what does not exist, whatever its variables are."""
-
-
-class UnknownReply(msgspec.Struct, array_like=True, tag=True):
-    """The template must be compiled first."""
-
-
-class OutOfMemoryReply(msgspec.Struct, array_like=True, tag=True):
-    """Memory ran out; the child ends after this reply."""
-
-
-class TooLongReply(msgspec.Struct, array_like=True, tag=True):
-    """The text has more than `max_characters`."""
-
-
-Request = CompileTemplate | RenderTemplate
-Reply = (
-    CompiledReply | RenderedReply | RefusedReply | UnknownReply | OutOfMemoryReply | TooLongReply
-)
+    exceeds: Literal["", "memory", "characters"] = ""
+    """`memory`: the child ends after this reply. `characters`: the text has more than
+    `max_characters`."""
