@@ -345,7 +345,6 @@ KEYWORDS = {
 """The keywords that constrain values of each type; others mean nothing to that type."""
 
 EITHER = ("anyOf", "oneOf")
-DEFINITIONS = ("$defs", "definitions")
 
 
 @dataclass(frozen=True)
@@ -441,10 +440,6 @@ class ValueSchema:
         listed = self.schema.get("properties", {})
         required = set(self.schema.get("required", ()))
         return False not in listed.values() and listed.keys() >= required
-
-    @property
-    def reference(self) -> str:
-        return str(self.schema.get("$ref", ""))
 
     @property
     def others(self) -> "ValueSchema | None":

@@ -23,21 +23,30 @@ STACK_BYTES = 256 << 20
 """Of a thread that compiles: enough for as many rules as limits.WHOLE_GRAMMAR_RULES."""
 
 
-class _Bytes:
-    """A vocabulary of single bytes, which can spell any text."""
+END = 256
+FIRST_CONTROL = END + 1
 
-    eos_token_id = 256
+
+class _Bytes:
+    """A vocabulary that spells any text byte by byte, and has these control tokens."""
+
+    eos_token_id = END
     bos_token_id = None
-    tokens = (*(bytes([byte]) for byte in range(256)), b"<|end|>")
-    special_token_ids = (eos_token_id,)
+
+    def __init__(self, control: Sequence[str] = ()) -> None:
+        single = (bytes([byte]) for byte in range(END))
+        self.tokens = (*single, b"<|end|>", *(token.encode() for token in control))
+        self.special_token_ids = tuple(range(END, len(self.tokens)))
 
     def __call__(self, text: bytes) -> list[int]:
         return list(text)
 
+    def tokenizer(self) -> LLTokenizer:
+        wrapped = llguidance.TokenizerWrapper(self)
+        return LLTokenizer(wrapped, n_vocab=len(self.tokens), eos_token=END, slices=[])
 
-BYTES = LLTokenizer(
-    llguidance.TokenizerWrapper(_Bytes()), n_vocab=257, eos_token=_Bytes.eos_token_id, slices=[]
-)
+
+BYTES = _Bytes().tokenizer()
 
 
 def fault(source: str) -> str:
@@ -83,26 +92,9 @@ def in_a_line(message: str) -> str:
     )
 
 
-END = 256
-FIRST_CONTROL = END + 1
 SPACE, AFTER_COMMA = ord(" "), b",:"
 UNLIKELY = b" \t\r\n\\"
 """White space and escapes, which grammars allow and texts rarely need."""
-
-
-class _BytesAndControlTokens:
-    """A vocabulary that spells any text byte by byte, and has these control tokens."""
-
-    eos_token_id = END
-    bos_token_id = None
-
-    def __init__(self, control: Sequence[str]) -> None:
-        single = (bytes([byte]) for byte in range(END))
-        self.tokens = (*single, b"<|end|>", *(token.encode() for token in control))
-        self.special_token_ids = tuple(range(END, len(self.tokens)))
-
-    def __call__(self, text: bytes) -> list[int]:
-        return list(text)
 
 
 def control_ids(control: Sequence[str]) -> dict[int, str]:
@@ -112,12 +104,8 @@ def control_ids(control: Sequence[str]) -> dict[int, str]:
 
 def first_text(grammar: str, control: Sequence[str]) -> str:
     """Returns the text up to the first place where the grammar may end. Raises InvalidGrammar."""
-    vocabulary = _BytesAndControlTokens(control)
-    tokens = vocabulary.tokens
-    tokenizer = LLTokenizer(
-        llguidance.TokenizerWrapper(vocabulary), n_vocab=len(tokens), eos_token=END, slices=[]
-    )
-    matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LIMITS)
+    vocabulary = _Bytes(control)
+    matcher = LLMatcher(vocabulary.tokenizer(), grammar, log_level=0, limits=LIMITS)
     found: list[int] = []
     while not (matcher.is_error() or matcher.is_accepting() or matcher.is_stopped()):
         mask = int.from_bytes(matcher.compute_bitmask(), "little") & ~(1 << END)
@@ -127,7 +115,7 @@ def first_text(grammar: str, control: Sequence[str]) -> str:
         matcher.consume_token(found[-1])
     if matcher.is_error():
         raise InvalidGrammar(in_a_line(matcher.get_error()))
-    return b"".join(tokens[id] for id in found).decode()
+    return b"".join(vocabulary.tokens[id] for id in found).decode()
 
 
 def _plainest(mask: int, last: int) -> int:

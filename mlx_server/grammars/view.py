@@ -326,10 +326,6 @@ def named(schema: Mapping[str, Any]) -> frozenset[str]:
     return (types | {"integer"} if "number" in types else types) or ALL
 
 
-def _alias(said: Any) -> Any:
-    return ALIASES.get(said, said) if isinstance(said, str) else said
-
-
 def types_of(schema: Mapping[str, Any], view: View) -> frozenset[str]:
     """Returns the types that a schema, a part of `view`, allows by itself and through its
     references."""
@@ -372,7 +368,8 @@ class _Types:
         return self._known[id(schema)]
 
     def _constraints(self, schema: Mapping[str, Any], depth: int) -> Iterator[frozenset[str]]:
-        yield named({"type": _alias(schema.get("type"))})
+        said = schema.get("type")
+        yield named({"type": ALIASES.get(said, said) if isinstance(said, str) else said})
         for key in ("anyOf", "oneOf"):
             if options := listed(schema, key):
                 yield frozenset().union(*(self.of(option, depth) for option in options))

@@ -260,7 +260,7 @@ class LiteralGrammar:
 
     def value(self, value: ValueSchema) -> str:
         if target := value.target:
-            name = (id(value.root), value.reference)
+            name = (id(value.root), value.schema["$ref"])
             return self._once(name, lambda: self.value(target))
         if value.alternatives:
             return self.lark.rule(" | ".join(map(self.value, value.alternatives)))
