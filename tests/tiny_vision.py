@@ -55,6 +55,14 @@ FURTHER = (
     "<row_1_col_2>",
     "<row_2_col_1>",
     "<row_2_col_2>",
+    "<|IMG_PATCH|>",
+    "<|START_OF_IMG|>",
+    "<|END_OF_IMG|>",
+    "<im_patch>",
+    "<im_col>",
+    "<im_start>",
+    "<im_end>",
+    "<low_res_im_start>",
     *(f"<|img_row_{row}_col_{column}|>" for row in (1, 2) for column in range(1, 6)),
 )
 """The tokens of all families, so that one tokenizer does for them."""
@@ -464,6 +472,96 @@ IDEFICS3 = {**VISION_FAMILIES["smolvlm"].tower, "model_type": "idefics3_vision"}
 VISION_FAMILIES["idefics3"] = replace(VISION_FAMILIES["smolvlm"], tower=IDEFICS3)
 
 
+SQUARE = {"model_type": "siglip_vision_model", "image_size": 56, "patch_size": 14}
+PINPOINTS = {"image_grid_pinpoints": [[56, 56], [56, 112], [112, 56], [112, 112]]}
+MOLMO = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16, "hidden_size": 32}
+
+WHOLE_FAMILIES: dict[str, TinyVision] = {
+    "molmo2": TinyVision(
+        {"model_type": "molmo2", "additional_vocab_size": 8},
+        {},
+        {
+            "image_patch_id": id_of("<im_patch>"),
+            "image_end_token_id": id_of("<im_end>"),
+            "vit_config": {
+                **MOLMO,
+                "intermediate_size": 64,
+                "num_hidden_layers": 3,
+                "image_num_pos": 16,
+                "image_default_input_size": [56, 56],
+            },
+            "adapter_config": {
+                **MOLMO,
+                "intermediate_size": 64,
+                "text_hidden_size": 64,
+                "vit_layers": [-1, -2],
+            },
+        },
+        {
+            "size": {"height": 56, "width": 56},
+            "max_crops": 4,
+            "overlap_margins": [1, 1],
+            "patch_size": 14,
+            "pooling_size": [2, 2],
+        },
+    ),
+    "aya_vision": TinyVision(
+        {"model_type": "cohere2", "layer_norm_eps": 1e-5, "sliding_window": 12},
+        SQUARE,
+        {
+            "image_token_index": id_of("<|IMG_PATCH|>"),
+            "alignment_intermediate_size": 64,
+        },
+        {
+            "image_processor_type": "GotOcr2ImageProcessor",
+            "size": {"height": 56, "width": 56},
+            "crop_to_patches": True,
+            "max_patches": 4,
+        },
+        {"patch_size": 14, "img_size": 56, "downsample_factor": 2},
+    ),
+    "idefics2": TinyVision(
+        {"model_type": "mistral"},
+        {**SQUARE, "model_type": "idefics2_vision"},
+        {
+            "image_token_id": id_of("<image>"),
+            "perceiver_config": {
+                "model_type": "idefics2",
+                "num_key_value_heads": 2,
+                "resampler_depth": 2,
+                "resampler_head_dim": 16,
+                "resampler_n_heads": 4,
+                "resampler_n_latents": 8,
+            },
+        },
+        {
+            "image_processor_type": "Idefics2ImageProcessor",
+            "do_image_splitting": False,
+            "size": {"shortest_edge": 28, "longest_edge": 56},
+        },
+        {"image_seq_len": 8},
+    ),
+    "llava_onevision": TinyVision(
+        {"model_type": "qwen2"},
+        SQUARE,
+        {
+            **PINPOINTS,
+            "image_token_index": id_of("<image>"),
+            "vision_feature_layer": -1,
+            "vision_feature_select_strategy": "full",
+            "vision_aspect_ratio": "anyres_max_4",
+        },
+        {
+            **PINPOINTS,
+            "image_processor_type": "LlavaOnevisionImageProcessor",
+            "size": {"height": 56, "width": 56},
+        },
+        {"num_image_tokens": 16, "vision_feature_select_strategy": "full"},
+    ),
+}
+"""Those that mlx-vlm computes as a whole."""
+
+
 def shrink(package: Any) -> None:
     """Leaves little of a tower whose layers mlx-vlm's code decides on: the first and the last
     blocks of each stage, and narrow ones."""
@@ -488,7 +586,7 @@ def tiny_vision(folder: Path, family: str = "qwen3_vl", *, seed: int = 0) -> Pat
     from mlx_server.worker.vision_towers import make_tower, package_of
     from mlx_server.worker.weights import model_classes
 
-    own = VISION_FAMILIES[family]
+    own = VISION_FAMILIES.get(family) or WHOLE_FAMILIES[family]
     tiny_llama(folder)
     text = {
         "hidden_size": 64,
@@ -521,8 +619,8 @@ def tiny_vision(folder: Path, family: str = "qwen3_vl", *, seed: int = 0) -> Pat
         "tie_word_embeddings": False,
         **own.config,
         "text_config": text,
-        "vision_config": tower,
     }
+    config |= {"vision_config": tower} if own.tower else {}
     if family in FLAT:
         config |= {**config.pop("text_config"), "model_type": family}
     means = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
@@ -534,13 +632,12 @@ def tiny_vision(folder: Path, family: str = "qwen3_vl", *, seed: int = 0) -> Pat
         folder / "tokenizer_config.json", {**tokenizer_config(), "chat_template": VISION_TEMPLATE}
     )
     tokenizer(FURTHER).save(str(folder / "tokenizer.json"))
-    shrink(package_of(package := FAMILIES[str(config["model_type"])].package))
     model, arguments = model_classes(config)
-    parts: dict[str, nn.Module] = {
-        "": model(arguments.from_dict(json.loads(json.dumps(config)))),
-        "tower": make_tower(config, package),
-    }
-    shapes = {name: array.shape for part in parts.values() for name, array in _parameters(part)}
+    parts = [model(arguments.from_dict(json.loads(json.dumps(config))))]
+    if known := FAMILIES.get(str(config["model_type"])):
+        shrink(package_of(known.package))
+        parts.append(make_tower(config, known.package))
+    shapes = {name: array.shape for part in parts for name, array in _parameters(part)}
     for name in [name for name in shapes if "unembed_out" in name]:  # mlx-lm's halves of a tensor
         (heads, values, rank), keys = shapes.pop(name), name.replace("unembed_out", "embed_q")
         both = heads * (values + shapes.pop(keys)[-1])

@@ -15,6 +15,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
+from pathlib import Path
 
 from mlx_server import limits
 from mlx_server.engine.messages import FIRST_MEDIA_ID, Picture, media_ids
@@ -29,11 +30,11 @@ from mlx_server.messages import (
     content_of,
 )
 from mlx_server.models.tokenizer import Tokenizer
-from mlx_server.models.vision import Layout, Vision
+from mlx_server.models.vision import Borrowed, Vision
 from mlx_server.prompts.branches import Branches
 from mlx_server.prompts.template_prompt import RenderedPrompt
 from mlx_server.request_threads import check_wanted
-from mlx_server.system.sandbox.files import FileRefused, decoded
+from mlx_server.system.sandbox.files import FileRefused, decoded, processed
 from mlx_server.system.sandbox.picture_fits import Fit, Size
 
 SHOWN_ROLES = ("user", "tool")
@@ -45,24 +46,30 @@ class ShownPicture:
     digest: bytes
     sizes: list[Size]
     pixels: bytes
+    ids: Sequence[int] = ()
+    """Its tokens, if a borrowed processor has made them; then it has no sizes."""
 
 
 class DecodedPictures:
     """The pictures that were decoded last."""
 
     def __init__(self) -> None:
-        self._pictures: OrderedDict[tuple[bytes, Fit, int], ShownPicture] = OrderedDict()
+        self._pictures: OrderedDict[tuple[bytes, Fit, int, Path | None], ShownPicture]
+        self._pictures = OrderedDict()
         self._lock = threading.Lock()
         self._nbytes = 0
 
-    def picture(self, data: str, fit: Fit, filter: int) -> ShownPicture:
+    def picture(self, data: str, vision: Vision, detail: str | None) -> ShownPicture:
         """data: base64. Raises FileRefused, and PicturesUnavailable."""
-        key = sha256(data.encode(errors="surrogatepass")).digest(), fit, filter
+        fit, folder = vision.fit(detail), getattr(vision.recipe, "folder", None)
+        key = sha256(data.encode(errors="surrogatepass")).digest(), fit, vision.filter, folder
         with self._lock:
             if key in self._pictures:
                 self._pictures.move_to_end(key)
                 return self._pictures[key]
-        picture = _decoded(data, fit, filter)
+        picture = _decoded(data, fit, vision.filter)
+        if isinstance(vision.recipe, Borrowed):
+            picture = _processed(picture, vision.recipe)
         with self._lock:
             if key not in self._pictures:
                 self._pictures[key] = picture
@@ -81,6 +88,13 @@ def _decoded(data: str, fit: Fit, filter: int) -> ShownPicture:
     sizes, pixels = decoded(file, fit, filter)
     head = b"".join(b"%d %d " % size for size in sizes)
     return ShownPicture(sha256(head + pixels).digest(), sizes, pixels)
+
+
+def _processed(picture: ShownPicture, recipe: Borrowed) -> ShownPicture:
+    reply, inputs = processed(recipe.folder, picture.sizes[0], picture.pixels)
+    if len(reply.ids) > limits.PICTURE_TOKENS:
+        raise FileRefused(f"has {len(reply.ids)} tokens; the limit is {limits.PICTURE_TOKENS}")
+    return ShownPicture(picture.digest, [], inputs, reply.ids)
 
 
 DECODED = DecodedPictures()
@@ -125,7 +139,7 @@ def _part(
     """The placeholder of a picture, which is added to the others, or the line in its place."""
     try:
         data, detail = _data(medium)
-        pictures.append(DECODED.picture(data, vision.fit(detail), vision.filter))
+        pictures.append(DECODED.picture(data, vision, detail))
     except FileRefused as refused:
         if is_new and medium.place:
             raise BadRequest(f"The picture {refused}.", param=medium.place) from None
@@ -177,7 +191,7 @@ def expanded(
     begin = 0
     for at, each in zip(places, pictures, strict=True):
         tokens += rendered.tokens[begin:at]
-        count, texts = _tokens(vision.layout(each.sizes), tokenizer)
+        count, texts = _tokens(each, vision, tokenizer)
         digest = each.digest + context
         picture = Picture(len(tokens), digest, count, each.sizes, each.pixels, texts)
         placed.append(picture)
@@ -203,10 +217,15 @@ def expanded(
     return replace(rendered, tokens=tokens, pictures=tuple(placed), branches=branches)
 
 
-def _tokens(layout: Layout, tokenizer: Tokenizer) -> tuple[int, list[tuple[int, int]]]:
+def _tokens(
+    picture: ShownPicture, vision: Vision, tokenizer: Tokenizer
+) -> tuple[int, list[tuple[int, int]]]:
     """How many tokens a picture has, and the places of those of text among them."""
-    count, texts = 0, list[tuple[int, int]]()
-    for part in layout:
+    if picture.ids:
+        texts = [(place, id) for place, id in enumerate(picture.ids) if id != vision.token]
+        return len(picture.ids), texts
+    count, texts = 0, []
+    for part in vision.layout(picture.sizes):
         if isinstance(part, str):
             ids = tokenizer.encode(part)
             texts += enumerate(ids, count)

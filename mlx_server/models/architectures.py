@@ -56,6 +56,10 @@ TEXT = ("text_config", "llm_config", "language_config", "thinker_config")
 """Keys under which the config of a multimodal model nests that of its text model."""
 
 
+INSTALL = "pip install --no-deps 'mlx-vlm>=0.7.10,<0.8' 'pillow>=13,<14'"
+"""Installs all that is needed: what else mlx-vlm names as its dependencies is not used."""
+
+
 def module_of(config: Mapping[str, Any]) -> str | None:
     """The module of mlx-lm that implements this model, or None if this version has none."""
     name = config.get("model_type")
@@ -76,15 +80,32 @@ def why_unknown(config: Mapping[str, Any]) -> str | None:
         )
     if is_encoder(config):
         return why_not_encoded(config)
-    if module_of(config):
+    if module_of(config) or whole_package(config):
         return None
     if "model_type" not in config:
         return "its config.json has no `model_type`. Copy it from the original."
+    sees = "vision_config" in config and not find_spec("mlx_vlm")
     return (
         f"mlx-lm {version('mlx-lm')} does not support its model type "
         f"{str(config.get('model_type'))[:100]!r}. Update mlx-server and mlx-lm, or choose another "
-        "model."
+        f"model.{f' mlx-vlm may support it: {INSTALL}' * sees}"
     )
+
+
+WHOLE = ("get_input_embeddings", "self.language_model", "ProcessorMixin")
+"""What the source of mlx-vlm's packages has if they are chat models that see."""
+
+
+def whole_package(config: Mapping[str, Any]) -> str | None:
+    """The package of mlx-vlm for a model that mlx-lm lacks, if it has a processor of pictures."""
+    name, spec = config.get("model_type"), find_spec("mlx_vlm")
+    if module_of(config) or not (spec and spec.origin and isinstance(name, str)):
+        return None
+    name = _table("MODEL_REMAPPING", spec.origin).get(name, name)
+    folder = Path(spec.origin).parent / "models" / name
+    files = folder.glob("*.py") if re.fullmatch(r"\w+", name) else ()
+    source = "".join(file.read_text("utf-8") for file in files)
+    return name if all(word in source for word in WHOLE) else None
 
 
 def texts(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
@@ -150,11 +171,14 @@ PARSING = Lock()
 parse at once: models are prepared in threads."""
 
 
-@lru_cache(maxsize=2)
-def _table(name: Literal["MODEL_ARCHITECTURE_REMAPPING", "MODEL_REMAPPING"]) -> dict[Any, Any]:
-    """A dict that mlx-lm's utils.py defines."""
+@lru_cache(maxsize=3)
+def _table(
+    name: Literal["MODEL_ARCHITECTURE_REMAPPING", "MODEL_REMAPPING"], package: str = ""
+) -> dict[Any, Any]:
+    """A dict that utils.py of a package defines. package: its __init__.py; mlx-lm's by default."""
+    folder = Path(package).parent if package else _mlx_lm()
     with PARSING:
-        tree = ast.parse((_mlx_lm() / "utils.py").read_text("utf-8"))
+        tree = ast.parse((folder / "utils.py").read_text("utf-8"))
     for node in tree.body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
             table: dict[Any, Any] = ast.literal_eval(node.value)

@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
 from mlx_server import limits
-from mlx_server.models.architectures import text_config_of
+from mlx_server.errors import ModelUnusable
+from mlx_server.models.architectures import INSTALL, text_config_of, whole_package
 from mlx_server.models.files import read_optional_json
+from mlx_server.system.sandbox.files import FileRefused, processed
 from mlx_server.system.sandbox.picture_fits import (
     MOST_PATCHES,
     Colour,
@@ -39,9 +41,6 @@ from mlx_server.system.sandbox.picture_fits import (
 )
 
 log = logging.getLogger("mlx_server.models")
-
-INSTALL = "pip install --no-deps 'mlx-vlm>=0.7.10,<0.8' 'pillow>=13,<14'"
-"""Installs all that is needed: what else mlx-vlm names as its dependencies is not used."""
 
 KNOWN_VERSIONS = re.compile(r"0\.7\.[1-9]\d")
 
@@ -269,6 +268,30 @@ class TileRows:
                 begin = ""
             begin = "\n"
         return [*layout, f"{2 * begin}{fake}<global-img>", self.tokens, fake]
+
+
+@dataclass(frozen=True)
+class Borrowed:
+    """A processor of mlx-vlm's decides on a picture's tokens, in a process of its own."""
+
+    folder: Path
+    """The checkpoint's, from which it is made."""
+    pixels: int = 0
+    """The most that it has made of a picture; so are the following."""
+    side: int = 0
+    tokens: int = 0
+
+    def fit(self, tokens: int) -> Fit:
+        is_low = tokens <= limits.LOW_DETAIL_TOKENS
+        return LongestSide(1, LOW_SIDE if is_low else LONGEST_SIDE)
+
+    def layout(self, sizes: Sequence[Size]) -> Layout:
+        """The most tokens, as far as they are known."""
+        return [self.tokens]
+
+
+LONGEST_SIDE, LOW_SIDE = 3000, 512
+"""The most pixels of a side for a borrowed processor: most of them make it smaller."""
 
 
 @dataclass(frozen=True)
@@ -510,20 +533,30 @@ class Vision:
         return None
 
 
-IMAGE_TOKEN = ("image_token_id", "image_token_index", "media_placeholder_token_id")
+IMAGE_TOKEN = (
+    *("image_token_id", "image_token_index", "media_placeholder_token_id", "image_patch_id"),
+)
 NO_TOKEN = -1
+
+WHOLE_TOKENS = {"molmo": "<im_patch>"}
+"""The image tokens of mlx-vlm's packages, where configs have no id of them."""
 
 
 def vision_of(folder: Path, config: Mapping[str, Any]) -> Vision | None:
-    """None for a checkpoint without a tower, or of a family that is not in the table."""
+    """None for a checkpoint without a tower, or of a family that is neither in the table nor one of
+    mlx-vlm's that mlx-lm lacks."""
     family, tower = FAMILIES.get(str(config.get("model_type"))), config.get("vision_config")
+    package = None if family else whole_package(config)
+    if package:
+        named = WHOLE_TOKENS.get(package, "")
+        family, tower = VisionFamily(package, "", lambda _: Borrowed(folder), token=named), {}
     if family is None or not isinstance(tower, dict):
         return None
     if family.package == "llava" and tower.get("model_type") == "pixtral":
         family = FAMILIES["pixtral"]
     ids = (config.get(name) for name in IMAGE_TOKEN)
     token = next((id for id in ids if type(id) is int), NO_TOKEN)
-    if token == NO_TOKEN and not family.token:
+    if token == NO_TOKEN and not (family.token or package):
         return None
     processor = read_optional_json(folder / "processor_config.json")
     image = read_optional_json(folder / "preprocessor_config.json")
@@ -544,7 +577,7 @@ def vision_of(folder: Path, config: Mapping[str, Any]) -> Vision | None:
         _natural(resample if (resample := image.get("resample")) in range(6) else 0, family.filter),
         sees_whole,
     )
-    if not _is_bounded(vision):
+    if not package and not _is_bounded(vision):
         log.warning("the model in %s is shown no pictures: their settings are damaged", folder.name)
         return None
     return vision
@@ -578,6 +611,29 @@ def _is_bounded(vision: Vision) -> bool:
     return True
 
 
+def borrowing(vision: Vision, placeholder: str) -> Vision:
+    """The vision with what its processor makes of pictures of all shapes. Raises ModelUnusable if
+    mlx-vlm has no model or processor that can be used as here."""
+    recipe = vision.recipe
+    assert isinstance(recipe, Borrowed)
+    pixels = side = tokens = 0
+    for shape in SHAPES:
+        ((size,),) = recipe.fit(vision.tokens).resizes(*shape)
+        try:
+            made, _ = processed(recipe.folder, size, bytes(3 * size[0] * size[1]))
+        except FileRefused as refused:
+            raise ModelUnusable(
+                f"it can't be used: mlx-lm has no model of its type, and a picture {refused}. Use "
+                "another model."
+            ) from None
+        areas = [width * height for width, height in made.sizes]
+        pixels, tokens = max(pixels, sum(areas)), max(tokens, len(made.ids))
+        side = max(side, math.isqrt(max(areas)) + 1)
+    recipe = replace(recipe, pixels=pixels, side=side, tokens=tokens)
+    family = replace(vision.family, placeholder=placeholder)
+    return replace(vision, recipe=recipe, family=family)
+
+
 def within_memory(
     vision: Vision, config: Mapping[str, Any], *, upcast: bool
 ) -> tuple[Vision | None, int]:
@@ -595,7 +651,8 @@ def tower_bytes(vision: Vision, config: Mapping[str, Any], *, upcast: bool) -> i
     """The memory that a layer of the tower takes for the largest picture, beside its weights. It is
     measured in tests/worker/test_sight.py. upcast: whether it computes in float32, without a GPU.
     """
-    tower, recipe, nbytes = config["vision_config"], vision.recipe, 4 if upcast else 2
+    tower: Mapping[str, Any] = config.get("vision_config") or config.get("vit_config") or {}
+    recipe, nbytes = vision.recipe, 4 if upcast else 2
     width = _natural(tower.get("embed_dim"), tower.get("hidden_size"), 1024)
     heads = _natural(tower.get("num_heads"), tower.get("num_attention_heads"), 16)
     inner = _natural(tower.get("intermediate_size"), 4 * width)
@@ -608,6 +665,8 @@ def tower_bytes(vision: Vision, config: Mapping[str, Any], *, upcast: bool) -> i
     for shape in SHAPES:
         sizes = [chain[-1] for chain in vision.fit().resizes(*shape)]
         pixels = sum(wide * high for wide, high in sizes)
+        if isinstance(recipe, Borrowed):
+            pixels = recipe.pixels
         side = getattr(recipe, "tile", 0) or getattr(recipe, "side", 0)
         patches, seen = (area // patch**2 + 1 for area in (pixels, side**2 or pixels))
         values = (ROWS_OF_WIDTH * width + ROWS_OF_INNER * inner) * nbytes + scores * seen

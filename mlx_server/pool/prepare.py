@@ -21,7 +21,7 @@ from mlx_server.families import family_named, family_of, fitted
 from mlx_server.families.base import ModelFamily
 from mlx_server.messages import Conversation, Media
 from mlx_server.models.adapter_catalog import AdapterCatalog, AdapterLocation, read_base_shapes
-from mlx_server.models.architectures import is_encoder, is_reranker
+from mlx_server.models.architectures import INSTALL, is_encoder, is_reranker
 from mlx_server.models.checkpoint import (
     Checkpoint,
     Embedder,
@@ -39,7 +39,16 @@ from mlx_server.models.files import (
     weights_bytes,
     weights_on_disk,
 )
-from mlx_server.models.vision import IN_TOWER, NO_TOKEN, Vision, can_see, vision_of, within_memory
+from mlx_server.models.vision import (
+    IN_TOWER,
+    NO_TOKEN,
+    Borrowed,
+    Vision,
+    borrowing,
+    can_see,
+    vision_of,
+    within_memory,
+)
 from mlx_server.pool.memory import WORKING_BYTES
 from mlx_server.prompts.infill import infill_tokens_of
 from mlx_server.requests import (
@@ -372,6 +381,13 @@ def _vision(spec: ModelSpec, path: Path, checkpoint: Checkpoint) -> Vision | Non
     if vision.token == NO_TOKEN:
         ids = (id for id, token in tokens.items() if token == vision.family.token)
         vision = replace(vision, token=next(ids, NO_TOKEN))
+    if isinstance(vision.recipe, Borrowed):
+        if not can_see() or vision.token not in tokens:
+            raise ModelUnusable(
+                "it can't be used: mlx-lm has no model of its type. For mlx-vlm's, its config.json "
+                f"has to name an image token of its tokenizer, and this be installed: {INSTALL}"
+            )
+        return borrowing(vision, tokens[vision.token])
     if not (token := tokens.get(vision.token)) or token not in vision.text:
         return None
     # converters for text models keep the tower's settings and drop its weights

@@ -17,9 +17,15 @@ import mlx.nn as nn
 import numpy as np
 
 from mlx_server import limits
-from mlx_server.engine.messages import FIRST_MEDIA_ID, Generate, Picture, media_ids
+from mlx_server.engine.messages import (
+    FIRST_MEDIA_ID,
+    Generate,
+    Picture,
+    media_ids,
+    picture_inputs,
+)
 from mlx_server.models.architectures import WRAPPING, text_config_of
-from mlx_server.models.vision import Sections, Vision, vision_of
+from mlx_server.models.vision import Borrowed, Sections, Vision, vision_of
 from mlx_server.worker.vision_towers import Features, load_tower, tower_features
 
 
@@ -82,9 +88,15 @@ class RowPictures:
 
     def _check(self, request: Generate, picture: Picture, vision: Vision) -> None:
         tokens, end = picture.tokens, picture.at + picture.tokens
-        pixels = sum(width * height for width, height in picture.sizes)
-        images = sum(part for part in vision.layout(picture.sizes) if isinstance(part, int))
-        if len(picture.pixels) != 3 * pixels or not 0 < images == tokens - len(picture.texts):
+        if isinstance(vision.recipe, Borrowed):
+            inputs = picture_inputs(picture.pixels)
+            is_complete = 0 < tokens == inputs.end - inputs.begin
+        else:
+            pixels = sum(width * height for width, height in picture.sizes)
+            images = sum(part for part in vision.layout(picture.sizes) if isinstance(part, int))
+            is_complete = 0 < images == tokens - len(picture.texts)
+            is_complete = is_complete and len(picture.pixels) == 3 * pixels
+        if not is_complete:
             raise ValueError("a picture is not complete")
         if picture.at < 0 or request.prompt[picture.at : end] != media_ids(picture.digest, tokens):
             raise ValueError("a picture is not at its place in the prompt")
@@ -226,14 +238,16 @@ class Sight:
 
             return call
 
-        lists = (each for module in self.tower.modules() for each in module.values())
+        modules = self.tower.named_modules()
+        towers = (each for name, each in modules if not name.startswith("language_model"))
+        lists = (each for module in towers for each in module.values())
         layers = [_flat(each) for each in lists if isinstance(each, list) and each]
         for layer in max(layers, key=len, default=[]):
             layer.__class__ = _with_hook(type(layer), noting)
 
     def _with_texts(self, features: Features, picture: Picture) -> Features:
         """The features with the embeddings of the tokens of text between the picture's."""
-        if not picture.texts:
+        if not picture.texts or not picture.sizes:
             return features
         places = np.ones(picture.tokens, bool)
         ids = np.zeros(picture.tokens, np.int64)
@@ -302,6 +316,13 @@ def give_sight(model: nn.Module, folder: Path, config: Mapping[str, Any]) -> Non
     vision = vision_of(folder, config)
     if vision is None:
         raise ValueError("the checkpoint has no vision tower that is known here")
+    if isinstance(vision.recipe, Borrowed):
+        whole: Any = model
+        sight = Sight(vision, model, lambda ids: whole.get_input_embeddings(ids).inputs_embeds, 1.0)
+        sight.note_layers()
+        sight.hooks.append((model, _passing_embeddings(sight)))
+        model.sight = sight
+        return
     inner = getattr(model, "language_model", model)
     inner = getattr(inner, "model", inner)
     inner = getattr(inner, "language_model", inner)

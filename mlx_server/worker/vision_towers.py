@@ -15,14 +15,16 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+import msgspec
 import numpy as np
 from mlx.utils import tree_flatten
 
-from mlx_server.engine.messages import Picture
+from mlx_server.engine.messages import InputArray, Picture, picture_inputs
 from mlx_server.models.architectures import text_config_of
 from mlx_server.models.files import MLX
 from mlx_server.models.vision import (
     IN_TOWER,
+    Borrowed,
     NamedTiles,
     OneSquare,
     PatchGrid,
@@ -182,6 +184,8 @@ def package_of(name: str) -> ModuleType:
 
 
 def tower_features(tower: nn.Module, picture: Picture, vision: Vision) -> Features:
+    if isinstance(vision.recipe, Borrowed):
+        return [whole_features(tower, picture.pixels)]
     begin, views = 0, list[mx.array]()
     for width, height in picture.sizes:
         end = begin + 3 * width * height
@@ -191,6 +195,28 @@ def tower_features(tower: nn.Module, picture: Picture, vision: Vision) -> Featur
         begin = end
     with own_modules():
         return FEATURES[vision.family.package](tower, views, vision)
+
+
+def whole_features(model: Any, packed: bytes) -> mx.array:
+    """The embeddings of all tokens of a picture, by mlx-vlm's whole model."""
+    begin, end, given = msgspec.structs.astuple(picture_inputs(packed))
+    arrays: dict[str, Any] = {
+        name: [_array(each) for each in own] if isinstance(own, list) else _array(own)
+        for name, own in given.items()
+    }
+    ids, pixels = arrays.pop("input_ids"), arrays.pop("pixel_values")
+    with own_modules():
+        found = model.get_input_embeddings(ids, pixels, **arrays).to_dict()
+    embeddings: mx.array = found.pop("inputs_embeds")
+    if further := [name for name, value in found.items() if value is not None]:
+        raise ValueError(f"its text model also takes {further[0]}")
+    if embeddings.shape[:2] != ids.shape:
+        raise ValueError(f"it makes {embeddings.shape[1]} tokens of {ids.size}")
+    return embeddings[0, begin:end]
+
+
+def _array(given: InputArray) -> mx.array:
+    return mx.array(np.frombuffer(given.data, given.kind).reshape(given.shape))
 
 
 def _grid_features(tower: Any, views: Sequence[mx.array], vision: Vision) -> Features:

@@ -14,7 +14,14 @@ from mlx.utils import tree_flatten
 
 from mlx_server import limits
 from mlx_server.errors import ModelUnusable, public_message
-from mlx_server.models.architectures import SAME, WRAPPING, is_encoder, text_config_of, texts
+from mlx_server.models.architectures import (
+    SAME,
+    WRAPPING,
+    is_encoder,
+    text_config_of,
+    texts,
+    whole_package,
+)
 from mlx_server.models.files import is_positive_number, why_not_read
 from mlx_server.worker.encoders import encoder_classes
 from mlx_server.worker.kernels import has_gpu
@@ -26,6 +33,7 @@ from mlx_server.worker.mlx_lm_internals import (
 )
 from mlx_server.worker.replay_model import ReplayModel
 from mlx_server.worker.sight import give_sight, sight_of
+from mlx_server.worker.whole_models import whole_classes
 
 log = logging.getLogger("mlx_server.engine")
 
@@ -170,6 +178,8 @@ def model_classes(config: dict[str, Any]) -> tuple[type[nn.Module], type[Any]]:
         # mlx-lm makes as many layers as config.json says, before it looks at the weights.
         if isinstance(layers, int) and layers > limits.CHECKPOINT_LAYERS:
             raise ValueError(f"`num_hidden_layers` in config.json is {layers}: correct it.")
+    if whole_package(config):
+        return whole_classes(config)
     if config["model_type"] in WRAPPING:
         return wrapping_classes(config)
     model, arguments = get_classes({**config, "model_type": SAME.get(t := config["model_type"], t)})
@@ -255,7 +265,7 @@ def arrays(model: nn.Module) -> list[mx.array]:
 def _modules(model: nn.Module) -> list[nn.Module]:
     """The text model and its tower."""
     sight = sight_of(model)
-    return [model, sight.tower] if sight else [model]
+    return [model, sight.tower] if sight and sight.tower is not model else [model]
 
 
 def _piece(unread: deque[mx.array], nbytes: int) -> list[mx.array]:

@@ -17,7 +17,7 @@ from mlx_server.models.vision import can_see
 from tests.live.common import Models, common_models
 from tests.live.server import LiveServer, children, serving, start, stop
 from tests.sandbox.test_pictures import HARMFUL, ODD
-from tests.tiny_vision import tiny_vision
+from tests.tiny_vision import WHOLE_FAMILIES, tiny_vision
 
 Image = pytest.importorskip("PIL.Image", reason="the extra `vision` is not installed")
 pytestmark = pytest.mark.skipif(not can_see(), reason="the extra `vision` is not installed")
@@ -29,7 +29,7 @@ SEES, HYBRID = "sees", "sees-with-states"
 def models(folder: Path, _: Mapping[str, Path]) -> Models:
     if not can_see():
         return {}
-    families = {SEES: "qwen3_vl", HYBRID: "qwen3_5"}
+    families = {SEES: "qwen3_vl", HYBRID: "qwen3_5", **{name: name for name in WHOLE_FAMILIES}}
     return {name: {"source": str(tiny_vision(folder / name, of))} for name, of in families.items()}
 
 
@@ -55,7 +55,7 @@ def asked(client: OpenAI, model: str, messages: list[Any]) -> tuple[str, int, in
     return str(answer.choices[0].message.content), answer.usage.prompt_tokens, cached
 
 
-@pytest.mark.parametrize("model", [SEES, HYBRID])
+@pytest.mark.parametrize("model", [SEES, HYBRID, *WHOLE_FAMILIES])
 def test_a_picture_is_cached_and_no_other_one_is_taken_for_it(client: OpenAI, model: str) -> None:
     turn = [question(picture(0))]
     answer, tokens, cached = asked(client, model, turn)

@@ -1,6 +1,7 @@
 """What is known of a model from its files and from models.yaml, before it is loaded."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,17 @@ from mlx_server.errors import ModelUnusable
 from mlx_server.families import family_named
 from mlx_server.families.base import ModelFamily
 from mlx_server.families.json_families import PLAIN
+from mlx_server.models.architectures import INSTALL
 from mlx_server.models.checkpoint import read_checkpoint
 from mlx_server.models.files import weights_bytes
 from mlx_server.models.vision import tower_bytes
-from mlx_server.pool.prepare import ModelSpec, PreparedModel, prepare
+from mlx_server.pool.prepare import (
+    ModelSpec,
+    PreparedModel,
+    capabilities_of,
+    capabilities_on_disk,
+    prepare,
+)
 from tests.pool.machine import WEIGHTS, held, run, running
 from tests.pool.preparing import of
 from tests.sources.replay_tokenizers import SOME_FAMILIES
@@ -140,6 +148,39 @@ def test_memory_for_towers_is_counted(tmp_path: Path, monkeypatch: pytest.Monkey
     ((size,),) = less.vision.fit("high").resizes(900, 900)
     assert 32 * 32 * 16 <= size[0] * size[1] < 256 * 256
     assert 0 < less.weights - sees.weights <= limits.TOWER_BYTES
+
+
+@pytest.mark.parametrize(
+    ("file", "changed", "why"),
+    [
+        ("config.json", {"image_patch_id": 5}, "name an image token of its tokenizer"),
+        ("config.json", {"image_end_token_id": 5}, "ValueError: Expected 0 image grids, got 1"),
+        ("preprocessor_config.json", {"patch_size": 0}, "a picture is not taken by mlx-vlm's"),
+        ("preprocessor_config.json", {"max_crops": 10**9}, "takes more than 1 s of processor time"),
+        ("preprocessor_config.json", {}, ""),
+    ],
+)
+def test_a_model_that_mlx_lm_lacks_is_refused_if_it_takes_no_picture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, changed: Any, why: str
+) -> None:
+    pytest.importorskip("PIL", reason="the extra `vision` is not installed")
+    folder = tiny_vision(tmp_path, "molmo2")
+    (folder / file).write_text(json.dumps({**json.loads((folder / file).read_text()), **changed}))
+    spec = ModelSpec("seer", str(folder))
+    if why:
+        monkeypatch.setattr(limits, "PROCESSOR_SECONDS", 1 if "1 s" in why else 30)
+        with pytest.raises(ModelUnusable, match=f"seer: it can't be used.*{re.escape(why)}"):
+            prepare(spec, lambda *_: None, upcast=True)
+        assert capabilities_on_disk(spec) is None
+        return
+    found = prepare(spec, lambda *_: None, upcast=True)
+    assert found.vision
+    assert found.vision.text == "<im_patch>"
+    assert capabilities_of(found).sees
+    assert found.weights == weights_bytes(folder, True) + limits.PICTURE_FEATURE_BYTES
+    monkeypatch.setattr("mlx_server.pool.prepare.can_see", lambda: False)
+    with pytest.raises(ModelUnusable, match=f"this be installed: {re.escape(INSTALL)}"):
+        prepare(spec, lambda *_: None, upcast=True)
 
 
 def test_a_model_over_several_machines_reads_text(

@@ -13,13 +13,15 @@ import pytest
 
 from mlx_server.models.architectures import text_config_of
 from mlx_server.models.vision import PatchGrid, TileGrid, Vision
-from tests.tiny_vision import shrink
+from tests.tiny_vision import WHOLE_FAMILIES, shrink
 
 Image = pytest.importorskip("PIL.Image", reason="the extra `vision` is not installed")
 
 
 def whole_model(folder: Path) -> Any:
     """mlx-vlm's own."""
+    if folder.name in WHOLE_FAMILIES:
+        return import_module("mlx_vlm.utils").load_model(folder)
     config = json.loads((folder / "config.json").read_text("utf-8"))
     package = import_module(f"mlx_vlm.models.{config['model_type']}")
     shrink(package)
@@ -160,6 +162,18 @@ class Gemma4Processor:
         return dict(self.own(images)[0])
 
 
+class WholeProcessor:
+    def __init__(self, folder: Path, vision: Vision) -> None:
+        import_module(f"mlx_vlm.models.{folder.name}")
+        self.own = import_module("transformers").AutoProcessor.from_pretrained(str(folder))
+
+    def __call__(self, images: Sequence[Any]) -> dict[str, Any]:
+        text = getattr(self.own, "image_placeholder_token", None) or self.own.image_token
+        made = self.own(text=[text * len(images)], images=images)
+        of_text = ("input_ids", "attention_mask")
+        return {name: np.array(each) for name, each in made.items() if name not in of_text}
+
+
 PROCESSORS: Mapping[str, Callable[[Path, Vision], Any]] = {
     "qwen2_vl": qwen_processor,
     "qwen2_5_vl": qwen_processor,
@@ -182,6 +196,7 @@ PROCESSORS: Mapping[str, Callable[[Path, Vision], Any]] = {
     "lfm2_vl": Lfm2Processor,
     "pixtral": pixtral_processor,
     "mistral3": pixtral_processor,
+    **dict.fromkeys(WHOLE_FAMILIES, WholeProcessor),
 }
 """mlx-vlm's image processors. Gemma 3 is compared with transformers' answers instead: in mlx-vlm,
 the tokens of a picture do not see each other."""

@@ -1,5 +1,6 @@
 """Reads clients' files, PDF files and pictures, in processes with limits: both ends of these."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -9,7 +10,7 @@ import msgspec
 from mlx_server import limits
 from mlx_server.errors import PdfUnavailable, PicturesUnavailable
 from mlx_server.system.sandbox.child import Served, run, time_limit
-from mlx_server.system.sandbox.parent import Program, Stopped, WarmProcesses
+from mlx_server.system.sandbox.parent import Program, Stopped, WarmProcess, WarmProcesses
 from mlx_server.system.sandbox.picture_fits import Fit, Size
 
 MOST_ASPECT = 200
@@ -33,12 +34,24 @@ class ReadPicture(msgspec.Struct, frozen=True):
     seconds: float
 
 
+class ProcessPicture(msgspec.Struct, frozen=True):
+    """pixels: none for the processor itself, which is made before any picture comes."""
+
+    folder: bytes
+    """The checkpoint's path, as the system has it."""
+    size: Size
+    pixels: bytes
+    seconds: float
+
+
 class FileReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Its payload is the text of a PDF file, or the pixels of a picture's views, three bytes
     each."""
 
     sizes: list[Size] = []
     """Those of a picture's views."""
+    ids: list[int] = []
+    """A picture's tokens, if a borrowed processor makes them; the payload is `PictureInputs`."""
     refusal: str = ""
     """Why the file is not read: a sentence's end, such as "is encrypted"."""
 
@@ -74,6 +87,18 @@ PICTURE_PROCESSES = WarmProcesses(
     limits.CLIENT_PICTURE_PROCESSES,
 )
 
+PROCESSOR_PROCESSES = WarmProcesses(
+    Program(
+        str(Path(__file__).parents[2] / "worker" / "picture_processor.py"),
+        "runs processors of pictures",
+        memory=limits.PROCESSOR_MEMORY,
+        largest=limits.PROCESSED_BYTES,
+        unavailable=PicturesUnavailable,
+    ),
+    1,
+    1,
+)
+
 _replies = msgspec.msgpack.Decoder(FileReply)
 
 
@@ -92,11 +117,27 @@ def decoded(data: bytes, fit: Fit, filter: int) -> tuple[list[Size], bytes]:
     return reply.sizes, bytes(pixels)
 
 
+def processed(folder: Path, size: Size, pixels: bytes) -> tuple[FileReply, bytes]:
+    """What mlx-vlm's processor for a checkpoint makes of a picture. Raises FileRefused, and
+    PicturesUnavailable."""
+    path = os.fsencode(folder)
+    making = ProcessPicture(path, size, b"", limits.PROCESSOR_SECONDS)
+    with PROCESSOR_PROCESSES.one() as own:
+        _asked(own, making)
+        reply, inputs = _asked(own, ProcessPicture(path, size, pixels, limits.PICTURE_SECONDS))
+    return reply, bytes(inputs)
+
+
 def _read(processes: WarmProcesses, request: ReadPdf | ReadPicture) -> tuple[FileReply, bytearray]:
-    packed = bytearray(msgspec.msgpack.encode(request))
+    with processes.one() as own:
+        return _asked(own, request)
+
+
+def _asked(
+    own: WarmProcess, request: ReadPdf | ReadPicture | ProcessPicture
+) -> tuple[FileReply, bytearray]:
     try:
-        with processes.one() as own:
-            answer, payload = own.ask(packed, request.seconds)
+        answer, payload = own.ask(bytearray(msgspec.msgpack.encode(request)), request.seconds)
     except Stopped as stopped:
         raise FileRefused(f"can't be read: its reader {stopped}") from None
     reply = _replies.decode(answer)
@@ -105,7 +146,7 @@ def _read(processes: WarmProcesses, request: ReadPdf | ReadPicture) -> tuple[Fil
     return reply, payload
 
 
-R = TypeVar("R", ReadPdf, ReadPicture)
+R = TypeVar("R", ReadPdf, ReadPicture, ProcessPicture)
 
 
 def run_reader(

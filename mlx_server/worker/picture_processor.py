@@ -1,0 +1,127 @@
+"""mlx-vlm's processors make the tokens of pictures and what a model takes of them, where no recipe
+says how: the program of a warm process, `picture_processor.py MEMORY_BYTES LIFELINE`.
+
+Checkpoints' settings are read, and no code in them. Pictures come decoded. The server watches time
+and memory; files can be opened, since transformers imports modules when it needs them.
+"""
+
+import os
+import socket
+import sys
+from collections import OrderedDict
+from collections.abc import Callable
+from importlib import import_module
+from math import prod
+from pathlib import Path
+from typing import Any
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub
+
+import mlx.core as mx
+import msgspec
+import numpy as np
+from PIL import Image
+
+from mlx_server.engine.messages import InputArray, PictureInputs
+from mlx_server.models.architectures import whole_package
+from mlx_server.models.files import read_json
+from mlx_server.system.sandbox.child import Served, end_with_server, serve
+from mlx_server.system.sandbox.files import FileRefused, FileReply, ProcessPicture, read_safely
+from mlx_server.system.sandbox.picture_fits import Size
+from mlx_server.worker.vision_towers import whole_features
+from mlx_server.worker.whole_models import whole_classes
+
+MOST_PROCESSORS = 4
+"""Those that were used last are kept."""
+
+OF_TEXT = ("attention_mask", "token_type_ids", "mm_token_type_ids")
+"""What processors make of a text besides its ids."""
+
+PLACEHOLDERS = ("image_placeholder_token", "image_token")
+"""Names of what a processor replaces by a picture's tokens; one without it needs no text."""
+
+
+class BorrowedProcessor:
+    def __init__(self, folder: Path) -> None:
+        config = read_json(folder / "config.json")
+        import_module(f"mlx_vlm.models.{whole_package(config)}")  # adds its processor to these:
+        from transformers import AutoProcessor
+
+        self._call: Callable[..., Any] = AutoProcessor.from_pretrained(
+            str(folder), trust_remote_code=False
+        )
+        texts = (str(getattr(self._call, name, None) or "") for name in PLACEHOLDERS)
+        self._text = next(filter(None, texts), "")
+        tokenizer: Any = vars(self._call).get("tokenizer")
+        self._begin = list(tokenizer("").input_ids) if tokenizer else []
+        _, inputs = self.inputs(np.zeros((60, 90, 3), np.uint8))
+        kind, settings = whole_classes(config)
+        # its weights are never made: it shows whether it takes what the processor makes
+        whole_features(kind(settings.from_dict(config)), msgspec.msgpack.encode(inputs))
+
+    def inputs(self, pixels: Any) -> tuple[FileReply, PictureInputs]:
+        image = Image.fromarray(pixels)
+        made = {**self._call(text=[self._text], images=[image], padding=True)}
+        ids = np.asarray(made["input_ids"]).reshape(1, -1)
+        made["input_ids"] = ids
+        views = _views(made.setdefault("pixel_values", made.pop("images", None)))
+        arrays = {name: _packed(value) for name, value in made.items() if name not in OF_TEXT}
+        begin = len(self._begin) * (ids[0, : len(self._begin)].tolist() == self._begin)
+        return FileReply(views, ids[0, begin:].tolist()), PictureInputs(begin, ids.size, arrays)
+
+
+def _packed(value: Any) -> InputArray | list[InputArray]:
+    if isinstance(value, list) and len({np.shape(each) for each in value}) > 1:
+        return [_array(each) for each in value]
+    return _array(value)
+
+
+def _array(value: Any) -> InputArray:
+    array = np.ascontiguousarray(value)
+    return InputArray(array.dtype.name, list(array.shape), array.tobytes())
+
+
+def _views(pixels: Any) -> list[Size]:
+    """The pixels of each view: those in flat patches are as wide as they are many."""
+    if isinstance(pixels, list):
+        return [view for each in pixels for view in _views(each)]
+    shape = np.shape(pixels)
+    inner = 3 if len(shape) > 3 or 3 in (shape[0], shape[-1]) else 2
+    view = prod(shape[-inner:]) // 3
+    return [(view, 1)] * prod(shape[:-inner])
+
+
+PROCESSORS: OrderedDict[bytes, BorrowedProcessor] = OrderedDict()
+"""By the checkpoint's path."""
+
+
+def process(request: ProcessPicture) -> tuple[FileReply, bytes]:
+    if request.folder not in PROCESSORS:
+        try:
+            PROCESSORS[request.folder] = BorrowedProcessor(Path(os.fsdecode(request.folder)))
+        except Exception as error:
+            why = f"{type(error).__name__}: {str(error)[:300]}"
+            raise FileRefused(f"is not taken by mlx-vlm's model or processor ({why})") from None
+        if len(PROCESSORS) > MOST_PROCESSORS:
+            PROCESSORS.popitem(last=False)
+    PROCESSORS.move_to_end(request.folder)
+    if not request.pixels:
+        return FileReply(), b""
+    (width, height), data = request.size, np.frombuffer(request.pixels, np.uint8)
+    reply, inputs = PROCESSORS[request.folder].inputs(data.reshape(height, width, 3))
+    return reply, msgspec.msgpack.encode(inputs)
+
+
+def _answer(frame: bytearray) -> Served:
+    reply, inputs = read_safely(process, msgspec.msgpack.decode(frame, type=ProcessPicture))
+    return Served(msgspec.msgpack.encode(reply), inputs)
+
+
+def main() -> None:
+    end_with_server(int(sys.argv[2]))
+    mx.set_default_device(mx.cpu)  # type: ignore[arg-type, unused-ignore]
+    serve(socket.socket(fileno=0), _answer)
+
+
+if __name__ == "__main__":
+    main()

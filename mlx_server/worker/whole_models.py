@@ -1,0 +1,85 @@
+"""mlx-vlm's models as a whole, of families whose text model mlx-lm lacks, called as mlx-lm's are.
+
+They are told the embeddings of a pass, as mlx-lm's are: no row leaves anything on the model.
+"""
+
+from collections.abc import Mapping
+from copy import deepcopy
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from mlx_server.models.architectures import TEXT, whole_package
+from mlx_server.worker.mlx_lm_internals import KVCache, RotatingKVCache
+from mlx_server.worker.vision_towers import own_modules, package_of
+
+PARTS = ("text", "vision", "perceiver", "projector")
+"""Those of mlx-vlm's settings that have a class of their own."""
+
+
+def whole_classes(config: Mapping[str, Any]) -> tuple[type[nn.Module], type[Any]]:
+    name = whole_package(config)
+    package = package_of(str(name))
+
+    class WholeModel(package.Model):  # type: ignore[name-defined]
+        def __init__(self, settings: Any) -> None:
+            with own_modules():
+                super().__init__(settings)
+            if "language_model" not in self or hasattr(self.language_model, "_rope_deltas"):
+                raise ValueError(f"mlx-vlm's {name} keeps the positions of a row")
+            self.model_type = name
+
+        def __call__(
+            self, ids: mx.array, cache: Any = None, input_embeddings: mx.array | None = None
+        ) -> mx.array:
+            output = self.language_model(ids, inputs_embeds=input_embeddings, cache=cache)
+            logits: mx.array = output.logits
+            return logits
+
+        def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
+            kinds = (package.VisionModel, package.LanguageModel)
+            inner = [part for part in self.children().values() if isinstance(part, kinds)]
+            for part in (super(), *inner):
+                weights = getattr(part, "sanitize", dict)(weights)
+            return weights
+
+        @property
+        def layers(self) -> Any:
+            return self.language_model.layers
+
+        def make_cache(self) -> list[Any]:
+            """mlx-lm's in place of mlx-vlm's of the same names: these can be stored and joined."""
+            if not hasattr(self.language_model, "make_cache"):
+                return [KVCache() for _ in self.layers]
+            with own_modules():
+                return [_ours(cache) for cache in self.language_model.make_cache()]
+
+    class WholeArguments:
+        @staticmethod
+        def from_dict(given: dict[str, Any]) -> Any:
+            return settings_of(package, given)
+
+    return WholeModel, WholeArguments
+
+
+def settings_of(package: Any, config: Mapping[str, Any]) -> Any:
+    given = deepcopy({**config})
+    given["text_config"] = next((given[name] for name in TEXT if given.get(name)), {})
+    given.setdefault("vision_config", {})
+    settings = package.ModelConfig.from_dict(given)
+    for part in PARTS:
+        kind = getattr(package, f"{part.title()}Config", None)
+        if kind and hasattr(settings, f"{part}_config") and given.get(f"{part}_config"):
+            setattr(settings, f"{part}_config", kind.from_dict(given[f"{part}_config"]))
+    return settings
+
+
+def _ours(cache: Any) -> Any:
+    match type(cache).__name__:
+        case "KVCache":
+            return KVCache()
+        case "RotatingKVCache":
+            return RotatingKVCache(max_size=cache.max_size, keep=cache.keep)
+        case other:
+            raise ValueError(f"mlx-vlm keeps keys and values in its {other}")
