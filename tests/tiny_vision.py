@@ -63,6 +63,7 @@ FURTHER = (
     "<im_start>",
     "<im_end>",
     "<low_res_im_start>",
+    "<|IMAGE_PLACEHOLDER|>",
     *(f"<|img_row_{row}_col_{column}|>" for row in (1, 2) for column in range(1, 6)),
 )
 """The tokens of all families, so that one tokenizer does for them."""
@@ -98,7 +99,7 @@ class TinyVision:
     """processor_config.json"""
 
 
-FLAT = ("qwen2_vl", "qwen2_5_vl")
+FLAT = ("qwen2_vl", "qwen2_5_vl", "paddleocr_vl")
 """Whose checkpoints have the text model's settings among the others."""
 
 
@@ -557,6 +558,21 @@ WHOLE_FAMILIES: dict[str, TinyVision] = {
             "size": {"height": 56, "width": 56},
         },
         {"num_image_tokens": 16, "vision_feature_select_strategy": "full"},
+    ),
+    "paddleocr_vl": TinyVision(
+        {
+            "hidden_size": 1024,  # as mlx-vlm's code has it
+            "num_hidden_layers": 2,
+            "use_bias": False,
+            "rope_scaling": {"type": "default", "mrope_section": [2, 3, 3]},
+        },
+        {"patch_size": 14, "image_size": 56, "spatial_merge_size": 2},
+        {
+            "image_token_id": id_of("<|IMAGE_PLACEHOLDER|>"),
+            "video_token_id": VOCABULARY - 1,
+            "vision_start_token_id": id_of("<|vision_start|>"),
+        },
+        {"patch_size": 14, "merge_size": 2, "min_pixels": 3136, "max_pixels": 50176},
     ),
 }
 """Those that mlx-vlm computes as a whole."""

@@ -92,7 +92,7 @@ def why_unknown(config: Mapping[str, Any]) -> str | None:
     )
 
 
-WHOLE = ("get_input_embeddings", "self.language_model", "ProcessorMixin")
+WHOLE = ("get_input_embeddings", "self.language_model", "Processor")
 """What the source of mlx-vlm's packages has if they are chat models that see."""
 
 

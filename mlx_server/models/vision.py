@@ -276,6 +276,8 @@ class Borrowed:
 
     folder: Path
     """The checkpoint's, from which it is made."""
+    merge: int = 0
+    """Of how many rows and columns of patches a token is, if it has three positions."""
     pixels: int = 0
     """The most that it has made of a picture; so are the following."""
     side: int = 0
@@ -538,6 +540,9 @@ IMAGE_TOKEN = (
 )
 NO_TOKEN = -1
 
+THREE_POSITIONS = ("glm_ocr", "paddleocr_vl")
+"""mlx-vlm's packages whose tokens have three positions, which each pass is told."""
+
 WHOLE_TOKENS = {"molmo": "<im_patch>"}
 """The image tokens of mlx-vlm's packages, where configs have no id of them."""
 
@@ -548,8 +553,10 @@ def vision_of(folder: Path, config: Mapping[str, Any]) -> Vision | None:
     family, tower = FAMILIES.get(str(config.get("model_type"))), config.get("vision_config")
     package = None if family else whole_package(config)
     if package:
-        named = WHOLE_TOKENS.get(package, "")
-        family, tower = VisionFamily(package, "", lambda _: Borrowed(folder), token=named), {}
+        named, inner = WHOLE_TOKENS.get(package, ""), config.get("vision_config")
+        merge = inner.get("spatial_merge_size") if isinstance(inner, dict) else 0
+        recipe = Borrowed(folder, _natural(merge, 2) * (package in THREE_POSITIONS))
+        family, tower = VisionFamily(package, "", lambda _: recipe, token=named), {}
     if family is None or not isinstance(tower, dict):
         return None
     if family.package == "llava" and tower.get("model_type") == "pixtral":
@@ -617,11 +624,13 @@ def borrowing(vision: Vision, placeholder: str) -> Vision:
     recipe = vision.recipe
     assert isinstance(recipe, Borrowed)
     pixels = side = tokens = 0
-    for shape in SHAPES:
+    for shape in ((640, 480), *SHAPES):
         ((size,),) = recipe.fit(vision.tokens).resizes(*shape)
         try:
             made, _ = processed(recipe.folder, size, bytes(3 * size[0] * size[1]))
         except FileRefused as refused:
+            if tokens:  # it has no tokens for such a shape
+                continue
             raise ModelUnusable(
                 f"it can't be used: mlx-lm has no model of its type, and a picture {refused}. Use "
                 "another model."

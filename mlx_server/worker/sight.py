@@ -20,6 +20,7 @@ from mlx_server import limits
 from mlx_server.engine.messages import (
     FIRST_MEDIA_ID,
     Generate,
+    InputArray,
     Picture,
     media_ids,
     picture_inputs,
@@ -51,7 +52,7 @@ class RowPictures:
                 raise ValueError("a picture begins within another one")
             begin = next_position + each.at - text
             self.positions[:, text : each.at] = np.arange(next_position, begin)
-            if grid := vision.grid(each.sizes):
+            if grid := _grid(each, vision):
                 inside = np.indices((1, *grid)).reshape(3, -1)
                 next_position = begin + max(grid)
             else:
@@ -100,6 +101,17 @@ class RowPictures:
             raise ValueError("a picture is not complete")
         if picture.at < 0 or request.prompt[picture.at : end] != media_ids(picture.digest, tokens):
             raise ValueError("a picture is not at its place in the prompt")
+
+
+def _grid(picture: Picture, vision: Vision) -> tuple[int, int] | None:
+    """The rows and columns of tokens that have three positions."""
+    if not isinstance(vision.recipe, Borrowed):
+        return vision.grid(picture.sizes)
+    grid, merge = picture_inputs(picture.pixels).arrays.get("image_grid_thw"), vision.recipe.merge
+    if not merge or not isinstance(grid, InputArray):
+        return None
+    _, rows, columns = np.frombuffer(grid.data, grid.kind).tolist()
+    return rows // merge, columns // merge
 
 
 def row_pictures(model: nn.Module, request: Generate) -> RowPictures | None:

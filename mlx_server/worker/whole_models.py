@@ -11,7 +11,9 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from mlx_server.models.architectures import TEXT, whole_package
+from mlx_server.models.vision import THREE_POSITIONS
 from mlx_server.worker.mlx_lm_internals import KVCache, RotatingKVCache
+from mlx_server.worker.sight import sight_of
 from mlx_server.worker.vision_towers import own_modules, package_of
 
 PARTS = ("text", "vision", "perceiver", "projector")
@@ -26,16 +28,25 @@ def whole_classes(config: Mapping[str, Any]) -> tuple[type[nn.Module], type[Any]
         def __init__(self, settings: Any) -> None:
             with own_modules():
                 super().__init__(settings)
-            if "language_model" not in self or hasattr(self.language_model, "_rope_deltas"):
+            keeps = hasattr(self.language_model, "_rope_deltas")
+            if keeps and name not in THREE_POSITIONS:
                 raise ValueError(f"mlx-vlm's {name} keeps the positions of a row")
             self.model_type = name
 
         def __call__(
             self, ids: mx.array, cache: Any = None, input_embeddings: mx.array | None = None
         ) -> mx.array:
-            output = self.language_model(ids, inputs_embeds=input_embeddings, cache=cache)
-            logits: mx.array = output.logits
+            named = {"position_ids": self._positions(ids, cache)} if name in THREE_POSITIONS else {}
+            logits: mx.array = self.language_model(
+                ids, inputs_embeds=input_embeddings, cache=cache, **named
+            ).logits
             return logits
+
+        def _positions(self, ids: mx.array, cache: Any) -> mx.array:
+            if (sight := sight_of(self)) and sight.rows:
+                return sight.positions(ids.shape[1])
+            starts = mx.array(cache[0].offset if cache else 0).reshape(-1, 1)
+            return mx.broadcast_to(starts + mx.arange(ids.shape[1]), (3, *ids.shape))
 
         def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
             kinds = (package.VisionModel, package.LanguageModel)

@@ -166,12 +166,15 @@ class WholeProcessor:
     def __init__(self, folder: Path, vision: Vision) -> None:
         import_module(f"mlx_vlm.models.{folder.name}")
         self.own = import_module("transformers").AutoProcessor.from_pretrained(str(folder))
+        self.fails_at_several = folder.name == "paddleocr_vl"
 
     def __call__(self, images: Sequence[Any]) -> dict[str, Any]:
         text = getattr(self.own, "image_placeholder_token", None) or self.own.image_token
-        made = self.own(text=[text * len(images)], images=images)
-        of_text = ("input_ids", "attention_mask")
-        return {name: np.array(each) for name, each in made.items() if name not in of_text}
+        together = [[image] for image in images] if self.fails_at_several else [images]
+        made = [self.own(text=[text * len(each)], images=each) for each in together]
+        names = made[0].keys() - {"input_ids", "attention_mask"}
+        arrays = {name: [np.array(each[name]) for each in made] for name in names}
+        return {name: np.concatenate(own, int(own[0].ndim == 5)) for name, own in arrays.items()}
 
 
 PROCESSORS: Mapping[str, Callable[[Path, Vision], Any]] = {
