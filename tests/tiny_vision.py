@@ -463,6 +463,16 @@ VISION_FAMILIES: dict[str, TinyVision] = {
 }
 
 
+BORROWING = {
+    "kimi_k25": replace(
+        VISION_FAMILIES["kimi_vl"],
+        tower={**VISION_FAMILIES["kimi_vl"].tower, "hidden_size": 32},
+        image={"media_proc_cfg": {"patch_size": 14, "in_patch_limit": 64}},
+    ),
+}
+"""Those for whose pictures there is no recipe, though mlx-lm has their text models."""
+VISION_FAMILIES |= BORROWING
+
 LLAVA = VISION_FAMILIES["llava"]
 VISION_FAMILIES["llava_padded"] = replace(
     LLAVA,
@@ -650,9 +660,10 @@ def tiny_vision(folder: Path, family: str = "qwen3_vl", *, seed: int = 0) -> Pat
     tokenizer(FURTHER).save(str(folder / "tokenizer.json"))
     model, arguments = model_classes(config)
     parts = [model(arguments.from_dict(json.loads(json.dumps(config))))]
-    if known := FAMILIES.get(str(config["model_type"])):
-        shrink(package_of(known.package))
-        parts.append(make_tower(config, known.package))
+    known = FAMILIES.get(kind := str(config["model_type"]))
+    if package := known.package if known else kind if kind in BORROWING else "":
+        shrink(package_of(package))
+        parts.append(make_tower(config, package))
     shapes = {name: array.shape for part in parts for name, array in _parameters(part)}
     for name in [name for name in shapes if "unembed_out" in name]:  # mlx-lm's halves of a tensor
         (heads, values, rank), keys = shapes.pop(name), name.replace("unembed_out", "embed_q")

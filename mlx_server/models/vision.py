@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
 from mlx_server import limits
-from mlx_server.errors import ModelUnusable
 from mlx_server.models.architectures import INSTALL, text_config_of, whole_package
 from mlx_server.models.files import read_optional_json
 from mlx_server.system.sandbox.files import FileRefused, processed
@@ -493,7 +492,7 @@ FAMILIES: Mapping[str, VisionFamily] = {
 IN_TOWER = re.compile(
     r"(?:model\.)?(?:language_model\.)?"
     r"(?P<part>visual|vision_tower|vision_encoder|multi_modal_projector|vision_projection|"
-    r"embed_vision|vision_model|connector|mlp1)"
+    r"embed_vision|vision_model|connector|mlp1|mm_projector)"
     r"\.(?P<name>.+)"
 )
 """Matches the names of the tensors of a tower, and of what projects its output to the text model's
@@ -543,20 +542,32 @@ NO_TOKEN = -1
 THREE_POSITIONS = ("glm_ocr", "paddleocr_vl")
 """mlx-vlm's packages whose tokens have three positions, which each pass is told."""
 
-WHOLE_TOKENS = {"molmo": "<im_patch>"}
+BORROWING = ("kimi_k25",)
+"""Types of models that mlx-lm has, for whose pictures there is no recipe. Llama 4 is none of them:
+mlx-vlm's tower makes other features of the same picture each time, seen on a CPU."""
+
+BORROWED_TOKENS = {"molmo": "<im_patch>"}
 """The image tokens of mlx-vlm's packages, where configs have no id of them."""
+
+BORROWED_TEXTS = {
+    "dots_ocr": "<|img|><|imgpad|><|endofimg|>",
+    "glm_ocr": GLM,
+    "kimi_k25": "<|media_begin|>image<|media_content|><|media_pad|><|media_end|>\n",
+    "llava_onevision": "<image>\n",
+    "paddleocr_vl": "<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>",
+}
+"""What is around the image token in prompts, if anything."""
 
 
 def vision_of(folder: Path, config: Mapping[str, Any]) -> Vision | None:
     """None for a checkpoint without a tower, or of a family that is neither in the table nor one of
     mlx-vlm's that mlx-lm lacks."""
-    family, tower = FAMILIES.get(str(config.get("model_type"))), config.get("vision_config")
-    package = None if family else whole_package(config)
+    kind, tower = str(config.get("model_type")), config.get("vision_config")
+    family = FAMILIES.get(kind)
+    package = None if family else kind if kind in BORROWING else whole_package(config)
     if package:
-        named, inner = WHOLE_TOKENS.get(package, ""), config.get("vision_config")
-        merge = inner.get("spatial_merge_size") if isinstance(inner, dict) else 0
-        recipe = Borrowed(folder, _natural(merge, 2) * (package in THREE_POSITIONS))
-        family, tower = VisionFamily(package, "", lambda _: recipe, token=named), {}
+        tower = tower if isinstance(tower, dict) or kind in BORROWING else {}
+        family = _borrowed_family(package, folder)
     if family is None or not isinstance(tower, dict):
         return None
     if family.package == "llava" and tower.get("model_type") == "pixtral":
@@ -590,6 +601,15 @@ def vision_of(folder: Path, config: Mapping[str, Any]) -> Vision | None:
     return vision
 
 
+def _borrowed_family(package: str, folder: Path) -> VisionFamily:
+    def recipe(given: VisionSettings) -> Borrowed:
+        merge = _natural(given.tower.get("spatial_merge_size"), 2)
+        return Borrowed(folder, merge * (package in THREE_POSITIONS))
+
+    text, token = BORROWED_TEXTS.get(package, ""), BORROWED_TOKENS.get(package, "")
+    return VisionFamily(package, "", recipe, text=text, token=token, pixel_bytes=50)
+
+
 SHAPES = ((1, 1), (4000, 4000), (4000, 20), (20, 4000))
 """Sizes of pictures of which one has the most pixels and tokens for a model."""
 
@@ -619,8 +639,8 @@ def _is_bounded(vision: Vision) -> bool:
 
 
 def borrowing(vision: Vision, placeholder: str) -> Vision:
-    """The vision with what its processor makes of pictures of all shapes. Raises ModelUnusable if
-    mlx-vlm has no model or processor that can be used as here."""
+    """The vision with what its processor makes of pictures of all shapes. Raises FileRefused if
+    it fails."""
     recipe = vision.recipe
     assert isinstance(recipe, Borrowed)
     pixels = side = tokens = 0
@@ -628,13 +648,10 @@ def borrowing(vision: Vision, placeholder: str) -> Vision:
         ((size,),) = recipe.fit(vision.tokens).resizes(*shape)
         try:
             made, _ = processed(recipe.folder, size, bytes(3 * size[0] * size[1]))
-        except FileRefused as refused:
-            if tokens:  # it has no tokens for such a shape
-                continue
-            raise ModelUnusable(
-                f"it can't be used: mlx-lm has no model of its type, and a picture {refused}. Use "
-                "another model."
-            ) from None
+        except FileRefused:
+            if not tokens:
+                raise
+            continue  # it has no tokens for such a shape
         areas = [width * height for width, height in made.sizes]
         pixels, tokens = max(pixels, sum(areas)), max(tokens, len(made.ids))
         side = max(side, math.isqrt(max(areas)) + 1)
@@ -677,7 +694,8 @@ def tower_bytes(vision: Vision, config: Mapping[str, Any], *, upcast: bool) -> i
         if isinstance(recipe, Borrowed):
             pixels = recipe.pixels
         side = getattr(recipe, "tile", 0) or getattr(recipe, "side", 0)
-        patches, seen = (area // patch**2 + 1 for area in (pixels, side**2 or pixels))
+        whole = side**2 if side > patch + 1 else pixels  # a view may be one of a picture's patches
+        patches, seen = (area // patch**2 + 1 for area in (pixels, whole))
         values = (ROWS_OF_WIDTH * width + ROWS_OF_INNER * inner) * nbytes + scores * seen
         most = max(most, pixels * vision.family.pixel_bytes + patches * values)
     if vision.sees_whole == "prompt":  # a layer of the text model has the scores of a whole prompt

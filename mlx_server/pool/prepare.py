@@ -21,7 +21,7 @@ from mlx_server.families import family_named, family_of, fitted
 from mlx_server.families.base import ModelFamily
 from mlx_server.messages import Conversation, Media
 from mlx_server.models.adapter_catalog import AdapterCatalog, AdapterLocation, read_base_shapes
-from mlx_server.models.architectures import INSTALL, is_encoder, is_reranker
+from mlx_server.models.architectures import INSTALL, is_encoder, is_reranker, whole_package
 from mlx_server.models.checkpoint import (
     Checkpoint,
     Embedder,
@@ -63,6 +63,7 @@ from mlx_server.sources.replay_checkpoint import replay_checkpoint
 from mlx_server.sources.source import adapter_on_disk, on_disk, resolve, resolve_adapter
 from mlx_server.sources.tokenizer_files import tokenizer_json
 from mlx_server.sources.transcript import Recordings, read_transcript
+from mlx_server.system.sandbox.files import FileRefused
 from mlx_server.upstream.spec import UpstreamSpec
 
 log = logging.getLogger("mlx_server.pool")
@@ -381,18 +382,28 @@ def _vision(spec: ModelSpec, path: Path, checkpoint: Checkpoint) -> Vision | Non
     if vision.token == NO_TOKEN:
         ids = (id for id, token in tokens.items() if token == vision.family.token)
         vision = replace(vision, token=next(ids, NO_TOKEN))
-    if isinstance(vision.recipe, Borrowed):
-        if not can_see() or vision.token not in tokens:
+    token = tokens.get(vision.token, "")
+    if is_whole := bool(whole_package(checkpoint.config)):
+        if not (token and can_see()):
             raise ModelUnusable(
-                "it can't be used: mlx-lm has no model of its type. For mlx-vlm's, its config.json "
-                f"has to name an image token of its tokenizer, and this be installed: {INSTALL}"
+                f"{LACKED}. For mlx-vlm's, its config.json has to name an image token of its "
+                f"tokenizer, and this be installed: {INSTALL}"
             )
-        return borrowing(vision, tokens[vision.token])
-    if not (token := tokens.get(vision.token)) or token not in vision.text:
-        return None
     # converters for text models keep the tower's settings and drop its weights
-    has_tower = any(map(IN_TOWER.match, tensor_names(path)))
-    return vision if has_tower and can_see() else None
+    elif not (token and any(map(IN_TOWER.match, tensor_names(path))) and can_see()):
+        return None
+    if not isinstance(vision.recipe, Borrowed):
+        return vision if token in vision.text else None
+    try:
+        return borrowing(vision, token)
+    except FileRefused as refused:
+        if is_whole:
+            raise ModelUnusable(f"{LACKED}, and a picture {refused}. Use another.") from None
+        log.warning("%s is shown no pictures: each %s", spec.id, refused)
+        return None
+
+
+LACKED = "it can't be used: mlx-lm has no model of its type"
 
 
 def check_files(prepared: PreparedModel) -> None:

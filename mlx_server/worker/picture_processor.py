@@ -23,13 +23,14 @@ import numpy as np
 from PIL import Image
 
 from mlx_server.engine.messages import InputArray, PictureInputs
-from mlx_server.models.architectures import whole_package
+from mlx_server.models.architectures import module_of
 from mlx_server.models.files import read_json
+from mlx_server.models.vision import vision_of
 from mlx_server.system.sandbox.child import Served, end_with_server, serve
 from mlx_server.system.sandbox.files import FileRefused, FileReply, ProcessPicture, read_safely
 from mlx_server.system.sandbox.picture_fits import Size
-from mlx_server.worker.vision_towers import whole_features
-from mlx_server.worker.whole_models import whole_classes
+from mlx_server.worker.vision_towers import make_tower, whole_features
+from mlx_server.worker.whole_models import whole_model
 
 MOST_PROCESSORS = 4
 """Those that were used last are kept."""
@@ -44,7 +45,9 @@ PLACEHOLDERS = ("image_placeholder_token", "image_token")
 class BorrowedProcessor:
     def __init__(self, folder: Path) -> None:
         config = read_json(folder / "config.json")
-        import_module(f"mlx_vlm.models.{whole_package(config)}")  # adds its processor to these:
+        vision = vision_of(folder, config)
+        package = vision.family.package if vision else ""
+        import_module(f"mlx_vlm.models.{package}")  # adds its processor to these:
         from transformers import AutoProcessor
 
         self._call: Callable[..., Any] = AutoProcessor.from_pretrained(
@@ -55,9 +58,9 @@ class BorrowedProcessor:
         tokenizer: Any = vars(self._call).get("tokenizer")
         self._begin = list(tokenizer("").input_ids) if tokenizer else []
         _, inputs = self.inputs(np.zeros((60, 90, 3), np.uint8))
-        kind, settings = whole_classes(config)
         # its weights are never made: it shows whether it takes what the processor makes
-        whole_features(kind(settings.from_dict(config)), msgspec.msgpack.encode(inputs))
+        model = make_tower(config, package) if module_of(config) else whole_model(config)
+        whole_features(model, msgspec.msgpack.encode(inputs))
 
     def inputs(self, pixels: Any) -> tuple[FileReply, PictureInputs]:
         image = Image.fromarray(pixels)

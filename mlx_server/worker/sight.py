@@ -27,7 +27,7 @@ from mlx_server.engine.messages import (
 )
 from mlx_server.models.architectures import WRAPPING, text_config_of
 from mlx_server.models.vision import Borrowed, Sections, Vision, vision_of
-from mlx_server.worker.vision_towers import Features, load_tower, tower_features
+from mlx_server.worker.vision_towers import Features, is_whole, load_tower, tower_features
 
 
 class RowPictures:
@@ -259,14 +259,16 @@ class Sight:
 
     def _with_texts(self, features: Features, picture: Picture) -> Features:
         """The features with the embeddings of the tokens of text between the picture's."""
-        if not picture.texts or not picture.sizes:
+        if not picture.texts or is_whole(self.tower):
             return features
         places = np.ones(picture.tokens, bool)
         ids = np.zeros(picture.tokens, np.int64)
         for place, id in picture.texts:
             places[place], ids[place] = False, id
         embeddings = self.embed(mx.array(ids))
-        embeddings[mx.array(np.flatnonzero(places))] = features[0].astype(embeddings.dtype)
+        own = mx.array(np.flatnonzero(places))
+        images = features[0] if picture.sizes else features[0][own]
+        embeddings[own] = images.astype(embeddings.dtype)
         return [embeddings, *features[1:]]
 
     def _drop(self) -> None:
@@ -328,7 +330,7 @@ def give_sight(model: nn.Module, folder: Path, config: Mapping[str, Any]) -> Non
     vision = vision_of(folder, config)
     if vision is None:
         raise ValueError("the checkpoint has no vision tower that is known here")
-    if isinstance(vision.recipe, Borrowed):
+    if is_whole(model):
         whole: Any = model
         sight = Sight(vision, model, lambda ids: whole.get_input_embeddings(ids).inputs_embeds, 1.0)
         sight.note_layers()
@@ -376,7 +378,8 @@ def hook_model(model: nn.Module, inner: nn.Module, sight: Sight, config: Mapping
     def hook(module: nn.Module, hooked: Callable[[Call], Call]) -> None:
         sight.hooks.append((module, hooked))
 
-    if config["model_type"] in WRAPPING:  # their text models take no embeddings
+    # their text models take no embeddings
+    if config["model_type"] in WRAPPING or isinstance(sight.vision.recipe, Borrowed):
         hook(_embedder(inner), _embedding_pictures(sight))
     else:
         hook(model, _passing_embeddings(sight))

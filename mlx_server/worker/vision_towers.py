@@ -87,6 +87,12 @@ class NoLanguageModel(nn.Module):
         return self
 
 
+def is_whole(model: Any) -> bool:
+    """Whether it is mlx-vlm's with its text model."""
+    is_theirs = hasattr(model, "get_input_embeddings")
+    return is_theirs and not isinstance(model.language_model, NoLanguageModel)
+
+
 def make_tower(config: Mapping[str, Any], name: str) -> nn.Module:
     """mlx-vlm's model of such a checkpoint, without its text model. Its weights are random."""
     package = package_of(name)

@@ -74,6 +74,12 @@ def whole_classes(config: Mapping[str, Any]) -> tuple[type[nn.Module], type[Any]
     return WholeModel, WholeArguments
 
 
+def whole_model(config: Mapping[str, Any]) -> nn.Module:
+    """With random weights."""
+    kind, settings = whole_classes(config)
+    return kind(settings.from_dict(config))
+
+
 def settings_of(package: Any, config: Mapping[str, Any]) -> Any:
     given = deepcopy({**config})
     given["text_config"] = next((given[name] for name in TEXT if given.get(name)), {})

@@ -13,14 +13,14 @@ import pytest
 
 from mlx_server.models.architectures import text_config_of
 from mlx_server.models.vision import PatchGrid, TileGrid, Vision
-from tests.tiny_vision import WHOLE_FAMILIES, shrink
+from tests.tiny_vision import BORROWING, WHOLE_FAMILIES, shrink
 
 Image = pytest.importorskip("PIL.Image", reason="the extra `vision` is not installed")
 
 
 def whole_model(folder: Path) -> Any:
     """mlx-vlm's own."""
-    if folder.name in WHOLE_FAMILIES:
+    if folder.name in (*WHOLE_FAMILIES, *BORROWING):
         return import_module("mlx_vlm.utils").load_model(folder)
     config = json.loads((folder / "config.json").read_text("utf-8"))
     package = import_module(f"mlx_vlm.models.{config['model_type']}")
@@ -174,7 +174,10 @@ class WholeProcessor:
         made = [self.own(text=[text * len(each)], images=each) for each in together]
         names = made[0].keys() - {"input_ids", "attention_mask"}
         arrays = {name: [np.array(each[name]) for each in made] for name in names}
-        return {name: np.concatenate(own, int(own[0].ndim == 5)) for name, own in arrays.items()}
+        return {
+            name: np.concatenate(own, int(own[0].ndim == 5)) if len(own) > 1 else own[0]
+            for name, own in arrays.items()
+        }
 
 
 PROCESSORS: Mapping[str, Callable[[Path, Vision], Any]] = {
@@ -199,7 +202,7 @@ PROCESSORS: Mapping[str, Callable[[Path, Vision], Any]] = {
     "lfm2_vl": Lfm2Processor,
     "pixtral": pixtral_processor,
     "mistral3": pixtral_processor,
-    **dict.fromkeys(WHOLE_FAMILIES, WholeProcessor),
+    **dict.fromkeys((*WHOLE_FAMILIES, *BORROWING), WholeProcessor),
 }
 """mlx-vlm's image processors. Gemma 3 is compared with transformers' answers instead: in mlx-vlm,
 the tokens of a picture do not see each other."""

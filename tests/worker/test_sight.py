@@ -24,9 +24,9 @@ from mlx.utils import tree_flatten
 from mlx_server import limits
 from mlx_server.engine.messages import Generate
 from mlx_server.generation.pictures import ShownPicture, expanded, with_vocabulary
+from mlx_server.models.architectures import INSTALL
 from mlx_server.models.tokenizer import Tokenizer, read_tokenizer
 from mlx_server.models.vision import (
-    INSTALL,
     USED_NAMES,
     Borrowed,
     OneSquare,
@@ -50,7 +50,14 @@ from mlx_server.worker.rows import check_row
 from mlx_server.worker.sight import RowPictures, Sight, sight_of
 from mlx_server.worker.vision_towers import make_tower
 from tests.tiny import tokenizer
-from tests.tiny_vision import FURTHER, LLAVA, VISION_FAMILIES, WHOLE_FAMILIES, tiny_vision
+from tests.tiny_vision import (
+    BORROWING,
+    FURTHER,
+    LLAVA,
+    VISION_FAMILIES,
+    WHOLE_FAMILIES,
+    tiny_vision,
+)
 from tests.worker.batch_runs import GREEDY, Steady, a_prompt
 from tests.worker.lora_files import mlx_adapter
 from tests.worker.mlx_vlm_reference import PROCESSORS, SIZES, whole_model
@@ -568,7 +575,7 @@ WRONG_SETTINGS: tuple[Any, ...] = (0, 1, -(10**9), 10**18, "x", math.inf, {})
 
 
 def test_no_setting_takes_a_picture_beyond_the_limits(folder: Path, tmp_path: Path) -> None:
-    if folder.name in WHOLE_FAMILIES:
+    if folder.name in (*WHOLE_FAMILIES, *BORROWING):
         pytest.skip("the limits are those of the process")
     names = ("config.json", "preprocessor_config.json", "processor_config.json")
     files = {
