@@ -703,7 +703,8 @@ def tower_bytes(vision: Vision, config: Mapping[str, Any], *, upcast: bool) -> i
         heads = _natural(text_config_of(config).get("num_attention_heads"), 8)
         most = max(most, 2 * nbytes * heads * tokens**2)
     # MoonViT makes the positions of its largest picture for each
-    return most + (MOST_PATCHES**2 * head * 20 if isinstance(recipe, CutGrid) else 0)
+    is_moon = vision.family.package.startswith("kimi")
+    return most + MOST_PATCHES**2 * head * 20 * is_moon
 
 
 def _natural(*given: object) -> int:
