@@ -47,11 +47,12 @@ def run(
     """Answer each line of FILE, and write the answers to FILE.output.
 
     \b
-    {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": {"model": ...}}
+    {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions",
+     "body": {"model": ...}}
 
     \b
     mlx-server batch run requests.jsonl
-    mlx-server batch run requests.jsonl --url http://studio.local:8000 --api-key KEY
+    mlx-server batch run requests.jsonl --url http://studio.local:8000
 
     The answers come in any order: each has the custom_id of its request. Errors go to FILE.errors.
     The batch goes on in the server if the command is ended, and FILE.batch names it until then: run

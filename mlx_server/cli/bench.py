@@ -45,8 +45,9 @@ def bench(
     mlx-server bench http://127.0.0.1:8000 --concurrency 1,32 --prompt-tokens 2000
     mlx-server bench http://127.0.0.1:8000 --shared-prefix | tee warm.txt
 
-    The prompts are random words, and sampling is greedy. --shared-prefix measures prefix caches.
-    The exit code is 0 if no request failed, else 1.
+    The prompts are random words, and sampling is greedy. TTFT is the median time to the first
+    token, ITL that between tokens. --shared-prefix measures prefix caches. The exit code is 0 if no
+    request failed, else 1.
     """
     clients = numbers("--concurrency", concurrency)
     lengths = numbers("--prompt-tokens", prompt_tokens)

@@ -118,7 +118,9 @@ class Measured:
 
 @app.command()
 def compare(
-    first: Annotated[str, typer.Argument(metavar="A", help="A model, as its owner wants it.")],
+    first: Annotated[
+        str, typer.Argument(metavar="A", help="A model of models.yaml, or URL[#MODEL].")
+    ],
     second: Annotated[
         str, typer.Argument(metavar="B", help="Another: MODEL[:ADAPTER][@kv4|@kv8] or URL[#MODEL].")
     ],
@@ -128,7 +130,7 @@ def compare(
             metavar="FILE.jsonl", help="Conversations to ask, or stored:KEY=VALUE [a small set]."
         ),
     ] = None,
-    tokens: Annotated[int, typer.Option(min=1, max=4096, help="The most of an answer.")] = 64,
+    tokens: Annotated[int, typer.Option(min=1, max=4096, help="Maximum tokens of an answer.")] = 64,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page too.")] = None,
     fail_over: Annotated[
         float | None, typer.Option(min=0, help="Exit with 1 if KL a token is larger.")

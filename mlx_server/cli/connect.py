@@ -39,10 +39,10 @@ def connect(
     """Let a coding agent or another client use this server.
 
     \b
-    mlx-server connect                          which clients there are
-    mlx-server connect codex                    the lines that Codex needs, and where
-    mlx-server connect codex --write --run      write them, with a backup, and start it
-    mlx-server connect claude --run             Claude Code, for this one session
+    mlx-server connect                      which clients there are
+    mlx-server connect codex                the lines that Codex needs, and where
+    mlx-server connect codex --write --run  write them (with a backup), start it
+    mlx-server connect claude --run         Claude Code, for this one session
     """
     if client is None:
         print(table() if markdown else listing(), end="")

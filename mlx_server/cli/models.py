@@ -192,16 +192,16 @@ def _ago(moment: float | None) -> str:
 OFFLINE = ("1", "ON", "YES", "TRUE")
 """The values of HF_HUB_OFFLINE that the hub's client takes as true."""
 
-SUGGESTED_COLUMNS = ("model", "family", "download", "context here", "good at", "here")
+SUGGESTED_COLUMNS = ("model", "download", "context", "good at", "here")
 
 
 def show_suggested(budget: int, console: Console) -> None:
     fitting = [each for each in suggested_models() if each.context_in(budget)]
     rows = [_suggested_cells(each, budget) for each in fitting]
-    print_table(SUGGESTED_COLUMNS, rows, console, wrapped=SUGGESTED_COLUMNS)
+    print_table(SUGGESTED_COLUMNS, rows, console, wrapped=["good at"])
     print_line(
         f"Of {len(suggested_models())} suggestions, {len(fitting)} fit the memory budget of "
-        f"{_size(budget)}, with the context that one conversation can have next to the weights.",
+        f"{_size(budget)}, with the tokens of context that one conversation can have.",
         console,
     )
     if fitting:
@@ -210,8 +210,8 @@ def show_suggested(budget: int, console: Console) -> None:
 
 def _suggested_cells(model: SuggestedModel, budget: int) -> list[str]:
     facts = model.described(budget)
-    context, is_here = f"{facts['context']:,} tokens", "yes" if facts["is_here"] else "no"
-    return [model.id, model.family, _size(model.bytes), context, model.good_at, is_here]
+    context, is_here = f"{facts['context']:,}", "yes" if facts["is_here"] else "no"
+    return [model.id, _size(model.bytes), context, model.good_at, is_here]
 
 
 LOCAL_COLUMNS = ("model", "family", "weights", "fits")

@@ -244,11 +244,10 @@ def record(
     """Record a real model's answers to requests as a transcript.
 
     \b
-    mlx-server replay record smollm2-135m --requests questions.yaml --output answers.yaml
-    mlx-server replay record llama3.2 --upstream http://127.0.0.1:11434/v1 --requests questions.yaml
-    mlx-server replay record openai/gpt-oss-120b --upstream https://openrouter.ai/api/v1 \
-        --api-key-env OPENROUTER_API_KEY --requests questions.yaml --output answers.yaml
-    mlx-server replay record llama3.2 --upstream http://127.0.0.1:11434/v1 --output answers.yaml
+    mlx-server replay record smollm2-135m --requests q.yaml --output answers.yaml
+    mlx-server replay record llama3.2 --upstream http://127.0.0.1:11434/v1
+    mlx-server replay record openai/gpt-oss-120b --requests q.yaml \\
+        --upstream https://openrouter.ai/api/v1 --api-key-env OPENROUTER_API_KEY
 
     Without --requests this server starts, with all its endpoints. It passes on what an app asks of
     MODEL, and adds each answer to the transcript as the app gets it, until Ctrl-C.

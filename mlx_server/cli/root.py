@@ -87,8 +87,8 @@ def options(
     """Serve language models on this machine through the OpenAI API.
 
     \b
-    mlx-server serve                         serve the models of models.yaml, or a small demo
-    mlx-server chat                          chat with a model
-    mlx-server connect codex --write --run   let a coding agent use this server
-    mlx-server doctor                        check this machine and models.yaml
+    mlx-server serve                        serve models.yaml, or a small demo
+    mlx-server chat                         chat with a model
+    mlx-server connect codex --write --run  let a coding agent use this server
+    mlx-server doctor                       check this machine and models.yaml
     """

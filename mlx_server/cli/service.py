@@ -18,14 +18,15 @@ def install(
     config: ConfigFile = None,
     port: Annotated[int | None, typer.Option(help="Port, instead of the one in FILE.")] = None,
 ) -> None:
-    """Start a server now and at each login, and restart it if it crashes.
+    """Start a server now and at each login.
 
     \b
     mlx-server service install
     mlx-server service install --config ~/models.yaml --port 9000
 
-    On a Mac it is a LaunchAgent, on Linux a systemd user unit. It does not see this terminal's
-    environment variables, so put keys into models.yaml. Install again to change the options.
+    It is restarted if it crashes. On a Mac it is a LaunchAgent, on Linux a systemd user unit. It
+    does not see this terminal's environment variables, so put keys into models.yaml. Install again
+    to change the options.
     """
     file = find_file(config)
     # shows mistakes here instead of in the service's log
@@ -39,7 +40,7 @@ def install(
 
 @app.command()
 def restart(config: ConfigFile = None) -> None:
-    """Replace the server by a new process, without ending an answer; after an upgrade, say.
+    """Replace the server by a new process; no answer ends.
 
     \b
     mlx-server service restart

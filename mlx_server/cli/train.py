@@ -34,7 +34,7 @@ def train(
     ] = None,
     epochs: Annotated[int, typer.Option(min=1, help="How often each sample is learnt.")] = 3,
     learning_rate: Annotated[float, typer.Option(min=0)] = 1e-4,
-    batch_size: Annotated[int, typer.Option(min=1, help="TrainingSamples of a step.")] = 4,
+    batch_size: Annotated[int, typer.Option(min=1, help="Samples of a step.")] = 4,
     rank: Annotated[int, typer.Option(min=1, max=256)] = 8,
     layers: Annotated[int, typer.Option(min=-1, help="The last layers; -1: all.")] = 16,
     kind: Annotated[Literal["lora", "dora"], typer.Option()] = "lora",
@@ -45,7 +45,7 @@ def train(
 
     \b
     mlx-server train qwen3 letters.jsonl
-    mlx-server train qwen3 letters.jsonl --name letters --epochs 5 --learning-rate 2e-4
+    mlx-server train qwen3 letters.jsonl --epochs 5 --learning-rate 2e-4
     mlx-server train qwen3 stored:rating=good
 
     Each line is a conversation: {"messages": [...]}. Its last message, the assistant's, is learnt.

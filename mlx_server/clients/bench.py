@@ -309,17 +309,17 @@ def _tls() -> ssl.SSLContext:
 
 COLUMNS = (
     "clients",
-    "prompt tokens",
-    "first token, ms",
+    "prompt",
+    "TTFT, ms",
     "p95",
-    "next token, ms",
+    "ITL, ms",
     "p95",
     "tokens/s",
-    "tokens/pass",
+    "tok/pass",
     "failed",
 )
-"""The column titles. A time is the median over all requests, except in a `p95` column, which has
-the 95th percentile of the column to its left."""
+"""The column titles: a row fits 80 columns. A time is the median over all requests, except in a
+`p95` column, which has the 95th percentile of the column to its left."""
 
 
 def report(results: Iterable[Result], console: Console) -> bool:
@@ -329,7 +329,7 @@ def report(results: Iterable[Result], console: Console) -> bool:
     for number, result in enumerate(results):
         for cells in [COLUMNS, _row(result)] if number == 0 else [_row(result)]:
             wide = zip(cells, COLUMNS, strict=True)
-            line = "  ".join(cell.rjust(max(8, len(name))) for cell, name in wide)
+            line = "  ".join(cell.rjust(max(6, len(name))) for cell, name in wide)
             console.out(line, highlight=False)
         errors.update(result.errors)
     for error, count in errors.most_common():

@@ -23,6 +23,17 @@ def test_the_list_of_commands_has_the_first_line_of_their_help(name: str) -> Non
     assert root.COMMANDS[name][:40] in run("--help").output
 
 
+def test_no_line_of_any_help_is_wider_than_a_terminal_or_cut() -> None:
+    groups: list[list[str]] = [[]]
+    for words in groups:  # grows by the commands of each group
+        lines = run(*words, "--help").output.splitlines()
+        assert [line for line in lines if len(line) > 80] == []
+        assert [line for line in lines if line.startswith("  ") and line.endswith("...")] == []
+        listed = lines[lines.index("Commands:") + 1 :] if "Commands:" in lines else []
+        groups += [[*words, line.split()[0]] for line in listed if line[2:3].strip()]
+    assert ["service", "install"] in groups
+
+
 def test_without_a_command_the_help_is_shown() -> None:
     assert run().output == run("--help").output
     for example in ("serve ", "chat ", "connect codex --write --run ", "doctor "):

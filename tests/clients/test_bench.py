@@ -207,6 +207,7 @@ def test_the_command_prints_a_line_a_case(serve: Serve, tmp_path: Path) -> None:
     assert (result.returncode, result.stderr) == (0, "")
     header, *lines = result.stdout.splitlines()
     assert re.split("  +", header.strip()) == list(COLUMNS)
+    assert len(header) <= 80
     cells = [line.split() for line in lines]
     shown = [(c[0], c[1], *c[-2:]) for c in cells]
     assert shown == [(clients, "9", "2.00", "0/3") for clients in ("1", "2")]
