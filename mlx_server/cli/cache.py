@@ -13,6 +13,7 @@ from mlx_server.cli.root import ConfigFile, command_app
 from mlx_server.cli.terminal import print_line
 from mlx_server.config.models_yaml import load_settings
 from mlx_server.config.settings import Settings
+from mlx_server.pool.memory import size
 from mlx_server.prompt_files import DamagedFile, FileUse, PromptFile, PromptFolder, model_in
 from mlx_server.system.daily_bytes import DailyBytes
 
@@ -77,17 +78,16 @@ def _report(settings: Settings, *, clear: bool, model: str | None) -> Iterator[s
         return
     sizes = {name: sum(use.nbytes for use in uses) for name, uses in models.items()}
     nbytes = sum(sizes.values())
-    yield f"size           {nbytes / 1e6:.1f} MB, at most {cache.disk / 1e6:.0f} MB"
+    yield f"size           {size(nbytes)}, at most {size(cache.disk)}"
     if path and is_there:
         writes = DailyBytes(path, cache.disk_writes_per_day)
         yield (
-            f"written today  {writes.today / 1e6:.1f} MB by all servers, at most "
-            f"{writes.most / 1e6:.0f} MB a day"
+            f"written today  {size(writes.today)} by all servers, at most {size(writes.most)} a day"
         )
-    for name, size in sorted(sizes.items(), key=lambda each: -each[1]):
+    for name, nbytes in sorted(sizes.items(), key=lambda each: -each[1]):
         used = time.localtime(max(use.used for use in models[name]) / 1e9)
         day = time.strftime("%Y-%m-%d %H:%M", used)
-        yield f"{name}: {len(models[name])} files, {size / 1e6:.1f} MB, last used {day}"
+        yield f"{name}: {len(models[name])} files, {size(nbytes)}, last used {day}"
 
 
 def _model(folder: PromptFolder, files: Sequence[tuple[PromptFile, FileUse]]) -> str:

@@ -7,7 +7,6 @@ import json
 import os
 import platform
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -33,6 +32,7 @@ from mlx_server.sources.local import problem_of
 from mlx_server.sources.source import on_disk
 from mlx_server.sources.transcript import TranscriptEntry, TranscriptFile, read_file
 from mlx_server.system import descriptors
+from mlx_server.system.listening_sockets import bound_sockets
 
 
 @dataclass(frozen=True)
@@ -208,9 +208,9 @@ def _mlx() -> tuple[Check, int | None]:
 
 def _memory(working_set: int | None) -> Check:
     memory = psutil.virtual_memory()
-    sizes = f"{_size(memory.available)} of {_size(memory.total)} free"
+    sizes = f"{size(memory.available)} of {size(memory.total)} free"
     if working_set:
-        sizes += f"; recommended for the GPU: up to {_size(working_set)}"
+        sizes += f"; recommended for the GPU: up to {size(working_set)}"
     if memory.available < SCARCE_MEMORY:
         return Check("warn", "memory", sizes, "close other programs, or serve only small models")
     return Check("ok", "memory", sizes)
@@ -238,7 +238,7 @@ def _cache(folder: Path) -> Iterator[Check]:
         yield Check("fail", "cache", f"{existing} is not a writable folder", fix)
         return
     free = shutil.disk_usage(existing).free
-    sizes = f"{folder}: {_size(_size_on_disk(folder))} used, {_size(free)} free on the disk"
+    sizes = f"{folder}: {size(_size_on_disk(folder))} used, {size(free)} free on the disk"
     if free < SCARCE_DISK:
         yield Check("warn", "cache", sizes, "free some disk space, or set MLX_SERVER_CACHE")
     else:
@@ -252,10 +252,6 @@ def _size_on_disk(folder: Path) -> int:
             with suppress(OSError):  # another process may have removed the file
                 size += Path(path, name).lstat().st_size
     return size
-
-
-def _size(count: int) -> str:
-    return f"{count / (1 << 30):.1f} GiB"
 
 
 def _settings(config: Path | None, working_set: int | None) -> Iterator[Check]:
@@ -295,7 +291,7 @@ def _changed_settings(server: ServerSettings) -> Iterator[Check]:
 def _wired(working_set: int | None) -> Check:
     if not working_set:
         return Check("ok", "wired", "not used: only Metal wires memory")
-    least, most = (_size(int(share * working_set)) for share in (WORTH_SHARE, MOST_SHARE))
+    least, most = (size(int(share * working_set)) for share in (WORTH_SHARE, MOST_SHARE))
     return Check("ok", "wired", f"weights that take {least} to {most} are kept resident")
 
 
@@ -308,14 +304,12 @@ def _budget(server: ServerSettings, working_set: int | None) -> Check:
 
 
 def _port(server: ServerSettings) -> Check:
-    place = f"{server.host}:{server.port}"
     try:
-        addresses = socket.getaddrinfo(server.host, server.port, type=socket.SOCK_STREAM)
-        with socket.create_server(addresses[0][4][:2], family=addresses[0][0]):
-            return Check("ok", "port", f"{place} is free")
-    except OSError as error:
-        fix = "choose another port with `--port`, unless mlx-server itself is using this one"
-        return Check("warn", "port", f"{place}: {error.strerror}", fix)
+        for each in bound_sockets(server.host, server.port):
+            each.close()
+    except SettingsError as error:
+        return Check("warn", "port", error.message)
+    return Check("ok", "port", f"{server.host}:{server.port} is free")
 
 
 def _models(settings: Settings) -> Iterator[Check]:

@@ -13,6 +13,7 @@ from mlx_server.cli.terminal import print_line
 from mlx_server.config.models_yaml import load_settings
 from mlx_server.config.settings import StoreSettings
 from mlx_server.limits import STORED_RESPONSES
+from mlx_server.pool.memory import size
 from mlx_server.store import Stats, Store
 
 app = command_app()
@@ -51,8 +52,8 @@ def _report(settings: StoreSettings, *, prune: bool) -> Iterator[str]:
         yield f"conversations  {stats.conversations}"
         yield f"completions    {stats.completions}"
         yield f"items          {stats.items}"
-        yield f"size           {stats.bytes / 1e6:.1f} MB"
-        yield f"stored         {stats.stored / 1e6:.1f} MB, at most {settings.bytes / 1e6:.0f} MB"
+        yield f"size           {size(stats.bytes)} on disk"
+        yield f"content        {size(stats.stored)}, at most {size(settings.bytes)}"
     else:
         yield f"{settings.path}: nothing is stored yet"
     yield f"kept           for {settings.days:g} days, at most {STORED_RESPONSES} of each"
