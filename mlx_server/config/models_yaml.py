@@ -141,8 +141,15 @@ def _aliases(models: object) -> Iterator[tuple[Loc, str]]:
 
 
 def find_file(path: Path | None, environ: Mapping[str, str] = os.environ) -> Path | None:
-    """The file named, else MLX_SERVER_CONFIG's, else ./models.yaml if there is one."""
-    return _named_file(path, environ) or (DEFAULT_FILE if DEFAULT_FILE.exists() else None)
+    """The file named, else MLX_SERVER_CONFIG's, else ./models.yaml if there is one. Raises
+    SettingsError if models.yml is there instead."""
+    if named := _named_file(path, environ):
+        return named
+    if DEFAULT_FILE.exists():
+        return DEFAULT_FILE
+    if (other := DEFAULT_FILE.with_suffix(".yml")).exists():
+        raise SettingsError(f"{other} is not read: rename it to {DEFAULT_FILE}.")
+    return None
 
 
 def _named_file(path: Path | None, environ: Mapping[str, str]) -> Path | None:
@@ -324,5 +331,10 @@ def spec_named(config: Path | None, name: str) -> ModelSpec:
     for spec in listed.values():
         if name in (spec.id, *spec.aliases):
             return spec
+    if not ({"/", ":"} & set(name) or Path(name).exists()):
+        raise SettingsError(
+            f"There is no model {name!r} in {DEFAULT_FILE}, and no folder of that name. "
+            f"Name one of {', '.join(listed)}, a folder or a hub id."
+        )
     ((id, model),) = load_settings(None, models=[name], environ={}).models.items()
     return model_spec(id, model)

@@ -136,10 +136,18 @@ def compose(path: Path) -> tuple[YamlDocument, object]:
     return document, document.plain(node) if node else {}
 
 
+ADVICE = {
+    "'\\t'": "indent with spaces",
+    "expected ':'": "write `key: value`",
+    "mapping values": "write `key: value`, and quote a text that contains `: `",
+    "found '<block": "indent the keys of one mapping equally",
+}
+"""What to do about a problem, by a part of its text."""
+
+
 def _in_yaml(error: yaml.MarkedYAMLError) -> InvalidYaml:
     message = f"YAML: {error.problem}"
-    if "'\\t'" in message:
-        message += ": indent with spaces"
+    message += next((f": {advice}" for sign, advice in ADVICE.items() if sign in message), "")
     if error.context and error.context_mark:
         message += f" ({error.context}, line {error.context_mark.line + 1})"
     mark = error.problem_mark or error.context_mark

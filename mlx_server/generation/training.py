@@ -104,8 +104,8 @@ def split(
         return TrainingSamples(samples, held_out, public)
     if len(samples) < 10:
         raise TrainingDataInvalid(
-            f"There are {len(samples)} conversations. At least 10 are needed, and some hundred are "
-            "a good start."
+            "At least 10 conversations are needed, and some hundred are a good start. "
+            f"The data has {len(samples)}."
         )
     order = list(samples)
     Random(seed).shuffle(order)  # noqa: S311  no secret is made of it

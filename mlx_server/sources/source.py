@@ -87,18 +87,21 @@ def adapter_on_disk(source: str) -> Path | None:
     return cached_adapter(name) if HUB_ID.fullmatch(name) else Path(source)
 
 
+COMPLETE = "Copy the missing files, or make an MLX checkpoint with `mlx_lm.convert`"
+SAFETENSORS = "use a checkpoint in safetensors, for example from mlx-community on the hub"
+
+
 def _local(folder: Path) -> Path:
     if not folder.is_dir():
         raise ModelUnusable(
             f"{folder.name!r} is a file. Name a checkpoint folder that contains config.json, "
-            "tokenizer.json and model*.safetensors."
+            f"tokenizer.json and model*.safetensors; for a GGUF or PyTorch file {SAFETENSORS}."
         )
     if lacking := missing(folder):
-        others = weights_instead(folder)
+        other = weights_instead(folder)
+        advice = f"{other} is not read: {SAFETENSORS}" if other else COMPLETE
         raise ModelUnusable(
-            f"The checkpoint in {folder.name!r} lacks {', '.join(lacking)}"
-            f"{f'; {others} is not read' if others else ''}. Copy the missing files, or make an "
-            "MLX checkpoint with `mlx_lm.convert`."
+            f"The checkpoint in {folder.name!r} lacks {', '.join(lacking)}. {advice}."
         )
     folder = folder.resolve()
     check_model(folder)

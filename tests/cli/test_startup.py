@@ -28,6 +28,15 @@ def test_one_that_can_be_served_is_enough(
     assert warning.startswith("missing can't be served: ")
 
 
+def test_the_demo_is_served_without_a_models_yaml_only(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    assert list(checked_settings(None, (), {}, None, discover=False).models) == ["smollm2-135m"]
+    assert caplog.messages[0].startswith("no models.yaml is here: the demo model is served")
+    Path("models.yml").write_text("models: {a: {source: org/a}}")
+    with pytest.raises(SettingsError, match=r"models\.yml is not read: rename it to models\.yaml"):
+        checked_settings(None, (), {}, None, discover=False)
+
+
 def test_where_none_can_be_served_each_is_named(tmp_path: Path) -> None:
     models = named(tmp_path / "one", tmp_path / "two")
     with pytest.raises(SettingsError) as caught:

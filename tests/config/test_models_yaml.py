@@ -419,6 +419,12 @@ def bomb() -> str:
     ("text", "line", "message"),
     [
         ("server:\n\tport: 1\n", 2, r"YAML: found character '\\t'.*: indent with spaces"),
+        (
+            "server:\n    port: 1\n  host: a\n",
+            3,
+            "YAML: .*: indent the keys of one mapping equally",
+        ),
+        ("server:\n  port 1\n  host: a\n", 3, "YAML: .*: write `key: value`"),
         ("server: {port: 1\n", 2, "YAML: .*line 1"),
         ("a: 'b\n\n", 3, "YAML: found unexpected end of stream .*quoted scalar, line 1"),
         ("server: {}\n---\nserver: {}\n", 2, "YAML: but found another document"),

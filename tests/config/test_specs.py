@@ -62,6 +62,10 @@ def test_a_name_is_an_id_or_an_alias_and_else_a_folder_or_a_hub_id(folder: Path)
     assert (found.id, found.source) == ("org/b", "org/b"), "the one that is listed is named b"
     (folder / "own").mkdir()
     assert spec_named(config, "./own").source == str(folder / "own")
+    with pytest.raises(
+        SettingsError, match=r"no model 'c' in models\.yaml.* one of a, b, a folder"
+    ):
+        spec_named(config, "c")
 
 
 def test_how_long_lower_tiers_wait_is_a_setting() -> None:

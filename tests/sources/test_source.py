@@ -58,6 +58,16 @@ def test_what_a_local_folder_lacks_is_named(tmp_path: Path, missing: str) -> Non
     assert sum(name in caught.value.message for name in CHECKPOINT) <= 1
 
 
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model-q4.gguf"])
+def test_weights_that_no_converter_reads_are_not_to_be_converted(tmp_path: Path, name: str) -> None:
+    folder = put(tmp_path / "mine", ["config.json", "tokenizer.json", name])
+    for source, says in ((folder, f"{name} is not read: use a"), (folder / name, "is a file")):
+        with pytest.raises(ModelUnusable, match=says) as caught:
+            resolve(str(source), nothing)
+        assert "safetensors" in caught.value.message
+        assert "mlx_lm.convert" not in caught.value.message
+
+
 @pytest.mark.parametrize(
     "source", ["/no/such/folder", "./missing", "~/missing", "~nobody/x", "missing", "a/b/c", "x\0"]
 )
