@@ -5,6 +5,7 @@ raises `validation_error`, which uses the body to name the parameter exactly. A 
 the context is reported in each API's own words: clients recognise them, and shorten.
 """
 
+import difflib
 import json
 import logging
 from collections.abc import Mapping, Sequence
@@ -172,10 +173,12 @@ def _routing_message(request: Request, error: HTTPException) -> str:
     route = quoted(f"{request.method} {request.url.path}")
     match error.status_code, error.detail:
         case 404, "Not Found":
-            served = ", ".join(_served_paths(request.app))
+            served = _served_paths(request.app)
+            if near := difflib.get_close_matches(request.url.path[:100], served, n=1, cutoff=0.8):
+                return f"There is no route {route}. Did you mean {near[0]}?"
             return (
                 f"There is no route {route}. API routes start with `/v1`. This server generates "
-                f"text; it serves {served}."
+                f"text; it serves {', '.join(served)}."
             )
         case 405, "Method Not Allowed":
             return f"There is no {route}: the path exists, but with other methods."

@@ -99,12 +99,12 @@ def note(method: str, scope: Scope, status: int | str, began: float) -> None:
         "route": _route_words_of(scope),
         "status": status,
         "seconds": round(time.perf_counter() - began, 3),
-        "prompt_tokens": turn.prompt_tokens,
-        "completion_tokens": turn.completion_tokens,
     }
+    tokens = {"prompt_tokens": turn.prompt_tokens, "completion_tokens": turn.completion_tokens}
     model = {"model": turn.model, "family": turn.family} if turn.model else {}
-    line = "%s %s %s %.3fs %d+%d tokens" + (", %s (%s)" if model else "")
-    log.info(line, *facts.values(), *model.values(), extra={"facts": {**facts, **model}})
+    everything = {**facts, **tokens, **model}
+    line = "%s %s %s %.3fs" + (" %d+%d tokens, %s (%s)" if model else "")
+    log.info(line, *(everything if model else facts).values(), extra={"facts": everything})
 
 
 def _route_words_of(scope: Scope) -> str:

@@ -121,6 +121,9 @@ class HttpServer(uvicorn.Server):
                 successor = self._successors.pop()
                 handing_over.append(asyncio.create_task(pool.hand_over(successor)))
             await asyncio.sleep(POLL_SECONDS)
+        if self.server_state.tasks or runs.is_busy:
+            seconds = f"{self._drain_seconds:g}"
+            _print_line(f"Answers have {seconds} s to end; Ctrl-C again ends them at once.")
         draining = asyncio.create_task(runs.drain())
         while not (draining.done() or self.force_exit):
             await asyncio.wait({draining}, timeout=POLL_SECONDS)

@@ -316,7 +316,7 @@ class EngineModels:
         self._events.step(step)
 
     def _restarted(self, why: str, seconds: float) -> None:
-        what = "%s Another one (process %s) goes on after %.1f s with %d requests."
+        what = "%s Another one (process %s) goes on after %.1f s. Requests: %d."
         log.warning(what, why, self.engine.pid, seconds, self.readmission.present)
         if self.group:  # its machines may have been started after the server
             self._set_budget()

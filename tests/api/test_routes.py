@@ -223,10 +223,12 @@ def test_without_keys_all_is_open(client: TestClient, method: str, path: str) ->
 
 
 @pytest.mark.parametrize(
-    "path", ["/v1", "/v1/nothing", "/docs", "/redoc", "/openapi.yaml", "/v1//nothing", "/%ff"]
+    "path", ["/v1", "/v1/nothing", "/docs", "/redoc", "/v1/modles", "/v1//nothing", "/%ff"]
 )
 def test_no_such_route(client: TestClient, path: str) -> None:
-    assert error(client.get(path), status=404)["code"] == "not_found"
+    found = error(client.get(path), status=404)
+    assert found["code"] == "not_found"
+    assert ("Did you mean /v1/models?" in found["message"]) == (path == "/v1/modles")
 
 
 @pytest.mark.parametrize("path", ["/v1/models/other", "/v1/models/a/b", "/v1/models/%0d%0a"])
@@ -260,9 +262,9 @@ def test_the_log_has_a_line_a_request_and_no_word_of_it(
         client.post("/v1/completions", json={**body_of("/v1/completions"), "prompt": "secret"})
         client.get("/nothing?secret")
     lines = [record.getMessage() for record in caplog.records]
-    assert [line.split()[:3] for line in lines] == [
-        ["POST", "/v1/completions", "200"],
-        ["GET", "/*", "404"],
+    assert [(*line.split()[:3], "tokens," in line) for line in lines] == [
+        ("POST", "/v1/completions", "200", True),
+        ("GET", "/*", "404", False),
     ]
     assert not any("secret" in line for line in lines)
 

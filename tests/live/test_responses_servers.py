@@ -29,6 +29,8 @@ def test_the_last_words_of_a_server(tmp_path: Path) -> None:
             *_, last = events
             assert last.type == "response.failed"
         assert server.process.wait(20) == 0
+        said = "Answers have 3 s to end; Ctrl-C again ends them at once.\n"
+        assert said in server.printed
     assert stored(tmp_path, quick).status == "completed"
     failed = stored(tmp_path, id)
     assert failed.status == "failed"
