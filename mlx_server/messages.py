@@ -13,6 +13,7 @@ EXTRA_CONTENT = "extra_content"
 """The field of a call on the wire, as Google's API has it."""
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
+INSTRUCTION_ROLES = ("system", "developer")
 
 Phase = Literal["commentary", "final_answer"]
 """`commentary` is text between tool calls, before the final answer."""

@@ -37,8 +37,6 @@ class EmbedRequest:
     prompt_name: str | None = None
     truncate: bool = False
     """Whether an input that is too long is truncated; else the request is refused."""
-    param: str = "input"
-    """The inputs' parameter in the client's API, for error messages."""
     client: str = ""
     tier: Tier = Tier.DEFAULT
     deterministic: bool = False
@@ -212,7 +210,7 @@ def tokenized(prepared: PreparedModel, request: EmbedRequest) -> list[list[int]]
         check_wanted()
         texts.append(tokenizer.tokens(text, place))
         total += len(texts[-1])
-        check_total(total, request.param)
+        check_total(total, "input")
     return texts
 
 
@@ -277,11 +275,7 @@ class InputTokenizer:
         )
 
     def _param(self, place: int) -> str:
-        return (
-            f"{self._request.param}[{place}]"
-            if len(self._request.inputs) > 1
-            else (self._request.param)
-        )
+        return f"input[{place}]" if len(self._request.inputs) > 1 else "input"
 
 
 def _check_ids(model: LoadedModel, texts: Sequence[Sequence[int]]) -> None:

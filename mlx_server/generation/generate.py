@@ -175,15 +175,6 @@ def _pixel_bytes(rows: Iterable[Generate]) -> int:
     return sum(len(each.pixels) for each in pictures.values())
 
 
-def _answers(
-    prepared: PreparedModel, planned: RequestPlan, request: GenerateRequest
-) -> list["RetryingAnswer"]:
-    return [
-        RetryingAnswer(prepared, index, row, request, unchecked=planned.unchecked)
-        for index, row in enumerate(planned.rows)
-    ]
-
-
 async def _sent(
     engine: EngineClient, lease: Lease, on: AsyncExitStack, rows: Sequence[Generate]
 ) -> RowStream:
@@ -218,7 +209,10 @@ async def _admit(
     while True:
         feed = await _sent(engine, lease, on, planned.rows)
         await asyncio.sleep(0)  # the engine computes while the answers are prepared
-        answers = _answers(prepared, planned, request)
+        answers = [
+            RetryingAnswer(prepared, index, row, request, unchecked=planned.unchecked)
+            for index, row in enumerate(planned.rows)
+        ]
         try:
             return planned, answers, feed, await _until_admitted(feed, len(planned.rows))
         except InvalidGrammar as error:

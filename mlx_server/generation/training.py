@@ -36,6 +36,7 @@ from mlx_server.generation.rendering import tokenized
 from mlx_server.messages import Conversation
 from mlx_server.models.adapter_config import CONFIG
 from mlx_server.pool.prepare import PreparedModel
+from mlx_server.prompts.control_token_guard import common_length
 
 HELD_OUT = 0.1
 """The part of the conversations that is not learnt."""
@@ -70,7 +71,7 @@ def sample_of(prepared: PreparedModel, conversation: Conversation) -> TrainingSa
     whole = replace(conversation, add_generation_prompt=False)
     tokens = tokenized(prepared, whole).tokens
     prompt = tokenized(prepared, replace(conversation, messages=messages[:-1])).tokens
-    same = _common(tokens, prompt)
+    same = common_length(tokens, prompt)
     if same == len(tokens):
         raise TrainingDataInvalid("The last message is empty.")
     if len(tokens) > prepared.context_length:
@@ -79,11 +80,6 @@ def sample_of(prepared: PreparedModel, conversation: Conversation) -> TrainingSa
             f"{prepared.context_length}. Shorten it."
         )
     return TrainingSample(tokens, same)
-
-
-def _common(a: Sequence[int], b: Sequence[int]) -> int:
-    pairs = enumerate(zip(a, b, strict=False))
-    return next((at for at, (one, other) in pairs if one != other), min(len(a), len(b)))
 
 
 def public_tokens(prepared: PreparedModel) -> list[Sequence[int]]:

@@ -43,8 +43,8 @@ from mlx_server.http.admission import source_of
 from mlx_server.http.errors import error_response, is_anthropic
 from mlx_server.http.middleware import StampedSend, is_upload
 from mlx_server.http.strict_json import quoted
-from mlx_server.messages import Conversation
-from mlx_server.prompts.message_normalization import BILLING, INSTRUCTION_ROLES
+from mlx_server.messages import INSTRUCTION_ROLES, Conversation
+from mlx_server.prompts.message_normalization import BILLING
 from mlx_server.request_threads import client_of_request
 from mlx_server.requests import DETERMINISTIC_HEADER, HOPS_HEADER, GenerateRequest, Tier
 from mlx_server.system.files import open_regular, own_path, write_private

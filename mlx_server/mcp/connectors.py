@@ -121,9 +121,11 @@ class Connectors:
         # the SDK takes most of a second to import, so it is imported when it is first needed
         for part in ("oauth", "server", "stdio"):
             await asyncio.to_thread(import_module, f"mlx_server.mcp.{part}")
-        from mlx_server.mcp.server import bound
+        from mlx_server.mcp.server import McpConnection, bound
 
-        servers = [self._server(each) for each in requested]
+        servers = [
+            McpConnection(each, self._connection(each), self._register) for each in requested
+        ]
         if self._places.locked():
             raise Overloaded("Too many responses use MCP servers. Try again in a moment.")
         async with self._places, self._room_for(servers):
@@ -165,11 +167,6 @@ class Connectors:
                 session.stop()
             await asyncio.wait([session.task for session in self._sessions])
 
-    def _server(self, requested: McpServer) -> "McpConnection":
-        from mlx_server.mcp.server import McpConnection
-
-        return McpConnection(requested, self._connection(requested), self._register)
-
     def _register(self, session: "Session") -> None:
         self._sessions.add(session)
         session.task.add_done_callback(lambda _: self._sessions.discard(session))
@@ -181,7 +178,6 @@ class Connectors:
                 "Send fewer.",
                 param=servers[-1].param,
             )
-        labels = set[str]()
         connectors: dict[str, str] = {}
         for server in servers:
             if server.connector is not None:
@@ -192,12 +188,6 @@ class Connectors:
                         f"uses the connector {server.connector[:64]!r}, which {other[:64]!r} uses "
                         "already; use each connector once",
                     )
-            if server.label in labels:
-                raise BadRequest(
-                    f"Two MCP servers have the label {server.label[:64]!r}. Give each its own.",
-                    param=server.param,
-                )
-            labels.add(server.label)
 
     def _connection(self, server: McpServer) -> "Connect":
         from mlx_server.mcp.http import http_transport
@@ -205,8 +195,6 @@ class Connectors:
         from mlx_server.mcp.stdio import stdio_transport
 
         headers = dict(_headers(server))
-        if (server.url is None) == (server.connector is None):
-            raise _request_error(server, "needs either a URL or a connector")
         if server.url is not None:
             url = _checked_url(server, server.url)
             private = self._allow_private_urls
@@ -250,8 +238,6 @@ async def _take(budget: SharedBudget, count: int, resource: str) -> None:
 
 
 def _headers(server: McpServer) -> Iterable[tuple[str, str]]:
-    if len(server.headers) > limits.MCP_HEADERS:
-        raise _request_error(server, f"has more than {limits.MCP_HEADERS} headers")
     if server.authorization is not None:
         yield "authorization", f"Bearer {_header_value(server, server.authorization)}"
     for name, value in server.headers.items():

@@ -10,17 +10,14 @@ next message: templates drop the reasoning of earlier turns and write calls in t
 next message is unknown, so two are rendered, and what both prompts have in common is the beginning.
 """
 
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Protocol
 
 from mlx_server.errors import BadRequest
-from mlx_server.messages import Conversation, Message, Tool, ToolCall
-from mlx_server.prompts.control_token_guard import ControlTokenGuard
-
-INSTRUCTION_ROLES = ("system", "developer")
+from mlx_server.messages import INSTRUCTION_ROLES, Conversation, Message, Tool, ToolCall
+from mlx_server.prompts.control_token_guard import ControlTokenGuard, common_length
 
 QUESTION = Message("user", "x")
 ANSWERS = (Message("assistant", "x"), Message("assistant", "x", reasoning="x"))
@@ -99,15 +96,6 @@ def next_conversations(conversation: Conversation) -> Iterator[Sequence[Message]
         yield [*conversation.messages, Message("assistant", tool_calls=(call,)), result]
 
 
-def common_length(a: Sequence[object], b: Sequence[object]) -> int:
-    """Returns the number of characters or tokens with which both begin."""
-    shorter = min(len(a), len(b))
-    if a[:shorter] == b[:shorter]:
-        return shorter
-    # slices are compared at the speed of the memory, characters one by one are not
-    return bisect_left(range(shorter), True, key=lambda i: a[: i + 1] != b[: i + 1])
-
-
 UNKNOWN = ("x", "\ny")
 """Two messages that may follow. Some templates trim the text, and a line break at its beginning may
 share a token with what precedes it."""
@@ -119,20 +107,14 @@ def next_beginning(
     conversation: Conversation, answer: Message, render: Callable[[Conversation], Tokens]
 ) -> list[int]:
     """Returns the tokens. render: renders a whole prompt."""
-    if not _returns_thoughts(conversation):
-        answer = replace(answer, reasoning=None)
+    if not any(each.role == "assistant" and each.reasoning for each in conversation.messages):
+        answer = replace(answer, reasoning=None)  # the client does not send it back
     answered = conversation.with_answer(answer)
     first, second = (
         render(replace(answered, messages=(*answered.messages, *following)))
         for following in _next_messages(answer)
     )
-    pairs = zip(first, second, strict=False)
-    return [token for token, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)]
-
-
-def _returns_thoughts(conversation: Conversation) -> bool:
-    """Whether the client sends answers back with their reasoning, as far as its messages show."""
-    return any(each.role == "assistant" and each.reasoning for each in conversation.messages)
+    return list(first[: common_length(first, second)])
 
 
 def _next_messages(answer: Message) -> Iterator[Sequence[Message]]:

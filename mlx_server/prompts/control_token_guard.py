@@ -10,7 +10,7 @@ searched in windows: `re` lets no other thread run while it searches.
 
 import re
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
@@ -20,6 +20,15 @@ from mlx_server.errors import BadRequest
 from mlx_server.messages import Conversation, Message, texts_of
 from mlx_server.models.checkpoint import Checkpoint
 from mlx_server.request_threads import check_wanted
+
+
+def common_length(a: Sequence[object], b: Sequence[object]) -> int:
+    """Returns the number of characters or tokens with which both begin."""
+    shorter = min(len(a), len(b))
+    if a[:shorter] == b[:shorter]:
+        return shorter
+    # slices are compared at the speed of the memory, characters one by one are not
+    return bisect_left(range(shorter), True, key=lambda i: a[: i + 1] != b[: i + 1])
 
 
 class TokenPlaces:
@@ -58,9 +67,7 @@ class TokenPlaces:
 
     def _common(self, part: str, start: int) -> int:
         ids = self._encode(part)
-        rest = self._tokens[start : start + len(ids)]
-        pairs = enumerate(zip(ids, rest, strict=False))
-        return next((at for at, (a, b) in pairs if a != b), len(rest))
+        return common_length(ids, self._tokens[start : start + len(ids)])
 
 
 WINDOW = 1 << 16

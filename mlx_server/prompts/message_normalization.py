@@ -20,11 +20,13 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import takewhile
 from typing import Any, Literal
 
 from mlx_server import limits
 from mlx_server.grammars.view import named
 from mlx_server.messages import (
+    INSTRUCTION_ROLES,
     Conversation,
     Message,
     PicturePart,
@@ -170,12 +172,12 @@ def think_delimiters(template: str, capabilities: TemplateCapabilities) -> list[
 def fit_to_template(turns: Sequence[Turn], capabilities: TemplateCapabilities) -> list[Turn]:
     steps: list[tuple[bool, Callable[[Sequence[Turn]], Iterable[Turn]]]] = [
         (capabilities.arguments == "object", odd_calls_to_text),
-        (capabilities.calls == "never", calls_to_text),
+        (capabilities.calls == "never", partial(map, _turn_calls_to_text)),
         (
             capabilities.results != "anywhere",
             partial(orphan_results_to_text, matched=capabilities.results == "matched"),
         ),
-        (capabilities.results == "never", results_to_text),
+        (capabilities.results == "never", partial(map, _result_to_text)),
         (capabilities.system != "anywhere", system_first),
         (capabilities.system == "question", system_into_question),
         (capabilities.system == "never", system_to_user),
@@ -254,10 +256,6 @@ def orphan_results_to_text(turns: Iterable[Turn], *, matched: bool = False) -> I
         yield turn if turn.call_id in ids or (ids and not matched) else _result_to_text(turn)
 
 
-def results_to_text(turns: Sequence[Turn]) -> Iterator[Turn]:
-    return map(_result_to_text, turns)
-
-
 def _result_to_text(turn: Turn) -> Turn:
     if turn.role != "tool":
         return turn
@@ -301,22 +299,14 @@ def split_calls(turns: Sequence[Turn]) -> Iterator[Turn]:
                 yield turn
             continue
         answers: dict[str, list[int]] = {}
-        for j in range(i + 1, next(_end_of_results(turns, i + 1))):
+        results = takewhile(lambda j: turns[j].role == "tool", range(i + 1, len(turns)))
+        for j in results:
             answers.setdefault(turns[j].call_id, []).append(j)
         for n, call in enumerate(turn.calls):
             yield replace(turn, calls=(call,)) if n == 0 else Turn(turn.role, calls=(call,))
             for j in answers.pop(call.id, ()):
                 taken.add(j)
                 yield turns[j]
-
-
-def _end_of_results(turns: Sequence[Turn], begin: int) -> Iterator[int]:
-    yield from (i for i in range(begin, len(turns)) if turns[i].role != "tool")
-    yield len(turns)
-
-
-def calls_to_text(turns: Sequence[Turn]) -> Iterator[Turn]:
-    return map(_turn_calls_to_text, turns)
 
 
 def odd_calls_to_text(turns: Sequence[Turn]) -> Iterator[Turn]:
@@ -391,14 +381,11 @@ def alternate_roles(turns: Sequence[Turn]) -> list[Turn]:
             last_role = "user" if turn.calls else last_role
         elif not turn.is_empty:
             if turn.role == last_role:
-                runs.append([Turn(_other_role(last_role), (EMPTY_TURN,))])
+                other = "user" if last_role == "assistant" else "assistant"
+                runs.append([Turn(other, (EMPTY_TURN,))])
             runs.append([turn])
             last_role = turn.role
     return [*system, *map(_merged, runs or [[Turn("user", (EMPTY_TURN,))]])]
-
-
-def _other_role(role: str) -> str:
-    return "user" if role == "assistant" else "assistant"
 
 
 def _merged(turns: Sequence[Turn]) -> Turn:
@@ -407,9 +394,6 @@ def _merged(turns: Sequence[Turn]) -> Turn:
         parts += ("\n\n", *turn.parts) if parts and any(turn.parts) else turn.parts
     reasoning = "\n\n".join(turn.reasoning for turn in turns if turn.reasoning)
     return replace(turns[0], parts=tuple(parts), reasoning=reasoning, calls=turns[-1].calls)
-
-
-INSTRUCTION_ROLES = ("system", "developer")
 
 
 END = r"[ \t]*(?:\r?\n|\Z)"
@@ -514,7 +498,8 @@ def with_system_text(
     turns: Sequence[Turn], added: Sequence[Part], default: Callable[[], str]
 ) -> list[Turn]:
     """Appends to the leading system turns; `default` makes the text of a missing one."""
-    leading = next((i for i, turn in enumerate(turns) if not _is_system(turn)), len(turns))
+    others = (i for i, turn in enumerate(turns) if turn.role not in INSTRUCTION_ROLES)
+    leading = next(others, len(turns))
     if leading:
         last = turns[leading - 1]
         separator = [SEPARATOR] if any(last.parts) else []
@@ -541,10 +526,6 @@ def joined(*texts: Sequence[Part]) -> list[Part]:
     for text in texts:
         found += [SEPARATOR, *text] if found and text else text
     return found
-
-
-def _is_system(turn: Turn) -> bool:
-    return turn.role in ("system", "developer")
 
 
 def _json(value: Any) -> str:

@@ -13,7 +13,7 @@ from itertools import product
 from typing import Any, Literal
 
 from mlx_server.errors import BadRequest
-from mlx_server.messages import Message
+from mlx_server.messages import INSTRUCTION_ROLES, Message
 from mlx_server.prompts.message_normalization import (
     REASONING_KEYS,
     Content,
@@ -405,7 +405,7 @@ def effort_word(kwargs: Mapping[str, Any], template: str) -> str:
 
 
 def with_effort_word(messages: tuple[Message, ...], word: str) -> tuple[Message, ...]:
-    if messages and messages[0].role in ("system", "developer"):
+    if messages and messages[0].role in INSTRUCTION_ROLES:
         first, rest = messages[0], messages[1:]
         return (replace(first, content=f"{first.content} {word}".lstrip()), *rest)
     return (Message("system", word), *messages)

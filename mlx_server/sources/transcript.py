@@ -23,7 +23,7 @@ import yaml
 from mlx_server.errors import AnswerUnwritable, NoRecording, TranscriptBroken, public_message
 from mlx_server.events import Answer, folded
 from mlx_server.families.base import ModelFamily
-from mlx_server.messages import Conversation, Message, Tool, ToolCall
+from mlx_server.messages import INSTRUCTION_ROLES, Conversation, Message, Tool, ToolCall
 from mlx_server.models.tokenizer import Tokenizer
 from mlx_server.parsers.parse_context import ParseContext
 from mlx_server.requests import Infill, Prompt
@@ -130,7 +130,7 @@ def facts_of(prompt: Prompt, models: tuple[str, ...]) -> RequestFacts:
         last=tuple(_last(messages)),
         turn=1 + _answers(earlier),
         step=_answers(earlier[asked + 1 :]),
-        system="\n".join(m.content for m in messages if m.role in ("system", "developer")),
+        system="\n".join(m.content for m in messages if m.role in INSTRUCTION_ROLES),
         models=models,
         tools=frozenset(tool.name for tool in prompt.tools),
     )

@@ -187,14 +187,8 @@ class Store(Database):
         if record.conversation is not None:
             with suppress(NotFound):  # it may have been deleted since the request began
                 _check_count(db, _seq(db, "conversation", record.conversation, owner), more=1)
-        row = {
-            **{name: getattr(record, name) for name in COLUMNS},
-            "owner": owner,
-            "used_at": record.created_at,
-            "body": checked_size(record.body),
-            "server": self.servers.id if record.status in RUNNING else None,
-        }
-        seq = db.execute(ADD_RECORD, row).lastrowid
+        server = self.servers.id if record.status in RUNNING else None
+        seq = db.execute(ADD_RECORD, _row(record, owner, server)).lastrowid
         assert seq is not None
         _append(db, seq, items, output=False)
         _fill(db, seq, record, owner, events)
@@ -294,9 +288,7 @@ class Store(Database):
     @writes
     def put_page_conversation(self, db: Connection, conversation: Record, owner: str) -> None:
         """Stores a conversation of the page, in place of the one with its id if there is one."""
-        fields = {name: getattr(conversation, name) for name in COLUMNS}
-        used = {"owner": owner, "used_at": conversation.created_at, "server": None}
-        db.execute(PUT_RECORD, {**fields, **used, "body": checked_size(conversation.body)})
+        db.execute(PUT_RECORD, _row(conversation, owner))
         check_usage(db, owner, self.retention)
 
     @reads
@@ -349,7 +341,7 @@ class Store(Database):
         """Stores the record of a file whose content is complete."""
         if nbytes > _file_room(db, owner):
             raise _files_full()
-        _add_file(db, file, owner)
+        db.execute(ADD_RECORD, _row(file, owner))
 
     @writes
     def edit(
@@ -374,7 +366,7 @@ class Store(Database):
             (changed.status, checked_size(changed.body), changed.labels, seq),
         )
         for file in files:
-            _add_file(db, file, owner)
+            db.execute(ADD_RECORD, _row(file, owner))
         return changed
 
     @writes
@@ -634,10 +626,10 @@ def _fail(db: Connection, seq: int) -> None:
         db.execute("INSERT INTO events VALUES (?, ?, ?)", (seq, last + 1, ended))
 
 
-def _add_file(db: Connection, file: Record, owner: str) -> None:
-    row = {name: getattr(file, name) for name in COLUMNS}
-    fields = {"owner": owner, "used_at": file.created_at, "body": file.body, "server": None}
-    db.execute(ADD_RECORD, {**row, **fields})
+def _row(record: Record, owner: str, server: str | None = None) -> dict[str, Any]:
+    """server: the id of the one that runs it."""
+    row = {name: getattr(record, name) for name in COLUMNS} | {"body": checked_size(record.body)}
+    return {**row, "owner": owner, "used_at": record.created_at, "server": server}
 
 
 def _file_room(db: Connection, owner: str) -> int:

@@ -249,11 +249,6 @@ class _Token(msgspec.Struct):
     expires_in: float
 
 
-def credentials_of(spec: UpstreamSpec, client: Callable[[], httpx2.AsyncClient]) -> Credentials:
-    key = UpstreamKey(spec.api_key_env)
-    return IamToken(key, IAM_URL, client) if spec.kind == "watsonx" else key
-
-
 IAM_URL = "https://iam.cloud.ibm.com"
 """The server that issues tokens for watsonx."""
 
@@ -378,7 +373,9 @@ class UpstreamConnection:
         """The capabilities that the upstream's answers have shown."""
         self._pause = pause
         self._client: httpx2.AsyncClient | None = None
-        self._credentials: Credentials = credentials_of(spec, self._http)
+        self._credentials: Credentials = (key := UpstreamKey(spec.api_key_env))
+        if spec.kind == "watsonx":
+            self._credentials = IamToken(key, IAM_URL, self._http)
 
     async def aclose(self) -> None:
         learning, self._learning = self._learning, None

@@ -89,11 +89,6 @@ class CollectedCall:
             self.extra_size += len(encoded)
         self._arguments.add(piece.arguments)
 
-    def ends_before(self, piece: CallPiece) -> bool:
-        """Whether a piece with the index of this call begins another one: older versions of Ollama
-        give all calls the index 0."""
-        return bool(piece.name and piece.id and self.id and piece.id != self.id)
-
     def as_text(self) -> str:
         """The call as JSON, which becomes text of the answer if no tool can be called with it."""
         return json.dumps({"name": self.name, "arguments": self.arguments}, ensure_ascii=False)
@@ -124,7 +119,8 @@ class CollectedCalls:
             found = None if piece.name or not self.calls else self.calls[-1]
         else:
             found = self._by_index.get(piece.index)
-            if found and found.ends_before(piece):
+            # older versions of Ollama give all calls the index 0
+            if found and piece.name and piece.id and found.id and piece.id != found.id:
                 found = None
         return found or self._new(piece.index)
 

@@ -11,6 +11,7 @@ from typing import Any
 from mlx_server.errors import BadRequest
 from mlx_server.messages import (
     EXTRA_CONTENT,
+    INSTRUCTION_ROLES,
     ContentPart,
     Conversation,
     Media,
@@ -411,7 +412,8 @@ def with_system_prompt(messages: Sequence[Wire], added: Iterable[Part]) -> list[
     """The messages with a paragraph at the end of their leading system prompt."""
     # another server tokenises all text alike, so control tokens in `OwnText` need no marking
     text = "".join(part.text if isinstance(part, OwnText) else str(part) for part in added)
-    leading = next((i for i, each in enumerate(messages) if not _is_system(each)), len(messages))
+    others = (i for i, each in enumerate(messages) if each.get("role") not in INSTRUCTION_ROLES)
+    leading = next(others, len(messages))
     if not leading:
         return [{"role": "system", "content": text}, *messages]
     last = messages[leading - 1]
@@ -470,7 +472,3 @@ def without_media(messages: Sequence[Wire]) -> list[Wire]:
         else message
         for message, content in contents
     ]
-
-
-def _is_system(message: Mapping[str, Any]) -> bool:
-    return message.get("role") in ("system", "developer")

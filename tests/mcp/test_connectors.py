@@ -71,8 +71,6 @@ GOOD = McpServer("s", url="https://example.com/mcp", param="tools[0]")
             )
         ),
         (replace(GOOD, url="http://a:b@x/"), "user name"),
-        (replace(GOOD, url=None), "a URL or a connector"),
-        (replace(GOOD, connector="wiki"), "a URL or a connector"),
         (replace(GOOD, url=None, connector="nobody"), "models.yaml has: tool"),
         (replace(GOOD, url=None, connector="tool", authorization="x"), "takes no headers"),
         *(
@@ -82,7 +80,6 @@ GOOD = McpServer("s", url="https://example.com/mcp", param="tools[0]")
         (replace(GOOD, headers={"x": "a\r\nb: c"}), "not printable"),
         (replace(GOOD, headers={"x": "é"}), "not printable"),
         (replace(GOOD, authorization="a\nb"), "not printable"),
-        (replace(GOOD, headers={f"x{i}": "" for i in range(65)}), "more than 64 headers"),
     ],
 )
 async def test_what_can_not_be_a_server(server: McpServer, message: str) -> None:
@@ -92,15 +89,11 @@ async def test_what_can_not_be_a_server(server: McpServer, message: str) -> None
     assert error.value.param == "tools[0]"
 
 
-async def test_servers_are_few_and_have_names_of_their_own() -> None:
-    found = Connectors()
-    for servers, message in (
-        ([GOOD, GOOD], "Two MCP servers have the label 's'"),
-        ([replace(GOOD, label=str(i)) for i in range(17)], "the limit is 16"),
-    ):
-        with pytest.raises(BadRequest, match=message):
-            async with found.open(servers):
-                raise AssertionError
+async def test_servers_are_few() -> None:
+    servers = [replace(GOOD, label=str(i)) for i in range(17)]
+    with pytest.raises(BadRequest, match="the limit is 16"):
+        async with Connectors().open(servers):
+            raise AssertionError
 
 
 class Server:

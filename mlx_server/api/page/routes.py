@@ -305,7 +305,8 @@ async def list_conversations(http: Request) -> Response:
 @router.get(CONVERSATION)
 async def retrieve_conversation(http: Request, id: PageId) -> Response:
     record = await _store(http).get("page conversation", id, http.state.owner)
-    return json_response({**_labels(record), "text": record.body.decode()})
+    labels = msgspec.json.decode(record.labels or "{}", type=dict[str, Any])
+    return json_response({**labels, "text": record.body.decode()})
 
 
 @router.post(CONVERSATION, openapi_extra=documented(CONVERSATION, PageConversation))
@@ -324,10 +325,6 @@ async def put_conversation(http: Request, id: PageId) -> Response:
 async def delete_conversation(http: Request, id: PageId) -> Response:
     await _store(http).delete("page conversation", id, http.state.owner)
     return json_response({"id": id, "object": "page.conversation.deleted", "deleted": True})
-
-
-def _labels(conversation: Record) -> dict[str, Any]:
-    return msgspec.json.decode(conversation.labels or "{}", type=dict[str, Any])
 
 
 def _store(http: Request) -> Store:

@@ -37,6 +37,7 @@ from mlx_server.http.security import Signer, signer_of, with_client
 from mlx_server.mcp import Connectors
 from mlx_server.messages import Conversation
 from mlx_server.pool.pool import Pool
+from mlx_server.prompts.branches import instructions
 from mlx_server.request_threads import grow_request, in_thread
 from mlx_server.requests import GenerateRequest, Tier
 from mlx_server.store import ItemRecord, Record, items_too_large
@@ -177,9 +178,7 @@ def drop_oldest(conversation: Conversation, turns: int) -> Conversation:
     if not starts:
         return conversation
     first_kept = starts[min(turns, len(starts) - 1)]
-    system = next(
-        i for i, message in enumerate(messages) if message.role not in ("system", "developer")
-    )
+    system = len(instructions(messages))
     return replace(
         conversation, messages=(*messages[:system], *messages[max(system, first_kept) :])
     )

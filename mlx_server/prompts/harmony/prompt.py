@@ -38,7 +38,8 @@ from mlx_server.parsers.harmony_parser import (
     header_name,
     is_built_in,
 )
-from mlx_server.prompts.branches import FURTHER_TOOL, Branches, common_length, instructions
+from mlx_server.prompts.branches import FURTHER_TOOL, Branches, instructions
+from mlx_server.prompts.control_token_guard import common_length
 from mlx_server.prompts.harmony.tools_text import (
     AROUND,
     SOME_TOOLS,
@@ -68,8 +69,6 @@ KWARGS = ("reasoning_effort", "model_identity", "conversation_start_date")
 
 NAMED_ROLES = ("user", "tool")
 """The roles whose names are rendered; a result has the name of its tool."""
-
-INSTRUCTION_ROLES = ("system", "developer")
 
 LONGEST_NAME = 2048
 """Most characters of names and schemas without a token boundary: these can't be split."""
@@ -219,13 +218,12 @@ def _text_tokens(text: str) -> Iterator[int]:
 
 
 def _messages(conversation: Conversation) -> Iterator[HarmonyMessage]:
-    every = conversation.messages
-    first = next((i for i, m in enumerate(every) if m.role not in INSTRUCTION_ROLES), len(every))
+    begin = instructions(conversation.messages)
     yield _harmony_message(Author(role=Role.SYSTEM), [_system(conversation)])
-    instructions = "\n\n".join(m.content for m in every[:first] if m.content)
-    if developer := list(_developer(instructions, conversation)):
+    text = "\n\n".join(message.content for message in begin if message.content)
+    if developer := list(_developer(text, conversation)):
         yield _harmony_message(Author(role=Role.DEVELOPER), developer)
-    yield from _turns(every[first:], conversation.tools)
+    yield from _turns(conversation.messages[len(begin) :], conversation.tools)
 
 
 def _developer(instructions: str, conversation: Conversation) -> Iterator[Content]:
