@@ -132,7 +132,9 @@ def create_app(
             # its rows make way for those of others
             app.state.batches = runner = BatchRunner(app, store, clients, server.concurrency)
             on.push_async_callback(runner.stop)
-            app.state.fine_tuning = tuning = _fine_tuning(settings, pool, store, clients)
+            folder = store.contents.data_dir / TRAINING
+            tuning = FineTuning(pool, store, clients, folder, server.adapters_dir)
+            app.state.fine_tuning = tuning
             on.push_async_callback(tuning.stop)
             app.state.relay = relay = BackgroundWork()
             on.push_async_callback(relay.stop)
@@ -244,13 +246,6 @@ async def _opened(settings: StoreSettings) -> AsyncIterator[Store]:
         finally:
             await cancelled([pruning])
             await store.close()
-
-
-def _fine_tuning(
-    settings: Settings, pool: Pool, store: Store, clients: Mapping[str, object]
-) -> FineTuning:
-    folder = store.contents.data_dir / TRAINING
-    return FineTuning(pool, store, clients, folder, settings.server.adapters_dir)
 
 
 async def _prune(store: Store) -> None:

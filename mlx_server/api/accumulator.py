@@ -302,7 +302,6 @@ class CompletionsOutput:
         return {**self._head(self.CHUNK), "choices": choices, **unset}
 
     def _last_chunk(self, choices: Sequence[Wire], answer: Answer) -> Wire:
-        """The last chunk of one answer."""
         return {**self._chunk(choices), **self._timings(), **self._accumulator.warnings(answer)}
 
     def _timings(self) -> Wire:

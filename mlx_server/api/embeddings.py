@@ -93,10 +93,6 @@ def listed(
     return {"object": "list", "data": data, "model": model, "usage": usage}
 
 
-def written_as_base64(vector: bytes) -> str:
-    return b64encode(vector).decode()
-
-
 def numbers(vector: bytes) -> msgspec.Raw:
     """The vector as JSON: a list of Python's numbers takes several times the memory."""
     values = array("f", vector)
@@ -114,7 +110,8 @@ router = keyed_router()
 async def embeddings(http: Request) -> Response:
     body = await read(http, EmbeddingsBody)
     embeddings = await embedded(http, to_request(body, http.state.client, http.state.tier))
-    write = written_as_base64 if body.encoding_format == "base64" else numbers
+    is_base64 = body.encoding_format == "base64"
+    write = (lambda vector: b64encode(vector).decode()) if is_base64 else numbers
     ignored = ignored_header(await in_thread_if_large(body.ignored))
     return vectors_response(embeddings, listed(embeddings, body.model, write), ignored)
 

@@ -63,16 +63,11 @@ WHOLE = BeforeValidator(_whole)
 A number that 64 bits can't hold, `1e308`, is not one that anybody counts with."""
 
 
-def _no_limit(value: Any) -> Any:
-    return None if _is_minus_one(value) else value
+def minus_one_is(meant: int | None) -> BeforeValidator:
+    def read(value: Any) -> Any:
+        return meant if type(value) in (int, float) and value == -1 else value
 
-
-def _every_token(value: Any) -> Any:
-    return 0 if _is_minus_one(value) else value
-
-
-def _is_minus_one(value: Any) -> bool:
-    return type(value) in (int, float) and value == -1
+    return BeforeValidator(read)
 
 
 def _unset(value: Any) -> Any:
@@ -85,11 +80,9 @@ EMPTY_IS_UNSET = BeforeValidator(_unset)
 """Forms and templates of clients send an empty text, or a list with one, where nothing is set."""
 
 
-MaxTokens = Annotated[Annotated[int, Field(ge=1), WHOLE] | None, BeforeValidator(_no_limit)]
+MaxTokens = Annotated[Annotated[int, Field(ge=1), WHOLE] | None, minus_one_is(None)]
 """-1 sets no limit, as in LM Studio and llama.cpp."""
-TopK = Annotated[
-    Annotated[int, Field(ge=0, le=1_000_000), WHOLE] | None, BeforeValidator(_every_token)
-]
+TopK = Annotated[Annotated[int, Field(ge=0, le=1_000_000), WHOLE] | None, minus_one_is(0)]
 """-1 and 0 allow every token, as in vLLM."""
 
 Bias = Annotated[float, Field(ge=-100, le=100)]
@@ -106,14 +99,10 @@ def as_text(value: Any) -> Any:
     return value if is_text else json.dumps(value, ensure_ascii=False)
 
 
-def _as_arguments(value: Any) -> Any:
-    return as_text(value or None)
-
-
 Text = Annotated[str | None, BeforeValidator(as_text)]
 """A text of an earlier message. What is not a string is read as its JSON: clients send the results
 of tools and the names of calls as they have them."""
-Arguments = Annotated[str | None, BeforeValidator(_as_arguments)]
+Arguments = Annotated[str | None, BeforeValidator(lambda value: as_text(value or None))]
 """The arguments of an earlier call, which a model may have written as any JSON. PHP has `[]` for
 none."""
 

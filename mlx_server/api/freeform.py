@@ -52,7 +52,6 @@ def freeform_tool(name: str, description: str | None, grammar: TextGrammar | Non
 
 
 def arguments_of_text(text: str) -> str:
-    """The arguments of a call with this text."""
     return json.dumps({INPUT: text}, ensure_ascii=False)
 
 

@@ -48,7 +48,7 @@ from mlx_server.api.pool import check_not_pinned, check_runtime_models
 from mlx_server.errors import BadRequest, ContextTooLong, Forbidden
 from mlx_server.events import Event, Finished, ReasoningDelta, TextDelta, ToolCallFinished
 from mlx_server.generation.embeddings import Embeddings, EmbedRequest
-from mlx_server.http.errors import ollama_error, ollama_input_too_long, ollama_prompt_too_long
+from mlx_server.http.errors import ollama_error, ollama_prompt_too_long
 from mlx_server.http.security import keyed_router
 from mlx_server.http.sse import Frames, StreamedOutput
 from mlx_server.messages import (
@@ -640,7 +640,8 @@ async def _embedded(
         try:
             result = await embedded(http, request)
         except ContextTooLong as error:
-            raise ollama_input_too_long(error) from None
+            said = f"the input length exceeds the context length. {error.message}"
+            raise ContextTooLong(said, param=error.param) from None
     else:
         check_runtime_models(http)
         id, _ = await served(pool, name)

@@ -30,7 +30,7 @@ from mlx_server.pool.prepare import ModelSpec, PreparedModel, prepare
 from mlx_server.sources.cache import cache_dir
 from mlx_server.sources.local import problem_of
 from mlx_server.sources.source import on_disk
-from mlx_server.sources.transcript import TranscriptEntry, TranscriptFile, read_file
+from mlx_server.sources.transcript import TranscriptFile, read_file
 from mlx_server.system import descriptors
 from mlx_server.system.listening_sockets import bound_sockets
 
@@ -69,16 +69,12 @@ def _problems_of_model(id: str, model: ModelSettings, file: TranscriptFile) -> I
         if model.family is None:
             raise SettingsError("a replay model needs a `family:` in models.yaml.")
         family_named(model.family)
-        if any(_depends_on_vocabulary(placed.entry) for placed in file.entries):
+        if any(each.entry.output_token_ids or each.entry.answer for each in file.entries):
             spec = ModelSpec(id, model.source, family=model.family)
             prepared = prepare(spec, lambda *progress: None, upcast=False)
             yield from _unwritable(prepared, Path(model.source).name, file)
     except ServerError as error:
         yield error.message
-
-
-def _depends_on_vocabulary(entry: TranscriptEntry) -> bool:
-    return bool(entry.output_token_ids or entry.answer)
 
 
 def _unwritable(prepared: PreparedModel, name: str, file: TranscriptFile) -> Iterator[str]:

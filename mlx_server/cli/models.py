@@ -151,14 +151,10 @@ def show(pool: dict[str, Any], console: Console) -> None:
         if model["error"]:
             print_line(f"{model['id']} failed: {model['error']}", console)
         for row in model.get("prefilling", ()):
-            print_line(_prefill(model["id"], row), console)
+            done = f"{row['computed_tokens']:,} of {row['prompt_tokens']:,}"
+            print_line(f"{model['id']}: prefill, {done} prompt tokens computed", console)
     used, budget, cache = (_size(pool["memory"][key]) for key in ("used", "budget", "prompt_cache"))
     print_line(f"{used} of {budget} in use, {cache} of it by the prompt cache", console)
-
-
-def _prefill(model: str, row: dict[str, int]) -> str:
-    prompt, computed = row["prompt_tokens"], row["computed_tokens"]
-    return f"{model}: prefill, {computed:,} of {prompt:,} prompt tokens computed"
 
 
 def _cells(model: dict[str, Any]) -> list[str]:

@@ -15,7 +15,6 @@ Exchange = Generator[Wire, Wire, Wire]
 
 
 def sent(body: Wire) -> Exchange:
-    """The exchange of one request."""
     return (yield body)
 
 

@@ -60,13 +60,9 @@ REPORTED = ("id", "created", "system_fingerprint", "service_tier", "mlx_server")
 """Members of a response body that are copied to `response_metadata`."""
 
 
-def to_wire(messages: Sequence[BaseMessage], *, sends_thoughts: bool) -> list[Wire]:
+def to_wire(message: BaseMessage, *, sends_thoughts: bool) -> Wire:
     """sends_thoughts: whether earlier thoughts are sent; gpt-oss needs them between a call and its
     result."""
-    return [_wire(message, sends_thoughts=sends_thoughts) for message in messages]
-
-
-def _wire(message: BaseMessage, *, sends_thoughts: bool) -> Wire:
     if not isinstance(message, AIMessage):
         return convert_to_openai_messages(message)
     # convert_to_openai_messages would send an answer's reasoning blocks as content too
@@ -428,7 +424,7 @@ class ChatMLX(BaseChatModel):
     ) -> Wire:
         body: Wire = {
             "model": self.model_name,
-            "messages": to_wire(messages, sends_thoughts=self.sends_thoughts),
+            "messages": [to_wire(each, sends_thoughts=self.sends_thoughts) for each in messages],
             **self._sampling(),
             **self.extra_body,
             **given,

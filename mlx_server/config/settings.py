@@ -172,10 +172,6 @@ def _located_upstream(source: str) -> str:
     raise ValueError(f"should be `{prefix}` followed by an http or https URL")
 
 
-def _off(value: object) -> object:
-    return "off" if value is False else value  # YAML reads a bare `off` as false
-
-
 def _number_or_off(value: object) -> object:
     if value in ("off", False):  # YAML reads a bare `off` as false
         return None
@@ -470,7 +466,10 @@ class ModelSettings(ModelOptions, Strict):
     context_length: Annotated[int, Field(gt=0)] | None = None
     template_kwargs: dict[Name, Any] = field(default_factory=dict)
     compute_ahead: Annotated[int, BeforeValidator(_ahead)] = limits.AHEAD_TOKENS
-    speculation: Annotated[Literal["auto", "off"], BeforeValidator(_off)] = "auto"
+    # YAML reads a bare `off` as false
+    speculation: Annotated[
+        Literal["auto", "off"], BeforeValidator(lambda value: "off" if value is False else value)
+    ] = "auto"
     repair: RepairSettings = RepairSettings()
     ttl: Annotated[float, Field(gt=0)] | None = None
     adapters: dict[AdapterName, Annotated[AdapterSettings, BeforeValidator(_adapter)]] = field(

@@ -170,19 +170,6 @@ class UpstreamAttempt:
     _second: Mapping[str, Any] | None = None
     """The body of the second request, which is still to be sent."""
 
-    @classmethod
-    async def begun(
-        cls,
-        connection: UpstreamConnection,
-        request: UpstreamRequest,
-        reader: AnswerReader,
-        allowance: Allowance,
-    ) -> "UpstreamAttempt":
-        """Sends the request and waits until its answer begins. Raises ServerError if none does."""
-        body = request.thinking.first() if request.thinking else request.body
-        stream = await connection.open(request, body, allowance)
-        return cls(connection, request, stream, reader, allowance)
-
     @property
     def estimated_prompt_tokens(self) -> int:
         """The prompt's tokens, estimated by its characters until the upstream has counted them."""
@@ -309,9 +296,10 @@ class UpstreamAnswer:
             tells_format=again,
         )
         asked = replace(asked, client=self._request.client, hops=self._request.hops)
-        return await UpstreamAttempt.begun(
-            self._model.connection, asked, self._reader(prompt), self._allowance
-        )
+        connection, allowance = self._model.connection, self._allowance
+        body = asked.thinking.first() if asked.thinking else asked.body
+        stream = await connection.open(asked, body, allowance)
+        return UpstreamAttempt(connection, asked, stream, self._reader(prompt), allowance)
 
     def _reader(self, prompt: Prompt) -> AnswerReader:
         model, request, spec = self._model, self._request, self._model.spec

@@ -330,10 +330,3 @@ def ollama_prompt_too_long(overflow: PromptOverflow, tokens: int) -> ContextTooL
         f"{numbers.message}",
         param=numbers.param,
     )
-
-
-def ollama_input_too_long(error: ContextTooLong) -> ContextTooLong:
-    """The same for a text to embed."""
-    return ContextTooLong(
-        f"the input length exceeds the context length. {error.message}", param=error.param
-    )

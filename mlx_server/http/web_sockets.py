@@ -47,7 +47,8 @@ class OpenSockets:
     @contextmanager
     def one_more(self, client: str) -> Iterator[None]:
         """`client` is the digest of its key or else its address. Raises Overloaded at a limit."""
-        most = most_sockets()
+        # a quarter of the process's descriptors; the rest is for requests, files and models
+        most = max(1, min(limits.SOCKETS, descriptors.available() // 4))
         most_of_one = min(limits.SOCKETS_PER_CLIENT, (most + 1) // 2)
         if self._of.total() >= most:
             raise Overloaded(
@@ -67,11 +68,6 @@ class OpenSockets:
         finally:
             self._of[client] -= 1
             self._of += Counter()  # drops clients without any
-
-
-def most_sockets() -> int:
-    """A quarter of the process's descriptors; the rest is for requests, files and models."""
-    return max(1, min(limits.SOCKETS, descriptors.available() // 4))
 
 
 PARSED_BYTES = 8 << 10

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import anyio
 import httpx2
@@ -273,7 +273,9 @@ class McpConnection:
 
     async def call(self, tool: str, arguments: str) -> ToolResult:
         """Calls the tool. Raises McpError."""
-        given = _arguments_object(arguments)
+        given = json_or_none(arguments or "{}")
+        if not isinstance(given, dict):
+            raise McpError("The arguments are not a JSON object.")
 
         async def call(session: Session) -> types.CallToolResult:
             # the SDK's `call_tool` would validate the result by a schema of the untrusted server
@@ -342,10 +344,3 @@ def _public_error(error: BaseException) -> McpError:
             return ConnectionLost(cut(f"The server can't be reached: {error}", most))
         case _:
             return McpError(f"The server did not follow the protocol ({type(error).__name__}).")
-
-
-def _arguments_object(arguments: str) -> dict[str, Any]:
-    given = json_or_none(arguments or "{}")
-    if not isinstance(given, dict):
-        raise McpError("The arguments are not a JSON object.")
-    return given

@@ -131,12 +131,6 @@ def fallbacks(capabilities: TemplateCapabilities) -> Iterator[TemplateCapabiliti
     yield replace(MINIMAL, parts=capabilities.parts)
 
 
-def calls_as_text(capabilities: TemplateCapabilities) -> TemplateCapabilities:
-    """Returns the capabilities for calls in another format than the template's own, which it must
-    not render."""
-    return replace(capabilities, calls="never", text_with_calls="together", results="never")
-
-
 @dataclass(frozen=True, slots=True)
 class Turn:
     role: str

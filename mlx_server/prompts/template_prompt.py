@@ -31,7 +31,6 @@ from mlx_server.prompts.message_normalization import (
     TemplateCapabilities,
     Turn,
     arguments_object,
-    calls_as_text,
     fallbacks,
     fit_to_template,
     format_text,
@@ -229,7 +228,9 @@ class _Rendering:
         self._efforts = efforts_to_try(kwargs.get("reasoning_effort"), template.source)
         detected = template_capabilities(template, checkpoint.tokens)
         self._tells_tools = bool(conversation.tools) and options.tools_in_prompt
-        self._capabilities = calls_as_text(detected) if self._tells_tools else detected
+        # calls in another format than the template's own, which it must not render
+        as_text = replace(detected, calls="never", text_with_calls="together", results="never")
+        self._capabilities = as_text if self._tells_tools else detected
         self._tools = TemplateTools(conversation.tools, self._capabilities, template, self._escaped)
         schema = described_schema(conversation.response_format, checkpoint.tokenizer, most)
         self._has_long_schema = bool(conversation.response_format) and schema is None

@@ -90,8 +90,6 @@ class LimitedThoughts:
 
 @dataclass(frozen=True)
 class UpstreamRequest:
-    """The request to an upstream for one answer."""
-
     route: str
     body: Mapping[str, Any]
     thinking: LimitedThoughts | None = None

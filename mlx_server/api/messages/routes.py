@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from fastapi import Request, Response
@@ -13,7 +14,6 @@ from mlx_server.api.messages.answer import PING, MessagesOutput, OutputOptions
 from mlx_server.api.messages.input import to_request
 from mlx_server.api.messages.protocol import MessagesBody, PromptBody
 from mlx_server.engine.messages import SHORTEST_STORED
-from mlx_server.errors import ServerError
 from mlx_server.generation.plan import count_prompt
 from mlx_server.http.errors import MESSAGES_PATH, anthropic_error, anthropic_prompt_too_long
 from mlx_server.http.resumable import resumed
@@ -89,7 +89,5 @@ async def count_tokens(http: Request) -> Response:
 
 
 def frames(scope: Scope) -> Frames:
-    def error_frame(error: ServerError) -> Mapping[str, Any]:
-        return anthropic_error(error, scope)
-
-    return Frames(keep_alive=lambda: event(PING), end=b"", error=error_frame)
+    error = partial(anthropic_error, scope=scope)
+    return Frames(keep_alive=lambda: event(PING), end=b"", error=error)

@@ -42,7 +42,8 @@ SAMPLING = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
 NO_ANSWER = frozenset(
     {"reasoning", "mcp_call", "mcp_list_tools", "web_search_call", "code_interpreter_call"}
 )
-"""Kinds of items that do not count as an answer, so a message must follow them."""
+"""Kinds of items that do not count as an answer, so a message must follow them: clients need one to
+go on."""
 
 BROKEN = "The answer ended early: an internal error of the server."
 
@@ -263,7 +264,8 @@ class ResponseOutput:
 
     def _finish(self, event: Finished) -> Iterator[Wire]:
         cut = event.reason == "length"
-        if event.reason == "stop" and not self._has_answer():
+        has_answer = bool(self._items) and self._items[-1].kind not in NO_ANSWER
+        if event.reason == "stop" and not has_answer:
             yield from self._continue_item(stream.StreamedMessage(self._next_output_index))
         yield from self._close("incomplete" if cut else "completed")
         prompt, counts = self._accumulator.prompt_tokens, event.counts
@@ -285,7 +287,3 @@ class ResponseOutput:
         else:
             now = int(time.time())
             yield self._ended("completed", "completed", usage=usage, completed_at=now)
-
-    def _has_answer(self) -> bool:
-        """Whether the output ends with a message or call, which clients need to go on."""
-        return bool(self._items) and self._items[-1].kind not in NO_ANSWER
