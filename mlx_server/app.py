@@ -128,7 +128,7 @@ def create_app(
             if first:  # until then the server before this one takes the requests
                 await pool.preloaded()
             on.push_async_callback(pool.stop)
-            clients = client_states([key.get_secret_value() for key in server.api_keys])
+            clients = client_states(server.keys)
             # its rows make way for those of others
             app.state.batches = runner = BatchRunner(app, store, clients, server.concurrency)
             on.push_async_callback(runner.stop)

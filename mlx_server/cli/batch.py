@@ -13,11 +13,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from mlx_server.api.file_inputs import numbered_lines
-from mlx_server.cli.root import command_app
+from mlx_server.cli.root import ServerKey, ServerUrl, command_app
 from mlx_server.clients.chat import client_of, error_in, key_at_home
 from mlx_server.errors import BadRequest, ServerError
 from mlx_server.json_bounds import json_or_none
 from mlx_server.system.files import replace_file
+from mlx_server.system.listening_sockets import DEFAULT_URL
 
 app = command_app()
 
@@ -39,10 +40,8 @@ def run(
             metavar="FILE", help="JSON Lines, as OpenAI has them.", exists=True, dir_okay=False
         ),
     ],
-    url: Annotated[str, typer.Option(help="URL of the server.")] = "http://127.0.0.1:8000",
-    api_key: Annotated[
-        str | None, typer.Option(metavar="KEY", help="Key [here the first of MLX_SERVER_API_KEYS].")
-    ] = None,
+    url: ServerUrl = DEFAULT_URL,
+    api_key: ServerKey = None,
 ) -> None:
     """Answer each line of FILE, and write the answers to FILE.output.
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.markdown import Markdown
 
-from mlx_server.cli.root import command_app
+from mlx_server.cli.root import ServerKey, command_app
 from mlx_server.cli.terminal import CONTROL, safe
 from mlx_server.clients.chat import Chat, Delta, ask, connected, converse, picture_part
 from mlx_server.errors import BadRequest
@@ -43,9 +43,7 @@ def chat(
         list[Path] | None,
         typer.Option(metavar="FILE", help="A picture for the first message; repeat for more."),
     ] = None,
-    api_key: Annotated[
-        str | None, typer.Option(metavar="KEY", help="Key [here the first of MLX_SERVER_API_KEYS].")
-    ] = None,
+    api_key: ServerKey = None,
 ) -> None:
     """Chat with a model in the terminal.
 

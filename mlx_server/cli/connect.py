@@ -5,12 +5,13 @@ from typing import Annotated
 
 import typer
 
-from mlx_server.cli.root import command_app
+from mlx_server.cli.root import ServerKey, ServerUrl, command_app
 from mlx_server.clients.chat import key_at_home
 from mlx_server.clients.connect import CLIENTS, changes, command_of, connection_to, listing, shown
 from mlx_server.clients.connect import markdown as table
 from mlx_server.clients.connect import write as written
 from mlx_server.errors import SettingsError, nearest_names
+from mlx_server.system.listening_sockets import DEFAULT_URL
 
 app = command_app()
 
@@ -20,10 +21,8 @@ def connect(
     client: Annotated[
         str | None, typer.Argument(metavar="CLIENT", help="A client; without one, all are listed.")
     ] = None,
-    url: Annotated[str, typer.Option(help="URL of the server.")] = "http://127.0.0.1:8000",
-    api_key: Annotated[
-        str | None, typer.Option(metavar="KEY", help="Key [here the first of MLX_SERVER_API_KEYS].")
-    ] = None,
+    url: ServerUrl = DEFAULT_URL,
+    api_key: ServerKey = None,
     model: Annotated[str | None, typer.Option(metavar="ID", help="Model [the first].")] = None,
     context_length: Annotated[
         int | None, typer.Option(min=1, metavar="TOKENS", help="Context length [the server's].")

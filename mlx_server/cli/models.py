@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from mlx_server.cli.machine_checks import budget_here
-from mlx_server.cli.root import command_app
+from mlx_server.cli.root import ServerKey, ServerUrl, command_app
 from mlx_server.cli.terminal import print_line, print_table
 from mlx_server.clients.chat import client_of, key_at_home
 from mlx_server.config.models_yaml import load_settings
@@ -24,16 +24,15 @@ from mlx_server.families import table
 from mlx_server.json_bounds import json_or_none
 from mlx_server.sources.local import LocalModel, local_models
 from mlx_server.sources.suggested import SuggestedModel, suggested_models
+from mlx_server.system.listening_sockets import DEFAULT_URL
 
 app = command_app()
 
 
 @app.command()
 def models(
-    url: Annotated[str, typer.Option(help="URL of the server.")] = "http://127.0.0.1:8000",
-    api_key: Annotated[
-        str | None, typer.Option(metavar="KEY", help="Key [here the first of MLX_SERVER_API_KEYS].")
-    ] = None,
+    url: ServerUrl = DEFAULT_URL,
+    api_key: ServerKey = None,
     families: Annotated[
         bool, typer.Option("--families", help="Show the supported model families instead.")
     ] = False,

@@ -4,7 +4,7 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
@@ -72,8 +72,8 @@ def recorded_settings(
 def secrets_of(settings: Settings) -> list[str]:
     """The keys of the models' servers, and those of this server's clients."""
     variables = (model.api_key_env for model in settings.models.values())
-    own = (key.get_secret_value() for key in settings.server.api_keys)
-    return [*filter(None, (os.environ.get(name or "") for name in variables)), *own]
+    theirs = filter(None, (os.environ.get(name or "") for name in variables))
+    return [*theirs, *settings.server.keys]
 
 
 MAX_FILE_BYTES = 64 << 20
@@ -121,19 +121,11 @@ def _requests(items: Iterable[Any], model: str) -> Iterator[GenerateRequest]:
             ) from None
 
 
-def record_model(
-    spec: ModelSpec, requests: list[GenerateRequest], on_entry: Callable[[Entry], None]
-) -> list[Entry]:
-    """One transcript entry for each request, in order. `on_entry` gets each when it is done.
+async def _recorded(spec: ModelSpec, requests: list[GenerateRequest]) -> list[Entry]:
+    """One transcript entry for each request, in order.
 
     A model that this server runs is recorded as it writes, a model on another server in words.
     """
-    return asyncio.run(_recorded(spec, requests, on_entry))
-
-
-async def _recorded(
-    spec: ModelSpec, requests: list[GenerateRequest], on_entry: Callable[[Entry], None]
-) -> list[Entry]:
     pool = Pool([spec])
     variable = spec.upstream.api_key_env if spec.upstream else None
     key = os.environ.get(variable) if variable else None
@@ -142,7 +134,7 @@ async def _recorded(
         entries = []
         for request in requests:
             entries.append(without_keys(await _entry(pool, request), [key or ""]))
-            on_entry(entries[-1])
+            _show(entries[-1])
         return entries
     finally:
         await pool.stop()
@@ -282,7 +274,7 @@ def _transcript(
         spec = spec_named(config, model)
     else:
         spec = model_spec(model, upstream_model(model, upstream, api_key_env))
-    return written(record_model(spec, read_requests(requests, spec.id), _show))
+    return written(asyncio.run(_recorded(spec, read_requests(requests, spec.id))))
 
 
 def _show(entry: dict[str, Any]) -> None:

@@ -69,6 +69,10 @@ app = command_app(no_args_is_help=True, cls=CommandGroup)
 ConfigFile = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Read this file instead of ./models.yaml.")
 ]
+ServerUrl = Annotated[str, typer.Option(help="URL of the server.")]
+ServerKey = Annotated[
+    str | None, typer.Option(metavar="KEY", help="Key [here the first of MLX_SERVER_API_KEYS].")
+]
 
 
 def _version(wanted: bool) -> None:

@@ -101,7 +101,7 @@ def train(
 async def stored_data(settings: Settings, key: str, value: str) -> bytes:
     """The lines of the stored chat completions of all clients that were marked so."""
     store = await Store.open(settings.store.path, settings.store)
-    owners = client_states([each.get_secret_value() for each in settings.server.api_keys])
+    owners = client_states(settings.server.keys)
     try:
         lines = [line for owner in owners async for line in stored_lines(store, owner, key, value)]
     finally:
