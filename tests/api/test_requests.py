@@ -3,23 +3,29 @@ gets, and the header that names what has no effect. One line of requests.jsonl i
 histories.jsonl a history as agents send it again with every turn; those of fields.jsonl use all
 fields of their routes."""
 
+import asyncio
 import json
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import httpx
 import msgspec
 import pytest
+from fastapi import FastAPI, Request
 from openai import OpenAI
 from pydantic import BaseModel, ValidationError
 from starlette.testclient import TestClient
 
+from mlx_server.api import handlers
 from mlx_server.api.chat_completions.input import ChatBody
 from mlx_server.api.completions import CompletionBody
 from mlx_server.api.fields import WireModel
 from mlx_server.events import Event
+from mlx_server.http import errors
 from mlx_server.models.tokenizer import Tokenizer
+from mlx_server.request_threads import SMALL_BYTES, in_thread
 from mlx_server.requests import GenerateRequest, JsonFormat
 from tests.api import wire
 from tests.api.wire import MODEL, Json, ScriptedEngine
@@ -151,3 +157,50 @@ def test_of_many_wrong_items_few_are_reported(wire_type: type[WireModel], wrong:
     with pytest.raises(ValidationError) as caught:
         wire_type.model_validate({**MESSAGES, "prompt": "a", **wrong})
     assert caught.value.error_count() < 10
+
+
+class Echo(WireModel):
+    text: str
+
+
+def post(content: dict[str, Any]) -> httpx.Response:
+    app = FastAPI()
+    app.state.picture_hosts = frozenset()
+    errors.install(app)
+
+    @app.post("/echo")
+    async def echo(http: Request) -> list[Any]:
+        body = await handlers.read(http, Echo)
+        # starlette would keep the bytes in `_body` until a stream has ended
+        return [len(body.text), any(isinstance(held, bytes) for held in vars(http).values())]
+
+    async def answer() -> httpx.Response:
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://any") as client:
+            return await client.post("/echo", json=content)
+
+    return asyncio.run(answer())
+
+
+def test_only_large_bodies_are_parsed_in_a_thread_and_none_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And the first of a type, which builds its validator."""
+    sizes: list[int] = []
+
+    async def watched(function: Callable[..., Any], raw: bytes, wire_type: type[Any]) -> Any:
+        sizes.append(len(raw))
+        return await in_thread(function, raw, wire_type)
+
+    monkeypatch.setattr(handlers, "in_thread", watched)
+    post({"text": "x"})
+    sizes.clear()
+    assert (post({"text": "x"}).json(), sizes) == ([1, False], [])
+    assert post({"text": "x" * SMALL_BYTES}).json() == [SMALL_BYTES, False]
+    assert len(sizes) == 1
+
+
+@pytest.mark.parametrize("padding", [0, SMALL_BYTES])
+def test_what_is_wrong_is_said_from_either_place(padding: int) -> None:
+    answer = post({"text": 5, "padding": "x" * padding})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "text")

@@ -1,14 +1,19 @@
-"""Stop strings, against a reference that reads one character at a time."""
+"""Stop strings, against a reference that reads one character at a time, and white space next to
+delimiters, which belongs to them, however it comes.
+"""
 
 import random
+import time
 from collections.abc import Iterable
 from itertools import count, pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mlx_server.events import TextDelta, TokenLogprob
-from mlx_server.parsers.text_pieces import StopStrings
+from mlx_server.parsers.text_pieces import StopStrings, WhitespaceTrimmer
+from tests.slowness import slowness
 
 # few letters, so that stops are often begun, broken off and overlapped
 TEXTS = st.text("ab\nü🙂", max_size=30)
@@ -93,3 +98,15 @@ def test_a_tokens_logprob_comes_once_in_order_and_not_beyond_the_cut(
 
 def logprob(number: int, token: str) -> TokenLogprob:
     return TokenLogprob(str(number), token.encode(), -1.0)
+
+
+def passed(space: WhitespaceTrimmer, text: str, size: int) -> str:
+    return "".join(space.feed(text[at : at + size]) for at in range(0, len(text), size))
+
+
+@pytest.mark.parametrize("size", [1, 4, 1 << 20])
+def test_much_space_takes_time_by_its_length(size: int) -> None:
+    space = WhitespaceTrimmer(trims=True)
+    began = time.thread_time()
+    assert passed(space, " " * 400_000 + "x", size) == " " * 400_000 + "x"
+    assert time.thread_time() - began < 2 * slowness()

@@ -1,7 +1,7 @@
 """What becomes of a conversation before a chat template sees it, and how templates are asked."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlx_server.messages import Message, Role, ToolCall
+from mlx_server.prompts.history_rendering import as_json_array, as_python_list, in_hermes_tags
 from mlx_server.prompts.message_normalization import (
     EMPTY_TURN,
     MINIMAL,
@@ -363,3 +364,31 @@ def test_text_of_users_and_text_beside_reasoning_stays(message: Message) -> None
 
 
 # Calls as text
+
+
+def closed(text: str) -> str:
+    return f"({text})"
+
+
+CALLED = [call("1", "f", '{"a": "x\'", "b": [true, null]}'), call("2", "g", "[1]")]
+
+WRITTEN: list[tuple[Callable[..., str], str]] = [
+    (
+        in_hermes_tags,
+        '<tool_call>\n{"name": ("f"), "arguments": ({"a": "x\'", "b": [true, null]})}\n</tool_call>'
+        '\n<tool_call>\n{"name": ("g"), "arguments": ([1])}\n</tool_call>',
+    ),
+    (
+        as_json_array("<|a|>", "<|b|>"),
+        '<|a|>[{"name": ("f"), "arguments": ({"a": "x\'", "b": [true, null]})}, '
+        '{"name": ("g"), "arguments": ([1])}]<|b|>',
+    ),
+    (as_python_list("<|a|>", "<|b|>"), '<|a|>[(f(a="x\'", b=[True, None])), (g([1]))]<|b|>'),
+]
+
+
+@pytest.mark.parametrize(("write", "expected"), WRITTEN)
+def test_calls_as_text_close_all_that_is_not_the_familys(
+    write: Callable[..., str], expected: str
+) -> None:
+    assert write(CALLED, closed) == expected

@@ -6,9 +6,11 @@ from dataclasses import replace
 import jsonschema
 import pytest
 
+from mlx_server.families import FAMILIES
 from mlx_server.families.base import ModelFamily
 from mlx_server.families.literal_families import LLAMA3
 from mlx_server.messages import Tool
+from mlx_server.parsers.markup_layout import MarkupLayout
 from mlx_server.parsers.parse_context import THINK, OutputSpec
 from mlx_server.requests import (
     ChoiceFormat,
@@ -419,3 +421,31 @@ def test_many_tools_compile(way: Way) -> None:
     # other choices make other rules around the same calls: the same in all families of a kind
     for choice in ("auto", "required", "none") if way.family.name in KINDS else ("auto",):
         way.matcher(OutputSpec(way.reading(offered), choice))
+
+
+TWO = MarkupLayout(reasoning=(THINK, ("<seed:think>", "</seed:think>"), ("[A]\n", "[/A]")))
+LAYOUTS = [pytest.param(each.layout_with(), id=each.name) for each in FAMILIES]
+
+
+@pytest.mark.parametrize(
+    ("ends_with", "expected"),
+    [
+        ("", None),
+        ("<think>", "</think>"),
+        ("assistant\n<think>\n\n", "</think>"),
+        ("<think></think>", None),
+        ("<think>\nHm", None),
+        ("<seed:think>\n", "</seed:think>"),
+        ("[A]", "[/A]"),
+        ("[A]\n", "[/A]"),
+    ],
+)
+def test_the_prompts_end_may_open_reasoning(ends_with: str, expected: str | None) -> None:
+    assert TWO.inside(ends_with) == expected
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_no_family_has_a_delimiter_that_is_found_everywhere(layout: MarkupLayout) -> None:
+    """An empty one, or one of white space, would open reasoning at the end of each prompt."""
+    for delimiter in (*layout.opens_reasoning, *layout.ends_of_reasoning, *layout.calls):
+        assert delimiter.strip()

@@ -1,4 +1,6 @@
-"""Text of a client makes no control token in a prompt of gpt-oss, and takes no endless time."""
+"""Text of a client makes no control token in a prompt of gpt-oss, and takes no endless time; tools
+are shown as TypeScript.
+"""
 
 import json
 import re
@@ -15,6 +17,7 @@ from mlx_server.families.harmony import GPT_OSS
 from mlx_server.messages import Conversation, Message, Tool, ToolCall
 from mlx_server.models.checkpoint import Checkpoint
 from mlx_server.prompts.harmony.prompt import LONGEST_NAME
+from mlx_server.prompts.harmony.tools_text import for_typescript
 from mlx_server.prompts.harmony.vocabulary import SPECIAL, encoding
 from tests.prompts.harmony.gpt_oss import (
     DATE,
@@ -241,3 +244,27 @@ def test_a_deep_schema_ends(gpt_oss: Checkpoint) -> None:
     for _ in range(500):
         deep = {"type": "array", "items": deep}
     assert "a?: " in text_of(gpt_oss, offered(**deep))
+
+
+PLACE: dict[str, Any] = {"type": "string", "description": "a place"}
+
+
+@pytest.mark.parametrize(
+    ("reference", "rest"),
+    [
+        ("#/$defs/place", {"$defs": {"place": PLACE}}),
+        ("#place", {"$defs": {"place": {"$anchor": "place", **PLACE}}}),
+        ("#/examples/1", {"examples": [{}, PLACE]}),
+    ],
+    ids=["a definition", "an anchor", "a place in a list"],
+)
+def test_a_reference_is_replaced_by_what_it_means(reference: str, rest: dict[str, Any]) -> None:
+    found = for_typescript({"properties": {"from": {"$ref": reference}}, **rest})
+    assert found
+    assert found["properties"]["from"].items() >= PLACE.items()
+
+
+def test_a_schema_that_refers_to_itself_ends() -> None:
+    found = for_typescript({"properties": {"a": {"$ref": "#/properties/a"}, "b": PLACE}})
+    assert found
+    assert found["properties"] == {"a": {}, "b": PLACE}

@@ -1,5 +1,6 @@
 """Grammars are compiled a few at a time, while other rows go on, or refused in a line."""
 
+import random
 import re
 import threading
 from collections.abc import Iterator, Sequence
@@ -19,8 +20,9 @@ from mlx_server.engine.messages import (
     UnloadModel,
 )
 from mlx_server.grammars.compiler import LIMITS
-from mlx_server.worker.constrained_decoding import grammar_compiler
+from mlx_server.worker.constrained_decoding import grammar_compiler, mask_threads
 from mlx_server.worker.constrained_decoding.grammar_compiler import SLOW_SECONDS
+from mlx_server.worker.constrained_decoding.mask_threads import YieldingMatcher
 from mlx_server.worker.constrained_decoding.vocabulary import Vocabulary
 from mlx_server.worker.engine import Engine
 from tests.worker.batch_runs import ids
@@ -34,6 +36,7 @@ from tests.worker.constrained_decoding.grammars import (
     loaded,
     refusals,
 )
+from tests.worker.constrained_decoding.worlds import World
 from tests.worker.engine_runs import (
     Clock,
     ask,
@@ -266,3 +269,29 @@ def test_very_many_slow_grammars_are_not_compiled_at_the_same_time(
     clock.now += limits.COMPILE_SECONDS
     turned_away = of(RowTurnedAway, engine.step())
     assert {*range(8, 20)} <= {report.row for report in turned_away}
+
+
+AMBIGUOUS = HEAD + 'start: s\ns: "a" | "b" | s s | s s s\n'
+
+
+@pytest.mark.parametrize("grammar", [AMBIGUOUS, WORDS, JSON], ids=["ambiguous", "words", "json"])
+def test_a_slow_matcher_answers_as_a_quick_one(
+    demo: World, grammar: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mask_threads, "SLOW_SECONDS", -1.0)
+    quick, slow = (demo.matcher(Grammar(grammar)), YieldingMatcher(demo.matcher(Grammar(grammar))))
+    dice = random.Random(grammar)
+    for _ in range(12):
+        mask = quick.compute_bitmask()
+        allowed = [id for id in range(len(demo.text)) if mask[id >> 3] >> (id & 7) & 1]
+        for length in (1, 2, 5):
+            tokens = [dice.choice(allowed) for _ in range(length)]
+            tokens += [dice.randrange(len(demo.text)), demo.stop][: dice.randrange(3)]
+            assert slow.validate_tokens(tokens) == quick.validate_tokens(tokens), tokens
+        assert slow.own.is_accepting() == quick.is_accepting()
+        token = dice.choice([id for id in allowed if id != demo.stop] or allowed)
+        assert slow.consume_token(token) == quick.consume_token(token)
+        assert slow.own.deep_copy().compute_bitmask() == quick.deep_copy().compute_bitmask()
+    assert slow.is_slow
+    assert not slow.consume_token(next(id for id in range(3) if id not in allowed))
+    assert slow.own.is_error()
