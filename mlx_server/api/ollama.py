@@ -468,7 +468,9 @@ def embed_answer(model: str, embeddings: Embeddings | None, began: float) -> Wir
 
 
 def rfc3339(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
+    """With a fraction, which some clients' readers of dates want."""
+    text = datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds")
+    return text.replace("+00:00", "Z")
 
 
 def line(data: Mapping[str, Any]) -> bytes:
@@ -671,7 +673,7 @@ async def refuse(http: Request) -> Response:
 LATEST = ":latest"
 """The tag that Ollama's clients add to a name without one."""
 
-NEVER = "9999-12-31T23:59:59Z"
+NEVER = "9999-12-31T23:59:59.000000Z"
 """The expiry of a model that is only unloaded if memory is needed."""
 
 ABILITIES = {

@@ -194,10 +194,13 @@ def _peft_kind(folder: Path, config: Mapping[str, Any]) -> Kind:
         if not isinstance(pattern, dict):
             raise _config_error(folder, f"should have an object as `{name}`")
         for key in pattern:
-            if not LAYER_NAME.fullmatch(key):  # a hostile expression could run for ever
+            if name == "rank_pattern":  # whose expressions don't matter: tensors show their ranks
+                _rank_in(folder, pattern, key)
+            elif not LAYER_NAME.fullmatch(key):  # a hostile expression could run for ever
                 what = f"has {_shown(key)} in `{name}`, which is not the name of a layer"
                 raise _config_error(folder, what)
-            _rank_in(folder, pattern, key) if name[0] == "r" else _number(folder, pattern, key)
+            else:
+                _number(folder, pattern, key)
     return "dora" if config.get("use_dora") else "lora"
 
 

@@ -78,7 +78,8 @@ def test_dora_in_both_formats(tmp_path: Path) -> None:
 
 def test_patterns_of_peft_give_layers_other_ranks(tmp_path: Path) -> None:
     tensors = peft_tensors() | peft_tensors("model.layers.1.self_attn.q_proj", rank=9)
-    patterns = {"rank_pattern": {"layers.1.self_attn.q_proj": 9}, "alpha_pattern": {"q_proj": 3}}
+    ranks = {r"layers\.(1|2)\..*q_proj": 9}
+    patterns = {"rank_pattern": ranks, "alpha_pattern": {"q_proj": 3}}
     assert read(peft_adapter(tmp_path, tensors, **patterns)).rank == 9
 
 

@@ -5,6 +5,7 @@ import pytest
 from ollama import ListResponse, ProcessResponse, ShowResponse
 from starlette.testclient import TestClient
 
+from mlx_server.api.ollama import NEVER, rfc3339
 from tests.api import wire
 from tests.api.ollama.talking import (
     BODIES,
@@ -169,6 +170,12 @@ def test_the_models(client: TestClient) -> None:
     shown = wire.ok(client.post("/api/show", json={"model": MODEL}))
     assert (model["capabilities"], model["details"]) == (shown["capabilities"], shown["details"])
     assert model["details"]["context_length"] == 2048
+
+
+def test_a_date_has_a_fraction() -> None:
+    """Readers of dates in Swift take none without, where Ollama's always has one."""
+    assert rfc3339(5) == "1970-01-01T00:00:05.000000Z"
+    assert NEVER.endswith(".000000Z")
 
 
 def test_a_model_is_described(client: TestClient) -> None:
