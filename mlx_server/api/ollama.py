@@ -684,6 +684,9 @@ ABILITIES = {
 }
 """Fields of `Capabilities`, and what Ollama calls them."""
 
+VARIABLES = {"tools": "Tools", "fill_in_the_middle": "Suffix"}
+"""Fields of `Capabilities`, and the variables of a template by which LiteLLM and Continue know."""
+
 
 def own_name(pool: Pool, name: str) -> str:
     """The name by which the pool knows the model, with its adapter."""
@@ -718,12 +721,11 @@ async def described(pool: Pool, id: str, started: float) -> Wire:
     family = capabilities.family if capabilities else ""
     length = capabilities.context_length if capabilities else None
     context = {f"{family}.context_length": length} if length else {}
-    inserts = capabilities and capabilities.fill_in_the_middle
+    variables = (name for field, name in VARIABLES.items() if getattr(capabilities, field, False))
     return {
         "modelfile": "",
         "parameters": "",
-        # where Continue looks whether a model can insert text
-        "template": "{{ .Prompt }}{{ .Suffix }}" if inserts else "",
+        "template": "".join(f"{{{{ .{name} }}}}" for name in ("Prompt", *variables)),
         "modified_at": rfc3339(started),
         "details": _details(capabilities),
         "model_info": {"general.architecture": family, "general.basename": id, **context},

@@ -184,7 +184,8 @@ def test_a_model_is_described(client: TestClient) -> None:
     family = found["details"]["family"]
     info = found["model_info"]
     assert (info["general.architecture"], info[f"{family}.context_length"]) == (family, 2048)
-    assert "completion" in found["capabilities"]
+    assert {"completion", "tools"} <= set(found["capabilities"])
+    assert ".Tools" in found["template"], "LiteLLM looks there"
     by_its_older_name = wire.ok(client.post("/api/show", json={"name": MODEL}))
     assert by_its_older_name == found
     assert "`model` is missing" in refused(client.post("/api/show", json={}))
