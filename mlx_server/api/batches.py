@@ -140,7 +140,8 @@ async def create_batch(http: Request) -> Response:
         metadata=body.metadata,
         output_seconds=checked_seconds(expiry.seconds) if expiry else None,
     )
-    store, runner = store_of(http), _runner(http)
+    store = store_of(http)
+    runner: BatchRunner = http.app.state.batches
     try:
         with runner.room(http.state.owner), disk_errors():
             linking = asyncio.to_thread(store.contents.share, file.id, batch.input_name)
@@ -185,7 +186,8 @@ async def create_message_batch(http: Request) -> Response:
         results_id=f"{id}.results",
         total=len(body.requests),
     )
-    store, runner = store_of(http), _runner(http)
+    store = store_of(http)
+    runner: BatchRunner = http.app.state.batches
     with runner.room(http.state.owner), disk_errors():
         with await asyncio.to_thread(store.contents.create, batch.input_name) as content:
             try:
@@ -262,8 +264,3 @@ def _in_lines(requests: Sequence[MessageRequest]) -> Any:
             msgspec.json.encode({"custom_id": each.custom_id, "params": each.params}) + b"\n"
             for each in some
         )
-
-
-def _runner(http: Request) -> BatchRunner:
-    runner: BatchRunner = http.app.state.batches
-    return runner

@@ -24,10 +24,10 @@ from mlx_server.api.handlers import (
 from mlx_server.errors import BadRequest
 from mlx_server.generation.embeddings import Embeddings, EmbedRequest, Input, embed
 from mlx_server.http.metrics import Metrics
-from mlx_server.http.security import keyed_router, wants_deterministic
+from mlx_server.http.security import keyed_router, wants
 from mlx_server.pool.pool import Pool
 from mlx_server.request_threads import in_thread_if_large
-from mlx_server.requests import Tier
+from mlx_server.requests import DETERMINISTIC_HEADER, Tier
 
 Dimensions = Annotated[int, Field(ge=1, lt=2**31), WHOLE]
 
@@ -134,7 +134,7 @@ async def embedded(http: Request, request: EmbedRequest) -> Embeddings:
     """The embeddings, unless the client leaves before."""
     pool: Pool = http.app.state.pool
     metrics: Metrics = http.app.state.metrics
-    request = replace(request, deterministic=wants_deterministic(http))
+    request = replace(request, deterministic=wants(http, DETERMINISTIC_HEADER))
     return await while_connected(
         http, metrics.answers.counted(embed(request, pool), request.client)
     )

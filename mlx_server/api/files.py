@@ -9,9 +9,8 @@ import os
 import re
 import secrets
 import time
-from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncIterator, Mapping
+from contextlib import ExitStack
 from typing import Annotated, Any, BinaryIO, Literal, get_args
 
 import msgspec
@@ -40,6 +39,7 @@ from mlx_server.http.errors import is_anthropic
 from mlx_server.http.middleware import FILES_PATH
 from mlx_server.http.security import keyed_router
 from mlx_server.store import Record, RecordFilter, Store
+from mlx_server.system.shared_budget import ClientCounts
 
 Wire = dict[str, Any]
 Purpose = Literal["assistants", "batch", "fine-tune", "vision", "user_data", "evals"]
@@ -162,21 +162,7 @@ CONTENT = ONE + "/content"
 
 router = keyed_router()
 
-_uploads: Counter[str] = Counter()
-"""Of each client."""
-
-
-@contextmanager
-def _uploading(source: str) -> Iterator[None]:
-    if _uploads[source] >= (most := limits.UPLOADS):
-        raise Overloaded(f"{most} of your files arrive already. Try again when one has.")
-    _uploads[source] += 1
-    try:
-        yield
-    finally:
-        _uploads.subtract({source: 1})
-        if not _uploads[source]:
-            del _uploads[source]
+_uploads = ClientCounts()
 
 
 @router.post(FILES_PATH)
@@ -184,8 +170,10 @@ async def upload(http: Request) -> Response:
     store, owner = store_of(http), http.state.owner
     room = min(limits.FILE_BYTES, await store.file_room(owner))
     id = new_file_id()
+    if _uploads.of(http.state.source) >= (most := limits.UPLOADS):
+        raise Overloaded(f"{most} of your files arrive already. Try again when one has.")
     with ExitStack() as opened:
-        opened.enter_context(_uploading(http.state.source))
+        opened.enter_context(_uploads.one_more(http.state.source))
         opened.enter_context(disk_errors())
         content = opened.enter_context(await asyncio.to_thread(store.contents.create, id))
         try:

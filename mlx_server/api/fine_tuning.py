@@ -387,7 +387,8 @@ async def create_job(http: Request) -> Response:
     check_runtime_models(http)
     body = await read(http, JobBody)
     pool: Pool = http.app.state.pool
-    spec, jobs = pool.models.spec(body.model), _jobs(http)
+    jobs: FineTuning = http.app.state.fine_tuning
+    spec = pool.models.spec(body.model)
     if spec.upstream:
         raise BadRequest(
             f"{spec.id} can't be trained: send a model of this machine.", param="model"
@@ -477,7 +478,8 @@ async def cancel_job(http: Request, id: str) -> Response:
         job.end("cancelled")
         job.tell("The job was cancelled.")
 
-    job = await _jobs(http).edit(id, http.state.owner, cancel)
+    jobs: FineTuning = http.app.state.fine_tuning
+    job = await jobs.edit(id, http.state.owner, cancel)
     return json_response(job.wire())
 
 
@@ -507,8 +509,3 @@ def _page(items: list[Wire], after: str | None, limit: int) -> Response:
 
 async def _find(http: Request, id: str) -> FineTuningJob:
     return job_of((await store_of(http).get(KIND, id, http.state.owner)).body)
-
-
-def _jobs(http: Request) -> FineTuning:
-    jobs: FineTuning = http.app.state.fine_tuning
-    return jobs

@@ -31,13 +31,8 @@ from mlx_server.generation.plan import MakeOverflowError, PromptOverflow
 from mlx_server.http import strict_json
 from mlx_server.http.errors import messages_too_long, validation_error
 from mlx_server.http.metrics import Metrics
-from mlx_server.http.resumable import (
-    RESUMABLE_HEADER,
-    ResumableStreams,
-    StreamOwner,
-    is_resumable,
-)
-from mlx_server.http.security import with_client
+from mlx_server.http.resumable import RESUMABLE_HEADER, ResumableStreams, StreamOwner
+from mlx_server.http.security import wants, with_client
 from mlx_server.http.sse import (
     OPENAI,
     EventStream,
@@ -155,7 +150,7 @@ async def respond(
     overflow: MakeOverflowError = messages_too_long,
     store: Store | None = None,
 ) -> Response:
-    wants_resumable = is_resumable(http)
+    wants_resumable = wants(http, RESUMABLE_HEADER)
     if wants_resumable and not (stream and frames.media_type == OPENAI.media_type):
         ignored, wants_resumable = [*ignored, RESUMABLE_HEADER], False
     if not stream:

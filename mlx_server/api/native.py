@@ -1,7 +1,7 @@
 """`POST /generate` on the wire: thinking and answer in separate fields, with separate limits."""
 
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, ClassVar, Literal, TypedDict
+from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import Request, Response
 from pydantic import Field
@@ -67,12 +67,6 @@ class NativeBody(SamplingBody, ContinuationBody):
         return (name for name in ("think_tag", "tool_parser") if getattr(self, name))
 
 
-class TokenLimits(TypedDict):
-    max_tokens: int | None
-    thinking_budget: int | None
-    max_response_tokens: int | None
-
-
 def to_request(body: NativeBody, model: str) -> GenerateRequest:
     if body.stream:
         raise BadRequest(
@@ -90,29 +84,27 @@ def to_request(body: NativeBody, model: str) -> GenerateRequest:
         response_format=formats.prompt_description(constrained["format"]),
         continue_final_message=body.continues(),
     )
+    both, thinking, response = None, body.max_thinking_tokens, body.max_response_tokens
+    if body.two_pass is False:
+        if thinking is not None and response is None:
+            raise BadRequest(
+                "`two_pass: false` uses the sum of both limits: send `max_response_tokens` too.",
+                param="max_thinking_tokens",
+            )
+        both = None if response is None else (thinking or 0) + response
+        thinking = response = None
     return GenerateRequest(
         model=model,
         **body.shared_fields(),
         **constrained,
-        **_limits(body),
+        max_tokens=both,
+        thinking_budget=thinking,
+        max_response_tokens=response,
         buffered=True,
         prompts=(conversation,),
         tool_choice=choice,
         param_names={"chat_template_kwargs.thinking_budget": "max_thinking_tokens"},
     )
-
-
-def _limits(body: NativeBody) -> TokenLimits:
-    thinking, response = body.max_thinking_tokens, body.max_response_tokens
-    if body.two_pass is not False:
-        return {"max_tokens": None, "thinking_budget": thinking, "max_response_tokens": response}
-    if thinking is not None and response is None:
-        raise BadRequest(
-            "`two_pass: false` uses the sum of both limits: send `max_response_tokens` too.",
-            param="max_thinking_tokens",
-        )
-    both = None if response is None else (thinking or 0) + response
-    return {"max_tokens": both, "thinking_budget": None, "max_response_tokens": None}
 
 
 def _choice(body: NativeBody) -> ToolChoice:
@@ -122,10 +114,6 @@ def _choice(body: NativeBody) -> ToolChoice:
 
 
 Wire = dict[str, Any]
-
-
-class _InvalidCall(Exception):
-    """A call whose arguments can't be used."""
 
 
 class NativeOutput:
@@ -167,22 +155,22 @@ def _checked(calls: list[ToolCall]) -> tuple[list[Wire], list[Wire]]:
         named = {"id": call.id, "name": call.name}
         try:
             good.append({**named, "arguments": _arguments(call.arguments)})
-        except _InvalidCall as refused:
-            errors.append({**named, "message": str(refused)})
+        except BadRequest as refused:
+            errors.append({**named, "message": refused.message})
     return good, errors
 
 
 def _arguments(text: str) -> dict[str, Any]:
     raw = text.encode(errors="surrogatepass")
     if len(raw) > limits.NATIVE_ARGUMENTS_BYTES:
-        raise _InvalidCall(
+        raise BadRequest(
             f"The arguments have {len(raw)} bytes; the limit is "
             f"{limits.NATIVE_ARGUMENTS_BYTES >> 10} KiB."
         )
     try:
         return strict_json.parse_object(raw)
     except BadRequest as error:
-        raise _InvalidCall(f"The arguments are not a JSON object: {error.message}") from None
+        raise BadRequest(f"The arguments are not a JSON object: {error.message}") from None
 
 
 PATH = "/generate"

@@ -12,9 +12,10 @@ from mlx_server.api.fields import WHOLE, Items, WireModel, ignored_header
 from mlx_server.api.handlers import documented, json_response, read, while_connected
 from mlx_server.generation.rerank import Relevance, RerankRequest, rerank
 from mlx_server.http.metrics import Metrics
-from mlx_server.http.security import keyed_router, wants_deterministic
+from mlx_server.http.security import keyed_router, wants
 from mlx_server.pool.pool import Pool
 from mlx_server.request_threads import in_thread, in_thread_if_large
+from mlx_server.requests import DETERMINISTIC_HEADER
 
 
 class RankedDocument(WireModel):
@@ -81,7 +82,7 @@ async def ranks(http: Request) -> Response:
         documents=tuple(each.text for each in body.documents),
         instruction=body.instruction,
         client=http.state.client,
-        deterministic=wants_deterministic(http),
+        deterministic=wants(http, DETERMINISTIC_HEADER),
     )
     scoring = metrics.answers.counted(rerank(request, pool), request.client)
     relevance = await while_connected(http, scoring)

@@ -244,14 +244,6 @@ class ResumableStreams:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def is_resumable(http: Request) -> bool:
-    """Whether the client has asked for it. Raises BadRequest for a header that says nothing."""
-    value = http.headers.get(RESUMABLE_HEADER, "false").lower()
-    if value not in ("true", "false"):
-        raise BadRequest(f"`{RESUMABLE_HEADER}` should be `true` or `false`.")
-    return value == "true"
-
-
 async def resumed(http: Request, id: str, after: str = "0") -> EventStream:
     """The rest of a stream. A browser that connects again sends the number in a header."""
     path = http.scope["path"].removesuffix(f"/{id}/stream")

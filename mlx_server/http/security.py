@@ -377,14 +377,16 @@ def with_client(request: GenerateRequest, connection: HTTPConnection) -> Generat
         tier=tier_of(request, connection.headers, state.tier),
         cache_scope=state.cache_scope,
         hops=int(hops) if HOPS.fullmatch(hops) else 0,
-        deterministic=wants_deterministic(connection),
+        deterministic=wants(connection, DETERMINISTIC_HEADER),
     )
 
 
-def wants_deterministic(connection: HTTPConnection) -> bool:
-    value = connection.headers.get(DETERMINISTIC_HEADER, "false").lower()
+def wants(connection: HTTPConnection, header: str) -> bool:
+    """Whether the client asks for what the header is for. Raises BadRequest for one that says
+    nothing."""
+    value = connection.headers.get(header, "false").lower()
     if value not in ("true", "false"):
-        raise BadRequest(f"`{DETERMINISTIC_HEADER}` should be `true` or `false`.")
+        raise BadRequest(f"`{header}` should be `true` or `false`.")
     return value == "true"
 
 

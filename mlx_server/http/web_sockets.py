@@ -4,9 +4,8 @@ them share."""
 import asyncio
 import logging
 import select
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
 from typing import Any, ClassVar, TypeVar
 
 from uvicorn._types import ASGIReceiveEvent, ASGISendEvent
@@ -19,7 +18,7 @@ from mlx_server.http.admission import Admission
 from mlx_server.http.connections import SlowClientGuard
 from mlx_server.request_threads import in_thread
 from mlx_server.system import descriptors
-from mlx_server.system.shared_budget import SharedBudget
+from mlx_server.system.shared_budget import ClientCounts, SharedBudget
 
 log = logging.getLogger("mlx_server.http")
 
@@ -42,32 +41,26 @@ class OpenSockets:
     """Counts and limits the WebSockets, of each client and in total."""
 
     def __init__(self) -> None:
-        self._of: Counter[str] = Counter()
+        self._open = ClientCounts()
 
-    @contextmanager
-    def one_more(self, client: str) -> Iterator[None]:
+    def one_more(self, client: str) -> AbstractContextManager[None]:
         """`client` is the digest of its key or else its address. Raises Overloaded at a limit."""
         # a quarter of the process's descriptors; the rest is for requests, files and models
         most = max(1, min(limits.SOCKETS, descriptors.available() // 4))
         most_of_one = min(limits.SOCKETS_PER_CLIENT, (most + 1) // 2)
-        if self._of.total() >= most:
+        if self._open.total >= most:
             raise Overloaded(
                 f"All {most} WebSockets of this server are in use. Try again later, or send "
                 "requests over HTTP.",
                 code="too_many_websockets",
             )
-        if self._of[client] >= most_of_one:
+        if self._open.of(client) >= most_of_one:
             raise Overloaded(
                 f"You have {most_of_one} open WebSockets, the limit for one client. Close one of "
                 "them, or send requests over HTTP.",
                 code="too_many_websockets",
             )
-        self._of[client] += 1
-        try:
-            yield
-        finally:
-            self._of[client] -= 1
-            self._of += Counter()  # drops clients without any
+        return self._open.one_more(client)
 
 
 PARSED_BYTES = 8 << 10

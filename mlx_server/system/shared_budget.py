@@ -1,7 +1,9 @@
-"""A number of bytes, connections or processes that many share."""
+"""A number of bytes, connections or processes that many share, and what each client has of some."""
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 class SharedBudget:
@@ -42,3 +44,26 @@ class SharedBudget:
 
     def _fits(self, size: int) -> bool:
         return self.used == 0 or self.used + size <= self.most
+
+
+class ClientCounts:
+    """How many of one kind each client has now."""
+
+    def __init__(self) -> None:
+        self._of: Counter[str] = Counter()
+
+    def of(self, client: str) -> int:
+        return self._of[client]
+
+    @property
+    def total(self) -> int:
+        return self._of.total()
+
+    @contextmanager
+    def one_more(self, client: str) -> Iterator[None]:
+        self._of[client] += 1
+        try:
+            yield
+        finally:
+            self._of[client] -= 1
+            self._of += Counter()  # drops clients without any

@@ -126,7 +126,9 @@ async def chat_completions(http: Request) -> Response:
         body.reporting(request.logprobs, is_stored=bool(body.store)),
         freeform=body.freeform_names,
         echoed=echoed(body, request),
-        reasoning_fields=() if body.hides_reasoning else _reasoning_fields(http),
+        reasoning_fields=()
+        if body.hides_reasoning
+        else REASONING_FIELDS[http.app.state.reasoning_field],
     )
     ignored = await in_thread_if_large(body.ignored)
     store = await _storing(http, body, output.id) if body.store else None
@@ -173,7 +175,3 @@ async def list_messages(
     owner = http.state.owner
     page = await store_of(http).items("completion", id, owner, after, limit, order)
     return json_response(page_body(page))
-
-
-def _reasoning_fields(http: Request) -> Sequence[str]:
-    return REASONING_FIELDS[http.app.state.reasoning_field]

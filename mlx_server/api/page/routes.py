@@ -8,9 +8,8 @@ import asyncio
 import gzip
 import hashlib
 import time
-from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -39,6 +38,7 @@ from mlx_server.sources.source import resolve
 from mlx_server.sources.suggested import suggested_models
 from mlx_server.store import Record, Store
 from mlx_server.system.logs import recent_lines
+from mlx_server.system.shared_budget import ClientCounts
 
 PREFIX = "/page"
 INDEX = "index.html"
@@ -121,22 +121,14 @@ class PageStreams:
     """The streams of the page's data: how many there are, and when they end."""
 
     def __init__(self) -> None:
-        self._of: Counter[str] = Counter()
+        self._open = ClientCounts()
         self._ended = asyncio.Event()
 
-    @contextmanager
-    def take(self, client: str) -> Iterator[None]:
+    def take(self, client: str) -> AbstractContextManager[None]:
         """Raises Overloaded if the client has too many."""
-        if self._of[client] >= limits.PAGE_STREAMS:
-            raise Overloaded(
-                f"The page is open {self._of[client]} times already: close some of its tabs."
-            )
-        self._of[client] += 1
-        try:
-            yield
-        finally:
-            self._of[client] -= 1
-            self._of += Counter()  # adding an empty Counter removes the clients with zero
+        if (count := self._open.of(client)) >= limits.PAGE_STREAMS:
+            raise Overloaded(f"The page is open {count} times already: close some of its tabs.")
+        return self._open.one_more(client)
 
     def end(self) -> None:
         """Ends all streams: the server stops, and should not wait for them."""
