@@ -162,7 +162,7 @@ async def respond(
         streams.check_room(http.state.source)
     events, started = await _started(http, request, overflow)
     chunks = chunks_of(started, events, output, store)
-    headers = _headers(started, ignored)
+    headers = ignored_header([*ignored, *started.ignored])
     if wants_resumable:
         owner = StreamOwner(http.scope["path"], http.state.owner, http.state.source)
         return streams.begin(owner, chunks, events, frames).response(0, headers)
@@ -181,7 +181,7 @@ async def respond_buffered(
     events, started = await _started(http, request, overflow)
     async with aclosing(events):
         body = await while_connected(http, _body(started, events, output, store))
-    headers = _headers(started, ignored)
+    headers = ignored_header([*ignored, *started.ignored])
     if request.logprobs is None:
         return json_response(body, headers)
     return in_pieces(await in_thread(list, json_pieces(body)), headers)
@@ -219,10 +219,6 @@ async def _started(
         raise
     assert isinstance(started, Started)
     return events, started
-
-
-def _headers(started: Started, ignored: list[str]) -> dict[str, str]:
-    return ignored_header([*ignored, *started.ignored])
 
 
 def json_response(

@@ -79,7 +79,7 @@ def to_request(body: NativeBody, model: str) -> GenerateRequest:
     asked = list(formats.of_response_format(body.response_format))
     constrained = formats.the_only_format(asked, otherwise="response_format")
     conversation = Conversation(
-        messages(body.messages),
+        tuple(messages(body.messages)),
         tools,
         response_format=formats.prompt_description(constrained["format"]),
         continue_final_message=body.continues(),

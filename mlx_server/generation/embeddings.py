@@ -55,7 +55,8 @@ class Embeddings:
 async def embed(request: EmbedRequest, pool: Pool) -> Embeddings:
     """Compute the embeddings. Cancelling the caller cancels the engine's rows."""
     with pool.row_slots.take(1, request.client):
-        prepared = await _prepared(request, pool)
+        prepared = await prepared_for("embed", request.model, pool)
+        _check_embedder(prepared.id, prepared.embedder, request)
         texts = await in_thread(tokenized, prepared, request, model=prepared.id)
         vectors = await compute(pool, prepared, _command(prepared, request), texts)
     return Embeddings(prepared.id, vectors, sum(map(len, texts)))
@@ -156,12 +157,6 @@ def _demand(
     return MemoryDemand(
         prepared.kv, longest, longest, len(largest), command.client, tier=command.tier
     )
-
-
-async def _prepared(request: EmbedRequest, pool: Pool) -> PreparedModel:
-    prepared = await prepared_for("embed", request.model, pool)
-    _check_embedder(prepared.id, prepared.embedder, request)
-    return prepared
 
 
 def _check_embedder(id: str, embedder: Embedder, request: EmbedRequest) -> None:

@@ -336,11 +336,7 @@ class ChatBody(ConstrainedBody, ThinkingBody, ContinuationBody):
         return self.functions is not None or self.function_call is not None
 
 
-def messages(given: Sequence[MessageParam]) -> tuple[Message, ...]:
-    return tuple(_converted(given))
-
-
-def _converted(given: Sequence[MessageParam]) -> Iterator[Message]:
+def messages(given: Sequence[MessageParam]) -> Iterator[Message]:
     unanswered = UnansweredCalls()
     for i, message in enumerate(given):
         calls = _calls(message, i)
@@ -400,7 +396,7 @@ def to_request(body: ChatBody) -> GenerateRequest:
     tools, tool_choice = _tools(body)
     constrained = body.constrained()
     conversation = Conversation(
-        messages=messages(body.messages),
+        messages=tuple(messages(body.messages)),
         tools=tools,
         template_kwargs=body.template_kwargs(),
         response_format=formats.prompt_description(constrained["format"]),

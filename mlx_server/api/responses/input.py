@@ -237,17 +237,6 @@ def _error_text(error: object) -> str:
     return compact_json(error)
 
 
-def messages_of_items(
-    items: Iterable[tuple[InputItem, str]], table: ToolTable, opened: Open
-) -> ItemsToMessages:
-    """The messages and approvals of items, which come with their place in the request."""
-    turns = ItemsToMessages(table, opened)
-    for item, where in items:
-        turns.add(item, where)
-    turns.end()
-    return turns
-
-
 @dataclass(frozen=True, slots=True)
 class ToolSelection:
     table: ToolTable
@@ -431,7 +420,10 @@ def to_request(
     everything = [*earlier, *items]
     places = [*("previous_response_id" for _ in earlier), *_places(body, items)]
     chosen = selected_tools(body, listed=_listed(everything), found=_tools_of(everything))
-    turns = messages_of_items(zip(everything, places, strict=True), chosen.table, opened)
+    turns = ItemsToMessages(chosen.table, opened)
+    for item, where in zip(everything, places, strict=True):
+        turns.add(item, where)
+    turns.end()
     labels = {server.label for server in chosen.servers}
     approvals = tuple(approval for approval in turns.approvals if approval.server in labels)
     if len(approvals) < len(turns.approvals):  # the server has gone since, and nothing can be run
