@@ -522,7 +522,8 @@ def engine_of(
 def run_steps(
     engine: Engine, monitor: HeartbeatMonitor, inputs: Inputs, send: Callable[..., None]
 ) -> None:
-    """Repeats: handles the commands, takes a step, sends one frame of reports; sleeps while idle.
+    """Repeats: handles the commands and takes a step, with a frame for what each reports; sleeps
+    while idle.
 
     Returns when the GPU has failed for good, or the server is gone.
     """
@@ -535,9 +536,11 @@ def run_steps(
         monitor.step_begins(warm=not commands and engine.warm, doing=engine.doing)
         # An unload may free most of the machine's memory, which takes seconds.
         reports = [report for command in commands for report in engine.handle(command)]
+        if reports:  # the server prepares its answers while the engine computes
+            send(*reports)
         if commands:
             monitor.step_begins(warm=engine.warm, doing=engine.doing)
-        reports += engine.step()
+        reports = engine.step()
         monitor.step_ends()
         if reports:
             send(*reports)
