@@ -5,7 +5,7 @@ granted and waiting. The policy decides by these books.
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from mlx_server.requests import Tier
@@ -150,7 +150,7 @@ class Reservation:
         return grown
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class _Batch:
     """The running rows of one model."""
 
@@ -162,14 +162,12 @@ class _Batch:
     padding: float = 0
     """The most KV bytes of padding."""
 
-    def joined_by(self, more: Reservation) -> "_Batch":
+    def join(self, more: Reservation) -> None:
         padding = math.inf if more.padding_bytes is None else more.padding_bytes
-        return _Batch(
-            self.rows + more.rows,
-            max(self.longest, more.kv_bytes),
-            self.alone + more.rows * more.kv_bytes,
-            max(self.padding, padding),
-        )
+        self.rows += more.rows
+        self.longest = max(self.longest, more.kv_bytes)
+        self.alone += more.rows * more.kv_bytes
+        self.padding = max(self.padding, padding)
 
     @property
     def nbytes(self) -> int:
@@ -184,7 +182,8 @@ class ReservedMemory:
     can be preempted. So it suffices to keep enough for any one of them to reach its end alone.
     """
 
-    def __init__(self, granted: Iterable[Reservation] = ()) -> None:
+    def __init__(self, granted: Iterable[Reservation] = (), *, begun: bool = False) -> None:
+        """begun: whether to count only rows that the engine has."""
         self._batches: dict[str, _Batch] = {}
         """The running rows, by model."""
         self._extra_bytes = 0
@@ -192,7 +191,7 @@ class ReservedMemory:
         """The KV bytes at its end of the reservation that needs most, if it ran alone."""
         for each in granted:
             self._hold(each)
-            if not each.preempted:
+            if not each.preempted and (each.begun or not begun):
                 self._run(each)
 
     @property
@@ -228,7 +227,7 @@ class ReservedMemory:
 
     def _after(self, reservation: Reservation) -> "ReservedMemory":
         both = copy(self)
-        both._batches = dict(self._batches)
+        both._batches = {model: copy(batch) for model, batch in self._batches.items()}
         both.take(reservation)
         return both
 
@@ -237,8 +236,7 @@ class ReservedMemory:
         self._largest = max(self._largest, reservation.rows * reservation.most_kv_bytes)
 
     def _run(self, reservation: Reservation) -> None:
-        batch = self._batches.get(reservation.model, _Batch())
-        self._batches[reservation.model] = batch.joined_by(reservation)
+        self._batches.setdefault(reservation.model, _Batch()).join(reservation)
 
     @property
     def _in_batches(self) -> int:
@@ -262,8 +260,7 @@ class Granted(dict[Ticket, Reservation]):
     @property
     def in_use(self) -> int:
         """The bytes of the reservations whose rows the engine has."""
-        begun = (each if each.begun else replace(each, preempted=True) for each in self.values())
-        return ReservedMemory(begun).now
+        return ReservedMemory(self.values(), begun=True).now
 
     @property
     def preempted(self) -> list[Reservation]:

@@ -219,9 +219,8 @@ class MemoryScheduler:
             async with self.adapters.lease(prepared.id, adapter) if adapter else nullcontext():
                 yield lease
         finally:
-            self.waiting.pop(ticket, None)
-            self.do(self.policy.cancel(ticket, now()))
-            self.do(self.policy.release(ticket, now()))
+            end = self.policy.cancel if self.waiting.pop(ticket, None) else self.policy.release
+            self.do(end(ticket, now()))
             self.leases.remove(ticket)
 
     def _begin(self, ticket: Ticket) -> None:
