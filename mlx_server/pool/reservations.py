@@ -301,6 +301,8 @@ class WaitQueue:
         """The bytes set aside for the queue. They can grow with a grant: the memory kept for any
         one reservation to reach its end is shared, and the grant may use what the queue counted
         on."""
+        if not self._promised:
+            return 0
         caches = self._granted.reserved_with(self._promised).nbytes - self._granted.reserved.nbytes
         return caches + self._promised_weights
 
