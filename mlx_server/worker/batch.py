@@ -497,21 +497,22 @@ class Batch:
 
     def _tokens_of_piece(self, following: WaitingPrompt | PrefillGroup) -> int:
         tier = following.tier
-        if self.is_overdue(tier):
-            return 0
         rows, context = len(following.rows), following.context
         waiting = [len(each.rows) for each in self._turns if each.tier is tier]
         waiting += [len(self.prefilling)] if self._group and self._group.tier is tier else []
         left, budget = following.padded_left, self._budget_of(tier)
         if budget.ends(PrefillPiece(rows, left // rows + 1, context)):
             left += rows
+        shared = self.shared or tier > Tier.DEFAULT
         return budget.piece(
             len(self.decoder.served(tier)),
             min(sum(waiting), self._places.free),
             rows,
             context,
             left=left,
-            shared=self.shared or tier > Tier.DEFAULT,
+            shared=shared,
+            overdue=self.is_overdue(tier),
+            gathers=not (shared or self.is_launched_ahead),
         )
 
     def _decode_step(self, tier: Tier, done: StepResult) -> None:
@@ -629,8 +630,9 @@ class Batch:
         others = [w.left for w in waiting if w.tier is first.tier]
         left = [first.left, *sorted(others)][: min(self._room, MOST_TOGETHER)]
         decoding, budget = len(self.decoder.served(first.tier)), self._budget_of(first.tier)
-        count = 1 if first.is_alone else budget.together(decoding, left)
-        return (count * max(left[:count]), count) if count > 1 else (tokens, self._room)
+        if first.is_alone or not (count := budget.together(decoding, left)):
+            return tokens, self._room
+        return max(tokens, count * max(left[:count])), count
 
     def _prefill_piece(self, tokens: int, done: StepResult) -> None:
         """Computes about `tokens` prompt tokens; rows with only a last token left then decode."""
@@ -680,7 +682,7 @@ class Batch:
             done.tokens += begun.first_tokens()
         self.decoder.extend(begun)
         self._set_late_aside()  # a preempted row may still wait for its mask
-        budget.joined(len(group.rows), own=own)
+        budget.joined(len(group.rows), own=own, sent=not self.is_launched_ahead)
         self._preempted.decode(group.rows)
         self._turns.end()
         self._group = None

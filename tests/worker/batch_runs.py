@@ -46,7 +46,7 @@ class Steady(PrefillBudget):
         self.size = size
         self._has_stepped = False
 
-    def piece(self, decoding: int, *_: int, left: float = 0, shared: bool = False) -> int:
+    def piece(self, decoding: int, *sizes: int, **options: float) -> int:
         return self.size if self._has_stepped or not decoding else 0
 
     def stepped(self, decoding: int, seconds: float) -> None:

@@ -255,6 +255,10 @@ MARGIN = 1.07
 DEAREST = 1000.0
 """The most seconds of steps for one second of prefill, where the prefill share is tiny."""
 
+GATHERING = 0.25
+"""The share of the gap for which rows may wait while prompts whose first tokens need no step are
+computed one after the other."""
+
 STEP_EVERY = 16
 """The number of rounds with a single step after which one has two: the second one shows how long a
 step takes by itself."""
@@ -331,11 +335,16 @@ class PrefillBudget:
         *,
         left: float = inf,
         shared: bool = False,
+        overdue: bool = False,
+        gathers: bool = False,
     ) -> int:
         """Returns the tokens to compute now, of all rows of the next piece together; 0 if a step
         comes first.
 
         decoding: the number of decoding rows. shared: whether another model's rows decode.
+        overdue: whether the rows have waited for a piece of any model since they had a token.
+        gathers: whether first tokens are sent without a step, so that the next prompt may come
+        before one.
         waiting: the number of rows without a token. rows, context: those of the next piece.
         left: the tokens of these rows that are still to be computed.
         """
@@ -347,8 +356,9 @@ class PrefillBudget:
             return self._tokens(seconds, rows, context)
         step = self._step(decoding)
         steps_due = 2 if not self._steps or self._single >= STEP_EVERY else 1
-        due = self._joined or self._stepped < steps_due
-        if due or self._owes_steps(waiting, step):
+        due = overdue or self._joined or self._stepped < steps_due
+        may_wait = self._in_company and self._steps and self._waited < GATHERING * self._gap
+        if (due and not (gathers and may_wait)) or self._owes_steps(waiting, step):
             return 0
         # What one step leaves of the gap, or more if one step exceeds the share of the steps.
         even = step / self._step_debt(1.0)
@@ -401,28 +411,30 @@ class PrefillBudget:
         room = LONGEST * self._gap - step
         return min(times * seconds, room) if room >= seconds else times * seconds
 
-    def together(self, decoding: int, left: Sequence[int]) -> int:
-        """Returns how many waiting prompts to compute in the same pieces; 1 if as many as fit into
-        one. More pay where steps of a few rows take much of the time, and those of more rows hardly
-        longer.
+    def together(self, decoding: int, left: Sequence[int]) -> int | None:
+        """Returns how many waiting prompts to compute in the same pieces; None: as many as fit into
+        one. Fewer pay where they are computed no faster together, so that some have their first
+        tokens sooner. More pay where steps of a few rows take much of the time, and those of more
+        rows hardly longer.
 
         left: the tokens of each prompt, in the order in which they are computed."""
         if self._curve.is_flat or not self._steps or len(left) < 2:
-            return 1
+            return None
         tokens = self._stretched(self._gap, self._step(decoding) if decoding else 0.0, 1, 0)
-        fitting = max(1, tokens // max(left))
         # an answer ends before the next of long prompts is computed
-        if fitting >= len(left) or max(left) > ANSWER * tokens:
-            return 1
-        counts = takewhile(lambda rows: rows < len(left), (fitting << n for n in count(1)))
+        if max(left) > ANSWER * tokens:
+            return None
+        fitting = min(max(1, tokens // max(left)), len(left))
+        fewer = takewhile(lambda rows: rows, (fitting >> n for n in count(1)))
+        more = takewhile(lambda rows: rows < len(left), (fitting << n for n in count(1)))
         steps = [0.0, *map(self._step, range(1, decoding + len(left) + 1))]
 
         def waited(rows: int) -> float:
             first, done = self._times(decoding, left, rows, tokens, steps)
             return FIRST_WEIGHT * first + done
 
-        best = min((*counts, len(left)), key=waited)
-        return best if waited(best) <= WORTH_SHARING * waited(fitting) else 1
+        best = min((*fewer, *more, len(left)), key=waited)
+        return best if waited(best) <= WORTH_SHARING * waited(fitting) else None
 
     def _times(
         self, decoding: int, left: Sequence[int], rows: int, tokens: int, steps: Sequence[float]
@@ -489,10 +501,10 @@ class PrefillBudget:
         is_long = context > MOST or self._waited + joining > LONGEST * self._gap
         return is_long and self._waited > self._gap / 2
 
-    def joined(self, rows: int, *, own: bool) -> None:
-        """Notes that so many new rows decode, whose first tokens a step sends before the next
-        piece. own: whether they had a pass of their own."""
-        self._joined = True
+    def joined(self, rows: int, *, own: bool, sent: bool = False) -> None:
+        """Notes that so many new rows decode. own: whether they had a pass of their own. sent:
+        whether their first tokens are sent; else a step sends them before the next piece."""
+        self._joined = not sent
         if self._advance and own:
             self._owed += self._step_debt(self._step(rows))
 

@@ -22,9 +22,9 @@ OF_LEAST = 1.2
 LONGEST_GAP, LONGER_GAP, OF_TILE = 0.4, 0.45, 1.1
 
 
-def simulation_after(prompts: list[int]) -> Simulation:
+def simulation_after(prompts: list[int], named: str = PAIR) -> Simulation:
     """A simulation in which these prompts came one after the other."""
-    simulation = Simulation(PAIR)
+    simulation = Simulation(named)
     for prompt in prompts:
         simulation.ask(prompt, 2)
         simulation.run()
@@ -65,11 +65,26 @@ def test_sixteen_short_prompts_next_to_a_stream(named: str) -> None:
         assert waited(ours) < waited(least)
 
 
+@pytest.mark.parametrize(("ahead", "steps", "of_one_pass"), [(True, 2, 0.8), (False, 0, 0.7)])
+def test_prompts_are_computed_apart_where_a_pass_of_all_is_no_faster(
+    ahead: bool, steps: int, of_one_pass: float
+) -> None:
+    simulation = simulation_after([2000, 64, 200, 100], "m4-max:gpt-oss-20b")
+    simulation.batch.is_launched_ahead = ahead
+    simulation.steps.clear()
+    answers = [simulation.ask(64, 8, client) for client in "abcd"]
+    assert passes(simulation, answers) == 2
+    assert len(simulation.steps) == steps  # which send the first tokens of what is launched ahead
+    all_at_once = together_by_mlx_lm("m4-max:gpt-oss-20b", 8, prompt=64, count=4)
+    mean = sum(answer.first_token for answer in answers) / len(answers)
+    assert mean <= of_one_pass * all_at_once.first_token
+
+
 @pytest.mark.parametrize(("cached", "expected"), [(1000, 1), (5000, 2)])
 def test_a_short_prompt_is_not_padded_to_one_that_is_mostly_cached(
     cached: int, expected: int
 ) -> None:
-    simulation = Simulation(PAIR, cache_bytes=1 << 26)
+    simulation = Simulation("m4-pro:30b-a3b", cache_bytes=1 << 26)
     prompt = [11, *[7] * cached]
     simulation.ask(prompt, 2)
     simulation.run()
