@@ -569,6 +569,31 @@ WHOLE_FAMILIES: dict[str, TinyVision] = {
         },
         {"num_image_tokens": 16, "vision_feature_select_strategy": "full"},
     ),
+    "glm_ocr": TinyVision(
+        {
+            "model_type": "glm_ocr_text",
+            "rope_theta": None,
+            "rope_parameters": {
+                "rope_type": "default",
+                "mrope_section": [3, 3, 2],
+                "partial_rotary_factor": 1.0,
+                "rope_theta": 10000,
+            },
+        },
+        {
+            **GLM_TOWER,
+            "model_type": "glm_ocr_vision",
+            "num_hidden_layers": None,
+            "num_attention_heads": None,
+            "num_channels": None,
+        },
+        {
+            "image_token_id": id_of("<|image|>"),
+            "video_token_id": VOCABULARY - 1,
+            "image_start_token_id": id_of("<|vision_start|>"),
+        },
+        GLM_IMAGE,
+    ),
     "paddleocr_vl": TinyVision(
         {
             "hidden_size": 1024,  # as mlx-vlm's code has it
@@ -638,6 +663,8 @@ def tiny_vision(folder: Path, family: str = "qwen3_vl", *, seed: int = 0) -> Pat
         "patch_size": 16,
         **own.tower,
     }
+    if family == "glm_ocr":  # mlx-vlm's takes no others
+        text, tower = ({k: v for k, v in of.items() if v is not None} for of in (text, tower))
     config = {
         "model_type": family,
         "vocab_size": VOCABULARY,

@@ -25,7 +25,7 @@ from PIL import Image
 from mlx_server.engine.messages import InputArray, PictureInputs
 from mlx_server.models.architectures import module_of
 from mlx_server.models.files import read_json
-from mlx_server.models.vision import vision_of
+from mlx_server.models.vision import THREE_POSITIONS, vision_of
 from mlx_server.system.sandbox.child import Served, end_with_server, serve
 from mlx_server.system.sandbox.files import FileRefused, FileReply, ProcessPicture, read_safely
 from mlx_server.system.sandbox.picture_fits import Size
@@ -60,7 +60,10 @@ class BorrowedProcessor:
         _, inputs = self.inputs(np.zeros((60, 90, 3), np.uint8))
         # its weights are never made: it shows whether it takes what the processor makes
         model = make_tower(config, package) if module_of(config) else whole_model(config)
+        before = _state(model)
         whole_features(model, msgspec.msgpack.encode(inputs))
+        if package not in THREE_POSITIONS and _state(model) != before:
+            raise ValueError("its text model keeps what it knows of a picture")
 
     def inputs(self, pixels: Any) -> tuple[FileReply, PictureInputs]:
         image = Image.fromarray(pixels)
@@ -71,6 +74,12 @@ class BorrowedProcessor:
         arrays = {name: _packed(value) for name, value in made.items() if name not in OF_TEXT}
         begin = len(self._begin) * (ids[0, : len(self._begin)].tolist() == self._begin)
         return FileReply(views, ids[0, begin:].tolist()), PictureInputs(begin, ids.size, arrays)
+
+
+def _state(model: Any) -> set[tuple[int, str, int]]:
+    """What the model and its text model have, from which a row could get what another one left."""
+    modules = enumerate([model, *model.language_model.modules()])
+    return {(n, name, id(own)) for n, m in modules for name, own in {**vars(m), **m}.items()}
 
 
 def _packed(value: Any) -> InputArray | list[InputArray]:

@@ -45,10 +45,11 @@ from mlx_server.worker import weights
 from mlx_server.worker.batch import Batch
 from mlx_server.worker.kv_caches import set_kv_bits
 from mlx_server.worker.lora_adapters import AdapterWeights
+from mlx_server.worker.picture_processor import BorrowedProcessor
 from mlx_server.worker.prompt_store import PromptStore
 from mlx_server.worker.rows import check_row
 from mlx_server.worker.sight import RowPictures, Sight, sight_of
-from mlx_server.worker.vision_towers import make_tower
+from mlx_server.worker.vision_towers import make_tower, package_of
 from tests.tiny import tokenizer
 from tests.tiny_vision import (
     BORROWING,
@@ -565,6 +566,35 @@ def test_what_is_missing_to_see_is_logged_with_the_command_that_installs_it(
         assert can_see.__wrapped__() is not bool(why)
     assert why in caplog.text
     assert (INSTALL in caplog.text) is bool(why)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda model, found: setattr(model.language_model, "_row", found), "keeps what it knows"),
+        (lambda model, found: setattr(found, "rope_deltas", 1), "also takes rope_deltas"),
+        (
+            lambda model, found: setattr(found, "inputs_embeds", found.inputs_embeds[:, 1:]),
+            "it makes 21 tokens of 22",
+        ),
+    ],
+)
+def test_a_model_that_would_see_wrongly_is_found(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, change: Any, why: str
+) -> None:
+    folder = tiny_vision(tmp_path, "molmo2")
+    assert BorrowedProcessor(folder).inputs(np.zeros((60, 60, 3), np.uint8))[0].ids
+    kind = package_of("molmo2").Model
+    own = kind.get_input_embeddings
+
+    def changed(self: Any, *given: Any, **named: Any) -> Any:
+        found = own(self, *given, **named)
+        change(self, found)
+        return found
+
+    monkeypatch.setattr(kind, "get_input_embeddings", changed)
+    with pytest.raises(ValueError, match=why):
+        BorrowedProcessor(folder)
 
 
 def places(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
