@@ -42,14 +42,20 @@ PLACEHOLDERS = ("image_placeholder_token", "image_token")
 """Names of what a processor replaces by a picture's tokens; one without it needs no text."""
 
 
+def refuse_code(*_: Any, **__: Any) -> None:
+    raise ValueError("it needs code of its own, which mlx-server never runs")
+
+
 class BorrowedProcessor:
     def __init__(self, folder: Path) -> None:
         config = read_json(folder / "config.json")
         vision = vision_of(folder, config)
         package = vision.family.package if vision else ""
         import_module(f"mlx_vlm.models.{package}")  # adds its processor to these:
-        from transformers import AutoProcessor
+        from transformers import AutoProcessor, dynamic_module_utils
 
+        # some of mlx-vlm's processors trust a checkpoint's code, whatever they are told
+        dynamic_module_utils.get_class_in_module = refuse_code
         self._call: Callable[..., Any] = AutoProcessor.from_pretrained(
             str(folder), trust_remote_code=False
         )
@@ -71,6 +77,8 @@ class BorrowedProcessor:
         ids = np.asarray(made["input_ids"]).reshape(1, -1)
         made["input_ids"] = ids
         views = _views(made.setdefault("pixel_values", made.pop("images", None)))
+        if not ids.size or not views:
+            raise FileRefused("is too small or too narrow for mlx-vlm's processor")
         arrays = {name: _packed(value) for name, value in made.items() if name not in OF_TEXT}
         begin = len(self._begin) * (ids[0, : len(self._begin)].tolist() == self._begin)
         return FileReply(views, ids[0, begin:].tolist()), PictureInputs(begin, ids.size, arrays)

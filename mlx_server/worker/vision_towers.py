@@ -3,7 +3,7 @@
 import glob
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
@@ -206,8 +206,9 @@ def tower_features(tower: nn.Module, picture: Picture, vision: Vision) -> Featur
 def whole_features(model: Any, packed: bytes) -> mx.array:
     """The embeddings of all tokens of a picture, by mlx-vlm's whole model."""
     begin, end, given = msgspec.structs.astuple(picture_inputs(packed))
+    dtype = _dtype(model)
     arrays: dict[str, Any] = {
-        name: [_array(each) for each in own] if isinstance(own, list) else _array(own)
+        name: [_array(e, dtype) for e in own] if isinstance(own, list) else _array(own, dtype)
         for name, own in given.items()
     }
     ids, pixels = arrays.pop("input_ids"), arrays.pop("pixel_values")
@@ -221,8 +222,10 @@ def whole_features(model: Any, packed: bytes) -> mx.array:
     return embeddings[0, begin:end]
 
 
-def _array(given: InputArray) -> mx.array:
-    return mx.array(np.frombuffer(given.data, given.kind).reshape(given.shape))
+def _array(given: InputArray, dtype: mx.Dtype) -> mx.array:
+    """dtype: of numbers that are no integers."""
+    array = mx.array(np.frombuffer(given.data, given.kind).reshape(given.shape))
+    return array.astype(dtype) if given.kind.startswith("float") else array
 
 
 def _grid_features(tower: Any, views: Sequence[mx.array], vision: Vision) -> Features:
@@ -319,10 +322,14 @@ def _embedded(tower: Any, pixels: mx.array, count: int, **named: Any) -> Feature
     """What mlx-vlm's model puts in the place of so many image tokens."""
     settings = tower.config
     token = getattr(settings, "image_token_id", None) or settings.image_token_index
-    dtype = next(a.dtype for _, a in tree_flatten(tower.parameters()) if a.dtype != mx.uint32)
     ids = mx.full((1, count), token)
-    found = tower.get_input_embeddings(ids, pixels.astype(dtype), **named)
+    found = tower.get_input_embeddings(ids, pixels.astype(_dtype(tower)), **named)
     return [found.inputs_embeds[0]]
+
+
+def _dtype(model: nn.Module) -> mx.Dtype:
+    dtypes: Iterable[mx.Dtype] = (array.dtype for _, array in tree_flatten(model.parameters()))
+    return next(dtype for dtype in dtypes if dtype != mx.uint32)
 
 
 def _tiles(view: mx.array, side: int) -> mx.array:

@@ -24,7 +24,7 @@ def whole_classes(config: Mapping[str, Any]) -> tuple[type[nn.Module], type[Any]
     name = whole_package(config)
     package = package_of(str(name))
 
-    class WholeModel(package.Model):  # type: ignore[name-defined]
+    class BorrowedModel(package.Model):  # type: ignore[name-defined]
         def __init__(self, settings: Any) -> None:
             with own_modules():
                 super().__init__(settings)
@@ -66,12 +66,12 @@ def whole_classes(config: Mapping[str, Any]) -> tuple[type[nn.Module], type[Any]
             with own_modules():
                 return [_ours(cache) for cache in self.language_model.make_cache()]
 
-    class WholeArguments:
+    class BorrowedSettings:
         @staticmethod
         def from_dict(given: dict[str, Any]) -> Any:
             return settings_of(package, given)
 
-    return WholeModel, WholeArguments
+    return BorrowedModel, BorrowedSettings
 
 
 def whole_model(config: Mapping[str, Any]) -> nn.Module:

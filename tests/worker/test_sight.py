@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
@@ -595,6 +596,22 @@ def test_a_model_that_would_see_wrongly_is_found(
     monkeypatch.setattr(kind, "get_input_embeddings", changed)
     with pytest.raises(ValueError, match=why):
         BorrowedProcessor(folder)
+
+
+def test_no_processor_runs_code_of_a_checkpoint(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    modules: Any = import_module("transformers.dynamic_module_utils")
+    monkeypatch.setattr(modules, "get_class_in_module", modules.get_class_in_module)
+    folder, ran = tiny_vision(tmp_path, "molmo2"), tmp_path / "ran"
+    BorrowedProcessor(folder)
+    (folder / "evil.py").write_text(f"open({str(ran)!r}, 'w')\nclass Evil: pass\n")
+    settings = {"auto_map": {"AutoTokenizer": ["evil.Evil", None]}, "tokenizer_class": "Evil"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    tokenizers: Any = import_module("transformers").AutoTokenizer
+    with pytest.raises(ValueError, match="code of its own, which mlx-server never runs"):
+        tokenizers.from_pretrained(str(folder), trust_remote_code=True)  # as some processors do
+    assert not ran.exists()
 
 
 def places(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
