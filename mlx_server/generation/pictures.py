@@ -15,7 +15,6 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from pathlib import Path
 
 from mlx_server import limits
 from mlx_server.engine.messages import FIRST_MEDIA_ID, Picture, media_ids
@@ -54,22 +53,23 @@ class DecodedPictures:
     """The pictures that were decoded last."""
 
     def __init__(self) -> None:
-        self._pictures: OrderedDict[tuple[bytes, Fit, int, Path | None], ShownPicture]
+        self._pictures: OrderedDict[tuple[bytes, Fit, int, Borrowed | None], ShownPicture]
         self._pictures = OrderedDict()
         self._lock = threading.Lock()
         self._nbytes = 0
 
     def picture(self, data: str, vision: Vision, detail: str | None) -> ShownPicture:
         """data: base64. Raises FileRefused, and PicturesUnavailable."""
-        fit, folder = vision.fit(detail), getattr(vision.recipe, "folder", None)
-        key = sha256(data.encode(errors="surrogatepass")).digest(), fit, vision.filter, folder
+        fit, recipe = vision.fit(detail), vision.recipe
+        borrowed = recipe if isinstance(recipe, Borrowed) else None
+        key = sha256(data.encode(errors="surrogatepass")).digest(), fit, vision.filter, borrowed
         with self._lock:
             if key in self._pictures:
                 self._pictures.move_to_end(key)
                 return self._pictures[key]
         picture = _decoded(data, fit, vision.filter)
-        if isinstance(vision.recipe, Borrowed):
-            picture = _processed(picture, vision.recipe)
+        if borrowed:
+            picture = _processed(picture, borrowed)
         with self._lock:
             if key not in self._pictures:
                 self._pictures[key] = picture
@@ -91,7 +91,7 @@ def _decoded(data: str, fit: Fit, filter: int) -> ShownPicture:
 
 
 def _processed(picture: ShownPicture, recipe: Borrowed) -> ShownPicture:
-    reply, inputs = processed(recipe.folder, picture.sizes[0], picture.pixels)
+    reply, inputs = processed(recipe.folder, recipe.stamp, picture.sizes[0], picture.pixels)
     if len(reply.ids) > limits.PICTURE_TOKENS:
         raise FileRefused(f"has {len(reply.ids)} tokens; the limit is {limits.PICTURE_TOKENS}")
     return ShownPicture(picture.digest, [], inputs, reply.ids)

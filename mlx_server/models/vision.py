@@ -275,6 +275,8 @@ class Borrowed:
 
     folder: Path
     """The checkpoint's, from which it is made."""
+    stamp: int
+    """When the checkpoint's settings were written last."""
     merge: int = 0
     """Of how many rows and columns of patches a token is, if it has three positions."""
     pixels: int = 0
@@ -604,7 +606,8 @@ def vision_of(folder: Path, config: Mapping[str, Any]) -> Vision | None:
 def _borrowed_family(package: str, folder: Path) -> VisionFamily:
     def recipe(given: VisionSettings) -> Borrowed:
         merge = _natural(given.tower.get("spatial_merge_size"), 2)
-        return Borrowed(folder, merge * (package in THREE_POSITIONS))
+        stamp = max(file.stat().st_mtime_ns for file in folder.glob("*.json"))
+        return Borrowed(folder, stamp, merge * (package in THREE_POSITIONS))
 
     text, token = BORROWED_TEXTS.get(package, ""), BORROWED_TOKENS.get(package, "")
     return VisionFamily(package, "", recipe, text=text, token=token, pixel_bytes=50)
@@ -647,7 +650,7 @@ def borrowing(vision: Vision, placeholder: str) -> Vision:
     for shape in ((640, 480), *SHAPES):
         ((size,),) = recipe.fit(vision.tokens).resizes(*shape)
         try:
-            made, _ = processed(recipe.folder, size, bytes(3 * size[0] * size[1]))
+            made, _ = processed(recipe.folder, recipe.stamp, size, bytes(3 * size[0] * size[1]))
         except FileRefused:
             if not tokens:
                 raise

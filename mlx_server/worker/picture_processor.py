@@ -111,24 +111,25 @@ def _views(pixels: Any) -> list[Size]:
     return [(view, 1)] * prod(shape[:-inner])
 
 
-PROCESSORS: OrderedDict[bytes, BorrowedProcessor] = OrderedDict()
-"""By the checkpoint's path."""
+PROCESSORS: OrderedDict[tuple[bytes, int], BorrowedProcessor] = OrderedDict()
+"""By the checkpoint's path and the stamp of its settings."""
 
 
 def process(request: ProcessPicture) -> tuple[FileReply, bytes]:
-    if request.folder not in PROCESSORS:
+    key = request.folder, request.stamp
+    if key not in PROCESSORS:
         try:
-            PROCESSORS[request.folder] = BorrowedProcessor(Path(os.fsdecode(request.folder)))
+            PROCESSORS[key] = BorrowedProcessor(Path(os.fsdecode(request.folder)))
         except Exception as error:
             why = f"{type(error).__name__}: {str(error)[:300]}"
             raise FileRefused(f"is not taken by mlx-vlm's model or processor ({why})") from None
         if len(PROCESSORS) > MOST_PROCESSORS:
             PROCESSORS.popitem(last=False)
-    PROCESSORS.move_to_end(request.folder)
+    PROCESSORS.move_to_end(key)
     if not request.pixels:
         return FileReply(), b""
     (width, height), data = request.size, np.frombuffer(request.pixels, np.uint8)
-    reply, inputs = PROCESSORS[request.folder].inputs(data.reshape(height, width, 3))
+    reply, inputs = PROCESSORS[key].inputs(data.reshape(height, width, 3))
     return reply, msgspec.msgpack.encode(inputs)
 
 

@@ -133,8 +133,8 @@ TOKENIZERS: list[Tokenizer] = []
 def shown(image: Any, vision: Vision) -> ShownPicture:
     from mlx_server.system.sandbox.picture_child import resized
 
-    if isinstance(vision.recipe, Borrowed):
-        made, inputs = processed(vision.recipe.folder, image.size, image.tobytes())
+    if isinstance(recipe := vision.recipe, Borrowed):
+        made, inputs = processed(recipe.folder, recipe.stamp, image.size, image.tobytes())
         return ShownPicture(sha256(image.tobytes()).digest(), [], inputs, made.ids)
     chains = vision.fit().resizes(*image.size)
     views = [resized(image, sizes, vision.filter) for sizes in chains]

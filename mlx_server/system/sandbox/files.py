@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import msgspec
+from msgspec import structs
 
 from mlx_server import limits
 from mlx_server.errors import PdfUnavailable, PicturesUnavailable
@@ -39,6 +40,8 @@ class ProcessPicture(msgspec.Struct, frozen=True):
 
     folder: bytes
     """The checkpoint's path, as the system has it."""
+    stamp: int
+    """Of its settings."""
     size: Size
     pixels: bytes
     seconds: float
@@ -117,14 +120,14 @@ def decoded(data: bytes, fit: Fit, filter: int) -> tuple[list[Size], bytes]:
     return reply.sizes, bytes(pixels)
 
 
-def processed(folder: Path, size: Size, pixels: bytes) -> tuple[FileReply, bytes]:
+def processed(folder: Path, stamp: int, size: Size, pixels: bytes) -> tuple[FileReply, bytes]:
     """What mlx-vlm's processor for a checkpoint makes of a picture. Raises FileRefused, and
     PicturesUnavailable."""
-    path = os.fsencode(folder)
-    making = ProcessPicture(path, size, b"", limits.PROCESSOR_SECONDS)
+    making = ProcessPicture(os.fsencode(folder), stamp, size, b"", limits.PROCESSOR_SECONDS)
+    asked = structs.replace(making, pixels=pixels, seconds=limits.PICTURE_SECONDS)
     with PROCESSOR_PROCESSES.one() as own:
         _asked(own, making)
-        reply, inputs = _asked(own, ProcessPicture(path, size, pixels, limits.PICTURE_SECONDS))
+        reply, inputs = _asked(own, asked)
     return reply, bytes(inputs)
 
 
