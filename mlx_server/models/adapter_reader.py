@@ -281,6 +281,8 @@ def _check_shapes(
     if not base_shapes:
         return
     shapes = {plain_path(layer): shape for layer, shape in base_shapes.items()}
+    if embedding := shapes.get("embed_tokens"):  # which may be the head too
+        shapes.setdefault("lm_head", embedding)
     last = max(map(_number_of, shapes))
     unknown = [pair.layer for pair in pairs if plain_path(pair.layer) not in shapes]
     for layer in unknown:

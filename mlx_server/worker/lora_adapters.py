@@ -56,6 +56,8 @@ class LoraTensors:
     """[out]; only for DoRA."""
     head: bool = True
     """Whether an embedding's pair also applies where the embedding is the model's output head."""
+    lookup: bool = True
+    """Whether it applies to the embedding itself."""
 
 
 def read_tensors(folder: Path) -> dict[str, LoraTensors]:
@@ -286,7 +288,8 @@ class AdapterWeights:
             head = pairs[path].head
             layer = modules[path]
             lora_layers.wrap(layer, self._forward_pass)
-            layer.slots.put(adapter, delta)
+            if pairs[path].lookup:
+                layer.slots.put(adapter, delta)
             if own_type(layer) in EXPERTS:
                 lora_layers.wrap(modules[_parent(path)], self._forward_pass)
             if own_type(layer) in EMBEDDINGS and head:
@@ -340,6 +343,9 @@ def _by_path(
 
     for layer, pair in divided(stacked(pairs, is_known), model, is_known).items():
         paths = paths_of(layer)
+        if not paths and plain_path(layer) == "lm_head":  # as PEFT adapts a head alone
+            paths = _heads(model, modules)
+            pair = replace(pair, a=pair.b.T, b=pair.a.T, lookup=False)
         if len(paths) != 1:
             others = ", ".join(sorted(_next_to(layer, modules))[:NAMED_LAYERS])
             instead = f" next to {others}. {TRAIN_OTHERS}" if others else ""
@@ -349,6 +355,15 @@ def _by_path(
             raise AdapterInvalid(f"{pair.name} and {by_path[path].name} are the same layer")
         by_path[path] = pair
     return by_path
+
+
+def _heads(model: nn.Module, modules: Mapping[str, Any]) -> list[str]:
+    """Returns the path of the embedding that is the model's output head, if one is."""
+    embeddings = {
+        path: module for path, module in modules.items() if own_type(module) in EMBEDDINGS
+    }
+    calls = _trace_layers(model, embeddings)
+    return [path for path in embeddings if any(len(shape) == 3 for shape in calls[path].shapes)]
 
 
 def _next_to(layer: str, modules: Mapping[str, Any]) -> set[str]:

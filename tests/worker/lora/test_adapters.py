@@ -1,6 +1,7 @@
 """Rows of many adapters in one batch: each answers as mlx-lm does with its adapter alone."""
 
 import gc
+import json
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,8 @@ from hypothesis import strategies as st
 from mlx.utils import tree_flatten
 
 from mlx_server.engine.messages import CancelRows, Generate, RowFailed
+from mlx_server.models.adapter_catalog import read_base_shapes
+from mlx_server.models.adapter_reader import read_adapter
 from mlx_server.worker.rows import prompt_logprobs
 from tests.worker.batch_runs import Ask, a_prompt, alone
 from tests.worker.engine_runs import scored_of
@@ -29,7 +32,14 @@ from tests.worker.lora.desk import (
     assert_same,
     mixed,
 )
-from tests.worker.lora_files import contents, mlx_adapter, network, peft_adapter, weakened
+from tests.worker.lora_files import (
+    contents,
+    mlx_adapter,
+    network,
+    peft_adapter,
+    save,
+    weakened,
+)
 
 TIED = Kind("llama-tied", {**LLAMA, "tie_word_embeddings": True})
 TIED_4BIT = replace(TIED, name="llama-tied-4bit", quantized={"group_size": 32, "bits": 4})
@@ -77,21 +87,35 @@ def test_a_scale_of_nothing_is_the_base(case: Case) -> None:
     assert desk.cached == {1: 0, 2: 39}
 
 
-def test_an_embedding_from_peft_leaves_a_shared_head_alone(case: Case, tmp_path: Path) -> None:
+@pytest.mark.parametrize("part", ["embedding", "head"])
+def test_an_embedding_and_a_head_with_the_same_weights_are_adapted_apart_by_peft(
+    case: Case, tmp_path: Path, part: str
+) -> None:
     ours = mlx_adapter(tmp_path / "mlx", case.path, keys=["model.embed_tokens"])
-    desk = Desk(case.path).loaded(peft=peft_adapter(tmp_path / "peft", ours), ours=ours)
-    (peft, mlx) = desk.all_of([RowRequest(a_prompt(9), "peft"), RowRequest(a_prompt(9), "ours")])
-    # the embedding's sum with what was learnt, and the head as it was
-    model = network(case.path)
     config, tensors = contents(ours)
-    learnt = tensors["model.embed_tokens.lora_a"] @ tensors["model.embed_tokens.lora_b"]
+    a, b = (tensors[f"model.embed_tokens.lora_{each}"] for each in "ab")
+    peft = peft_adapter(tmp_path / "peft", ours)
+    if part == "head":
+        settings = json.loads((peft / "adapter_config.json").read_text())
+        pair = {f"base_model.model.lm_head.lora_{k}.weight": v for k, v in (("A", b), ("B", a))}
+        peft = save(tmp_path / "head", settings, pair, peft=True)
+    shapes = read_base_shapes(case.path, "base")
+    assert read_adapter(peft, base_shapes=shapes.shapes, complete=shapes.complete)
+    desk = Desk(case.path).loaded(peft=peft, ours=ours)
+    (theirs, mlx) = desk.all_of([RowRequest(a_prompt(9), "peft"), RowRequest(a_prompt(9), "ours")])
+    # one is the sum with what was learnt, and the other as it was
+    model = network(case.path)
+    weight = model.model.embed_tokens.weight
+    learnt = weight + config["lora_parameters"]["scale"] * (a @ b)
     model.lm_head = type(model.model.layers[0].self_attn.q_proj)(64, 320, bias=False)
-    model.lm_head.weight = model.model.embed_tokens.weight
+    model.lm_head.weight = learnt if part == "head" else weight
+    model.model.embed_tokens.weight = learnt if part == "embedding" else weight
     model.args.tie_word_embeddings = False
-    scale = config["lora_parameters"]["scale"]
-    model.model.embed_tokens.weight = model.model.embed_tokens.weight + scale * learnt
-    assert_same(peft, alone(model, Ask(a_prompt(9), TOKENS, sampling=SEEN)))
+    assert_same(theirs, alone(model, Ask(a_prompt(9), TOKENS, sampling=SEEN)))
     assert_same(mlx, Reference(case.path, ours).answer(a_prompt(9)))
+    desk.unload("peft")
+    desk.unload("ours")
+    assert desk.all_of([RowRequest(a_prompt(9))])[0] != theirs
 
 
 @pytest.mark.parametrize("quantized", [None, {"group_size": 32, "bits": 4}], ids=["f32", "4bit"])
