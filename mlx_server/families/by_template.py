@@ -20,7 +20,7 @@ from mlx_server.families.base import ModelFamily
 from mlx_server.families.markup import MarkupFamily
 from mlx_server.messages import Tool
 from mlx_server.models.checkpoint import Checkpoint
-from mlx_server.parsers.markup_parser import MarkupLayout
+from mlx_server.parsers.markup_layout import MarkupLayout
 from mlx_server.parsers.parse_context import ParseContext
 from mlx_server.prompts.message_normalization import REASONING_KEYS, Content, TemplateCapabilities
 from mlx_server.prompts.template_capabilities import (

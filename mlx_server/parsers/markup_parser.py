@@ -11,12 +11,10 @@ from mlx_server.events import Event
 from mlx_server.parsers.markup_calls import MarkupCallReader, MarkupOutput, Mentions
 from mlx_server.parsers.markup_layout import QUOTES, TURN_HEADERS, MarkupDelimiters, MarkupLayout
 from mlx_server.parsers.misplaced_calls import MisplacedCallReader
-from mlx_server.parsers.parse_context import THINK, ParseContext, Section, is_tag
+from mlx_server.parsers.parse_context import ParseContext, Section, is_tag
 from mlx_server.parsers.text_pieces import WhitespaceTrimmer, open_fence
 from mlx_server.tool_parsers.model_json import Malformed
 from mlx_server.tool_parsers.source import Into, Source, Steps, complete_source
-
-__all__ = ["THINK", "MarkupLayout", "MarkupParser"]
 
 FENCES = " \t\r\n`~"
 """What may follow the last call of a thought: the call may be in a block of code."""
@@ -27,13 +25,9 @@ class MarkupParser:
     def __init__(self, layout: MarkupLayout, context: ParseContext) -> None:
         self._section: Section = "text"
         self._layout = layout
-        self._ends_with = context.ends_with
+        self._context = context
         self._continues = context.continues
-        self._continues_text = context.continues_text
-        self._formatted = context.formatted
-        self._verbatim = context.verbatim
         self._delimiters = MarkupDelimiters(layout, context)
-        self._control = context.control
         tokens = frozenset(self._delimiters.tokens.values())
         self._source = Source(tokens, self._delimiters.spelled_stops)
         self._output = MarkupOutput(layout, context.index)
@@ -78,7 +72,7 @@ class MarkupParser:
         if delimiter := self._delimiters.tokens.get(token):
             self._source.feed_delimiter(delimiter)
         elif self._source.quoted:
-            self._source.feed(text or self._control.get(token, ""))
+            self._source.feed(text or self._context.control.get(token, ""))
         else:
             self._source.feed(text)
         return self._advance()
@@ -92,18 +86,18 @@ class MarkupParser:
         return self._output.take()
 
     def _answer(self) -> Steps[None]:
-        if self._continues_text:
+        if self._context.continues_text:
             yield from self._rest_of_text()
             return
-        if closing := self._layout.inside(self._ends_with):
+        if closing := self._layout.inside(self._context.ends_with):
             yield from self._reasoning(closing)
-        elif self._layout.worded_reasoning and not self._formatted:
+        elif self._layout.worded_reasoning and not self._context.formatted:
             yield from self._worded_reasoning()
-        if not self._formatted:
+        if not self._context.formatted:
             yield from self._lead()
-        if self._ends_with.endswith(self._delimiters.all) and not self._verbatim:
+        if self._context.ends_with.endswith(self._delimiters.all) and not self._context.verbatim:
             self._output.whitespace.after_delimiter()
-        yield from self._reader.recipient(self._ends_with.rstrip())
+        yield from self._reader.recipient(self._context.ends_with.rstrip())
         yield from self._beginning()
         yield from self._read_all()
         if not (self._output.answered or self._source.cut):
@@ -112,7 +106,7 @@ class MarkupParser:
     def _rest_of_text(self) -> Steps[None]:
         """Reads the rest of a text whose beginning is in the prompt."""
         self._output.in_text = True
-        if self._formatted:
+        if self._context.formatted:
             yield from self._source.match(ANYTHING, self._output.add)
         yield from self._read_all()
 
@@ -121,7 +115,7 @@ class MarkupParser:
             yield from self._read_delimited(delimiter)
             if not self._output.in_text:
                 yield from self._beginning()
-        self._output.add_text(self._output.whitespace.flush())
+        self._output.add_text(self._output.whitespace.at_delimiter())
 
     def _beginning(self) -> Steps[None]:
         """Reads what only stands before any text: thoughts, and a call without a delimiter."""
@@ -149,7 +143,7 @@ class MarkupParser:
     def _header_again(self) -> Steps[str]:
         """Reads the words of a header without its token after another thought: a budget closes a
         thought between the two. Returns the whole delimiter if they open a thought."""
-        headers = {} if self._formatted else self._delimiters.headers
+        headers = {} if self._context.formatted else self._delimiters.headers
         if not self._output.reasoning or not (words := (yield from self._source.accept(*headers))):
             return ""
         self._output.add_repair("format")
@@ -164,7 +158,7 @@ class MarkupParser:
 
     def _read_delimiter(self) -> Steps[str]:
         """Reads text up to and including the next delimiter, which is returned."""
-        if not self._formatted:
+        if not self._context.formatted:
             return (yield from self._read_free_text(self._delimiters.all))
         self._output.add((yield from self._source.space()))
         if delimiter := (yield from self._source.accept(*self._delimiters.all)):
@@ -236,7 +230,7 @@ class MarkupParser:
             )
         elif delimiter in self._layout.literal:
             yield from self._literal_message()
-        elif delimiter in self._layout.dropped and not self._verbatim:
+        elif delimiter in self._layout.dropped and not self._context.verbatim:
             self._output.end_message(space)
         elif delimiter == self._unclosed:
             self._unclosed = ""
@@ -247,7 +241,7 @@ class MarkupParser:
             self._output.add_repair("unmarked")
             if not self._output.in_text:
                 self._output.whitespace.after_delimiter()
-        elif self._verbatim:
+        elif self._context.verbatim:
             self._output.add_text(space)
         yield from self._reader.recipient(delimiter)
 
@@ -357,7 +351,7 @@ class MarkupParser:
                 if self._calls.finished > finished:
                     self._end_reasoning(unclosed=closing)
                     return
-        if rest := space.flush():
+        if rest := space.at_delimiter():
             self._output.add_reasoning(rest)
 
     def _opened_again(self, closing: str, reason: Into) -> Steps[None]:
@@ -370,7 +364,7 @@ class MarkupParser:
         """Whether a thought in which another one was opened continues after this closing delimiter:
         it is closed once more before any call."""
         begins = [begin for each in self._layout.call_formats for begin in each.begins]
-        if self._formatted or (begins and (yield from self._source.after_space(*begins))):
+        if self._context.formatted or (begins and (yield from self._source.after_space(*begins))):
             return False
         return (yield from self._source.first_of(*closes, *self._delimiters.formats)) in closes
 
@@ -381,7 +375,7 @@ class MarkupParser:
         self._may_begin = True
 
     def _after_reasoning(self) -> Steps[None]:
-        if not self._verbatim:
+        if not self._context.verbatim:
             self._output.whitespace.after_delimiter()
         elif self._layout.after_reasoning:
             yield from self._source.accept(self._layout.after_reasoning)

@@ -58,17 +58,13 @@ class WhitespaceTrimmer:
         return before + text
 
     def at_delimiter(self) -> str:
-        """Ends the text at a delimiter; returns the white space before it."""
+        """Ends the text at a delimiter, or the answer; returns the white space before it."""
         held, self._held = self._held, []
         return "".join(held)
 
     def after_delimiter(self) -> None:
         """Drops white space that follows."""
         self._leading = self._trims
-
-    def flush(self) -> str:
-        """Ends the text; returns the held white space, which belongs to it."""
-        return self.at_delimiter()
 
 
 class PieceSeparator:

@@ -20,7 +20,7 @@ from mlx_server.families.named_families import MISTRAL
 from mlx_server.families.table import markdown
 from mlx_server.messages import Conversation, Message, Tool, ToolCall
 from mlx_server.models.checkpoint import Checkpoint, read_checkpoint
-from mlx_server.parsers.markup_parser import MarkupLayout
+from mlx_server.parsers.markup_layout import MarkupLayout
 from mlx_server.prompts.harmony.vocabulary import encoding
 from mlx_server.prompts.template_prompt import RenderedPrompt
 from mlx_server.system.sandbox.chat_template import ChatTemplate

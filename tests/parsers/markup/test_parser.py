@@ -17,7 +17,8 @@ from mlx_server.events import (
     ToolCallStarted,
 )
 from mlx_server.messages import Tool
-from mlx_server.parsers.markup_parser import MarkupLayout, MarkupParser
+from mlx_server.parsers.markup_layout import MarkupLayout
+from mlx_server.parsers.markup_parser import MarkupParser
 from mlx_server.parsers.parse_context import ParseContext
 from mlx_server.tool_parsers.call_format import CallFormat
 from mlx_server.tool_parsers.calls import ToolCallEmitter
