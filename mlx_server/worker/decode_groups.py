@@ -106,7 +106,7 @@ class DecodeBatch(GenerationBatch):
         """Returns the first tokens of rows that have just begun, but for those that end with it or
         have none yet. `next` returns them again."""
         return [
-            Token(row.number, token, None, entry.read() if entry else None)
+            Token(row.number, token, None, entry() if entry else None)
             for row, token, entry in zip(
                 self.samplers, self.read(), self._next_logprobs, strict=True
             )
@@ -253,7 +253,7 @@ class DecodeBatch(GenerationBatch):
             for n, token in enumerate(tokens):
                 entry, ends = entries[n], finish if n + 1 == len(tokens) else None
                 cache = self.extract_cache(at) if ends else None
-                read = entry.read() if entry else None
+                read = entry() if entry else None
                 all_tokens = self.tokens[at] if ends else None
                 responses.append(self.Response(self.uids[at], token, read, ends, cache, all_tokens))
             if finish is None:
@@ -287,7 +287,7 @@ class DecodeBatch(GenerationBatch):
             tokens.append(token)
         for row, fault in zip(self.samplers, faults, strict=True):
             row.error = fault()
-        return ids, [entry.read() if entry else None for entry in logprobs]
+        return ids, [entry() if entry else None for entry in logprobs]
 
     def _sampled(self, sampler: Sampler, logits: mx.array, inputs: mx.array) -> Sampled:
         mask, noise = None, None

@@ -380,9 +380,6 @@ class GatedLayer(nn.Module):
         return self.Wo(self._activation(entering) * gate)
 
 
-__all__ = ["Encoder", "encoder_classes"]
-
-
 def encoder_classes(config: dict[str, Any]) -> tuple[type[Encoder], type[Any]]:
     """Returns the classes of the model and of its arguments, as mlx-lm's loader expects them."""
     if architecture_of(config) == "modernbert":

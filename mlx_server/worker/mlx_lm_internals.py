@@ -33,54 +33,30 @@ class WrongMlxLm(ImportError):
 
 try:
     from mlx_lm import utils
-    from mlx_lm.generate import GenerationBatch, PromptProcessingBatch, StopSequences
-    from mlx_lm.models.cache import (
-        ArraysCache,
-        BatchKVCache,
-        BatchRotatingKVCache,
-        CacheList,
-        ChunkedKVCache,
-        KVCache,
-        QuantizedKVCache,
-        RotatingKVCache,
-        create_attention_mask,
-        make_prompt_cache,
-    )
-    from mlx_lm.models.switch_layers import (
-        QuantizedSwitchLinear,
-        SwitchGLU,
-        SwitchLinear,
-        SwitchMLP,
-    )
-    from mlx_lm.sample_utils import greedy_sampler
+    from mlx_lm.generate import GenerationBatch as GenerationBatch
+    from mlx_lm.generate import PromptProcessingBatch as PromptProcessingBatch
+    from mlx_lm.generate import StopSequences as StopSequences
+    from mlx_lm.models.cache import ArraysCache as ArraysCache
+    from mlx_lm.models.cache import BatchKVCache as BatchKVCache
+    from mlx_lm.models.cache import BatchRotatingKVCache as BatchRotatingKVCache
+    from mlx_lm.models.cache import CacheList as CacheList
+    from mlx_lm.models.cache import ChunkedKVCache as ChunkedKVCache
+    from mlx_lm.models.cache import KVCache as KVCache
+    from mlx_lm.models.cache import QuantizedKVCache as QuantizedKVCache
+    from mlx_lm.models.cache import RotatingKVCache as RotatingKVCache
+    from mlx_lm.models.cache import create_attention_mask as create_attention_mask
+    from mlx_lm.models.cache import make_prompt_cache as make_prompt_cache
+    from mlx_lm.models.switch_layers import QuantizedSwitchLinear as QuantizedSwitchLinear
+    from mlx_lm.models.switch_layers import SwitchGLU as SwitchGLU
+    from mlx_lm.models.switch_layers import SwitchLinear as SwitchLinear
+    from mlx_lm.models.switch_layers import SwitchMLP as SwitchMLP
+    from mlx_lm.sample_utils import greedy_sampler as greedy_sampler
     from mlx_lm.utils import _decode_tagged_floats as decode_tagged_floats
-    from mlx_lm.utils import _get_classes as get_classes
+    from mlx_lm.utils import _get_classes
 except ImportError as error:
     raise WrongMlxLm(str(error)) from error
 
-__all__ = [
-    "SHARDED",
-    "ArraysCache",
-    "BatchKVCache",
-    "BatchRotatingKVCache",
-    "CacheList",
-    "ChunkedKVCache",
-    "GenerationBatch",
-    "KVCache",
-    "PromptProcessingBatch",
-    "QuantizedKVCache",
-    "QuantizedSwitchLinear",
-    "RotatingKVCache",
-    "StopSequences",
-    "SwitchGLU",
-    "SwitchLinear",
-    "SwitchMLP",
-    "WrongMlxLm",
-    "create_attention_mask",
-    "get_classes",
-    "greedy_sampler",
-    "make_prompt_cache",
-]
+get_classes = _get_classes
 
 SHARDED = (
     *(nn.AllToShardedLinear, nn.QuantizedAllToShardedLinear),

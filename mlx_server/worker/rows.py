@@ -31,7 +31,7 @@ from mlx_server.worker.kv_caches import make_caches
 from mlx_server.worker.loaded_models import LoadedModels
 from mlx_server.worker.prompt_store import PromptStore
 from mlx_server.worker.row import prompt_key_of, row_adapter_of
-from mlx_server.worker.sampling import RowLogprobs, step_logprobs
+from mlx_server.worker.sampling import step_logprobs
 from mlx_server.worker.sight import row_pictures
 
 LARGEST_SCALE = 4.0
@@ -149,7 +149,7 @@ def prompt_logprobs(
             logits = model(mx.array([piece]), cache=cache)[0].astype(mx.float32)
         followers = mx.array(prompt[start + 1 : start + 1 + len(piece)])
         reported = step_logprobs(logits, followers, top)
-        yield [RowLogprobs(reported, (at, top)).read() for at in range(len(piece))]
+        yield [reported.read(at, top) for at in range(len(piece))]
     return cache
 
 

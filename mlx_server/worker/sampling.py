@@ -33,14 +33,14 @@ class LogprobReports:
     def __init__(self, rows: Sequence[Row]) -> None:
         counts = [(i, row.sampling.logprobs) for i, row in enumerate(rows)]
         wanted = [(i, count) for i, count in counts if count is not None]
-        self.at = [i for i, _ in wanted]
-        self.places = [(place, count) for place, (_, count) in enumerate(wanted)]
+        self.places = {i: (place, count) for place, (i, count) in enumerate(wanted)}
+        """The place of each such row among them, and how many alternatives it requested."""
         self.most = max((count for _, count in wanted), default=0)
 
     def __call__(self, raw: mx.array, tokens: mx.array) -> "StepLogprobs":
-        if not self.at:
+        if not self.places:
             return StepLogprobs(None, None, None)
-        at = mx.array(self.at)
+        at = mx.array([*self.places])
         return step_logprobs(raw[at], tokens[at], self.most)
 
 
@@ -109,17 +109,12 @@ class StepLogprobs:
             for row in zip(ids, values, strict=True)
         ]
 
+    def read(self, place: int, count: int) -> Logprobs:
+        return Logprobs(self.chosen[place], self.tops[place][:count])
 
-class RowLogprobs:
-    """One row's part of a step's log probabilities; stays valid when the batch changes."""
 
-    def __init__(self, step: StepLogprobs, place: tuple[int, int]) -> None:
-        self._step = step
-        self._place, self._count = place
-
-    def read(self) -> Logprobs:
-        top = self._step.tops[self._place][: self._count]
-        return Logprobs(self._step.chosen[self._place], top)
+RowLogprobs = Callable[[], Logprobs]
+"""Reads one row's part of a step's log probabilities, also when the batch has changed."""
 
 
 log = logging.getLogger("mlx_server.engine")
@@ -145,7 +140,7 @@ class Sampled:
     """The tokens of a step, not yet computed: evaluate `pending`, then read them."""
 
     def __init__(
-        self, tokens: mx.array, logprobs: list["RowLogprobs | None"], pending: list[mx.array]
+        self, tokens: mx.array, logprobs: list[RowLogprobs | None], pending: list[mx.array]
     ) -> None:
         self.tokens = tokens
         self.logprobs = logprobs
@@ -212,11 +207,10 @@ class Sampler:
         for position, row in enumerate(self.rows):
             row.sampled += 1
             row.fault = partial(faults.of, position)
-        logprobs = [RowLogprobs(reported, place) for place in self._reports.places]
-        by_row = dict(zip(self._reports.at, logprobs, strict=True))
+        readers = {i: partial(reported.read, *at) for i, at in self._reports.places.items()}
         return Sampled(
             tokens,
-            [by_row.get(i) for i in range(len(self.rows))],
+            [readers.get(i) for i in range(len(self.rows))],
             [faults.fine, *self._penalties.state(), *reported.arrays()],
         )
 
@@ -334,9 +328,7 @@ def _stacked(places: Sequence[tuple[mx.array, int]]) -> mx.array:
 class _Masks:
     def __init__(self, rows: Sequence[Row]) -> None:
         self.any = any(row.constraint for row in rows)
-        constraints = [row.constraint for row in rows]
-        threads = next((each.threads for each in constraints if each), None)
-        self.mask = AdditiveMask(constraints, threads)
+        self.mask = AdditiveMask([row.constraint for row in rows])
         pushed = [
             bool(row.constraint and (row.penalised or row.sampling.logit_bias)) for row in rows
         ]

@@ -300,7 +300,7 @@ def test_penalties_against_numpy(regroup: bool) -> None:
 
 
 def reported(rows: Sequence[Row], logits: Numbers) -> list[Logprobs | None]:
-    return [entry.read() if entry else None for entry in sampled(rows, logits).logprobs]
+    return [entry() if entry else None for entry in sampled(rows, logits).logprobs]
 
 
 def test_logprobs_are_the_models_own() -> None:

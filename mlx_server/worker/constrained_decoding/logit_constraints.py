@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from mlx_server.engine.messages import Generate, Grammar, RowLeftGrammar, Thinking
 from mlx_server.grammars.compiler import in_a_line
+from mlx_server.models.files import Stamp, stamp_of_files
 from mlx_server.worker.constrained_decoding.grammar_compiler import (
     CompiledGrammar,
     GrammarCompiler,
@@ -42,8 +43,9 @@ class ThinkingBudget:
         self.end = list(thinking.end)
         self._text = text
         self._left = sys.maxsize if thinking.budget is None else thinking.budget
-        self._answer = sys.maxsize if thinking.answer is None else thinking.answer
-        self._inside = thinking.inside
+        self.answer = sys.maxsize if thinking.answer is None else thinking.answer
+        """The number of tokens that the server still takes after the reasoning."""
+        self.inside = thinking.inside
         self._opens, self._closes = thinking.opens, thinking.closes
         self._tail_bytes = max(map(len, [*self._opens, *self._closes]), default=1) - 1
         self._tail = b""
@@ -61,22 +63,13 @@ class ThinkingBudget:
         """Whether the last token completed the forced end of reasoning."""
 
     @property
-    def inside(self) -> bool:
-        return self._inside
-
-    @property
-    def answer(self) -> int:
-        """The number of tokens that the server still takes after the reasoning."""
-        return self._answer
-
-    @property
     def used_up(self) -> bool:
         """Whether reasoning has to end and its end has not begun."""
-        return self._inside and self._left <= 0 and not self._forced
+        return self.inside and self._left <= 0 and not self._forced
 
     def use_up(self) -> bool:
         """Leaves no tokens for reasoning. Returns False if there were none or it is outside."""
-        is_open = self._inside and self._left > 0
+        is_open = self.inside and self._left > 0
         self._left = min(self._left, 0)
         return is_open
 
@@ -99,11 +92,11 @@ class ThinkingBudget:
         self.was_ended = self._forced == [token]
         if self._forced:
             del self._forced[0]
-            self._inside = self._inside and bool(self._forced)
+            self.inside = self.inside and bool(self._forced)
         elif reasoned:
             self._left -= self._reasoning_tokens()
-        elif not self._inside:
-            self._answer -= 1
+        elif not self.inside:
+            self.answer -= 1
 
     def _follow(self, text: bytes) -> bool:
         """Reads a token's text; returns whether the token counts as reasoning."""
@@ -111,13 +104,13 @@ class ThinkingBudget:
         passed = False
         self._longer_begun += text if self._longer_rests else b""
         while end := self._end_of_delimiter(tail):
-            self._inside = not self._inside
-            self._longer_rests = self._longer(tail[:end]) if self._inside else []
+            self.inside = not self.inside
+            self._longer_rests = self._longer(tail[:end]) if self.inside else []
             tail = tail[end:]
             self._longer_begun, self._held = tail, 0
             passed = True
         self._tail = tail[-self._tail_bytes :] if self._tail_bytes else b""
-        return self._inside and (bool(tail) or not passed)
+        return self.inside and (bool(tail) or not passed)
 
     def _longer(self, text: bytes) -> list[bytes]:
         """Returns the missing rests of longer opening delimiters that begin with the one at the
@@ -141,7 +134,7 @@ class ThinkingBudget:
     def _end_of_delimiter(self, tail: bytes) -> int:
         """Returns where the first complete delimiter ends, 0 if there is none. The result does not
         depend on how the text is cut into tokens."""
-        delimiters = self._closes if self._inside else self._opens
+        delimiters = self._closes if self.inside else self._opens
         found = ((tail.find(delimiter), len(delimiter)) for delimiter in delimiters)
         return min((at + length for at, length in found if at >= 0), default=0)
 
@@ -510,7 +503,8 @@ class LogitConstraints:
     def expect(self, model: str, folder: Path, stop_tokens: Sequence[int]) -> None:
         """Registers a model; its vocabulary is read by `read_ahead` or for its first constraint."""
         self._vocabularies.pop(model, None)
-        self._sources[model] = _source(folder, stop_tokens)
+        written = stamp_of_files([folder / "tokenizer.json"])
+        self._sources[model] = _Source(folder, tuple(stop_tokens), written)
 
     def read_ahead(self) -> None:
         """Begins to read a vocabulary, unless another one is being read.
@@ -586,15 +580,7 @@ class _Source(NamedTuple):
 
     folder: Path
     stop_tokens: tuple[int, ...]
-    written: tuple[int, int, int] | None
-
-
-def _source(folder: Path, stop_tokens: Sequence[int]) -> _Source:
-    try:
-        file = (folder / "tokenizer.json").stat()
-    except OSError:  # the error is reported to the first row that needs the vocabulary
-        return _Source(folder, tuple(stop_tokens), None)
-    return _Source(folder, tuple(stop_tokens), (file.st_ino, file.st_size, file.st_mtime_ns))
+    written: Stamp
 
 
 class AdditiveMask:
@@ -607,14 +593,10 @@ class AdditiveMask:
     the rows than expanding it afterwards.
     """
 
-    def __init__(
-        self, constraints: Sequence[LogitConstraint | None], threads: MaskThreads | None = None
-    ) -> None:
-        """constraints: one for each row; None for a row that is not restricted. threads: where the
-        masks are made that take too long for a step; without them `step` waits for all."""
+    def __init__(self, constraints: Sequence[LogitConstraint | None]) -> None:
+        """constraints: one for each row; None for a row that is not restricted."""
         self._rows = len(constraints)
         self._constraints = [(row, found) for row, found in enumerate(constraints) if found]
-        self._threads = threads
         self._widen(0)
         self.late: dict[int, SlowMask] = {}
         """The rows whose masks were not made in the latest step, with their masks."""
@@ -628,14 +610,12 @@ class AdditiveMask:
         if len(self._bitmask) != -(-width // 32):
             self._widen(width)
         self.late = {}
-        if self._threads:
-            self._make_in_time(self._threads, tokens)
-        else:
-            for row, constraint in self._constraints:
-                self._put(row, self._bitmask, constraint.step(tokens[row], self._bitmask))
+        if self._constraints:
+            self._make_in_time(tokens)
         return self._mask.reshape(self._rows, -1)[:, :width] if self._restricted else None
 
-    def _make_in_time(self, threads: MaskThreads, tokens: Sequence[int | None]) -> None:
+    def _make_in_time(self, tokens: Sequence[int | None]) -> None:
+        threads = self._constraints[0][1].threads
         threads.begin_step({constraint.client for _, constraint in self._constraints})
         for row, constraint in sorted(self._constraints, key=lambda one: one[1].history.seconds):
             if threads.fits(constraint):

@@ -95,9 +95,8 @@ class YieldingMatcher:
     def validate_tokens(self, tokens: Sequence[int]) -> int:
         """Returns how many of the tokens may come next, one after another."""
         self._check()
-        return self._validate_unlocked(tokens) if self.is_slow else self._validate(tokens)
-
-    def _validate(self, tokens: Sequence[int]) -> int:
+        if self.is_slow:
+            return self._validate_unlocked(tokens)
         return self.own.validate_tokens(list(tokens))
 
     def _validate_unlocked(self, tokens: Sequence[int]) -> int:
@@ -120,7 +119,7 @@ class YieldingMatcher:
         copy = self.own.deep_copy()
         mask = copy.compute_bitmask()
         if copy.is_error():
-            return self._validate([token]) == 1
+            return self.own.validate_tokens([token]) == 1
         return token < 8 * len(mask) and bool(mask[token >> 3] >> (token & 7) & 1)
 
     def copy(self) -> "YieldingMatcher":

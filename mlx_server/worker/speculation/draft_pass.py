@@ -15,7 +15,6 @@ import mlx.core as mx
 import numpy as np
 
 from mlx_server.worker.constrained_decoding.logit_constraints import AdditiveMask, LogitConstraint
-from mlx_server.worker.constrained_decoding.mask_threads import MaskThreads
 from mlx_server.worker.constrained_decoding.vocabulary import Bitmask
 from mlx_server.worker.row import Fault, Row
 
@@ -48,19 +47,18 @@ class RowPass:
         """The tokens after which the row draws."""
         return [self.next, *self.draft]
 
-    def walk(self, threads: MaskThreads | None, words: int) -> None:
+    def walk(self, words: int) -> None:
         """Steps the row's constraint along the draft, which ends where it is not allowed, or where
         a mask takes too long."""
         if (constraint := self.row.constraint) is None:
             self.bitmasks = [None] * len(self.inputs)
             return
         for at, token in enumerate(self.inputs):
-            if at and threads and not threads.fits(constraint):
+            if at and not constraint.threads.fits(constraint):
                 break
             bitmask = np.empty(words, np.uint32)
             read = token if self.row.sampled + at else None
-            make = threads.make if threads else LogitConstraint.step
-            restricts = make(constraint, read, bitmask)
+            restricts = constraint.threads.make(constraint, read, bitmask)
             if at and constraint.failure:
                 break  # it fails only if its tokens come
             self.bitmasks.append(bitmask if restricts else None)
@@ -116,11 +114,10 @@ class DraftPass:
         """width: the vocabulary's."""
         self.rows = list(rows)
         constraints = [each.row.constraint for each in rows if each.row.constraint]
-        threads = next((each.threads for each in constraints), None)
-        if threads:
-            threads.begin_step({each.client for each in constraints})
+        if constraints:
+            constraints[0].threads.begin_step({each.client for each in constraints})
         for each in self.rows:
-            each.walk(threads, -(-width // 32))
+            each.walk(-(-width // 32))
             each.prepare_draws()
         self._width = width
         self.lengths = [len(each.fed) for each in self.rows]
