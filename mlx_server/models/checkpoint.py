@@ -154,16 +154,18 @@ def read_embedder(path: Path, config: Mapping[str, Any], *, adds_end: bool) -> E
     pooling, unknown = _pooling(_json(path, POOLING, {}), config)
     prompts = _json(path, PROMPTS, {})
     named, default = prompts.get("prompts"), prompts.get("default_prompt_name")
+    texts_by_name = named.items() if isinstance(named, dict) else ()
+    others = [f"the module {name[:100]}" for name in modules if name not in UNDERSTOOD]
     longest = _json(path, LENGTH, {}).get("max_seq_length")
     return Embedder(
         width=width_of(config),
         pooling=pooling,
         normalizes="Normalize" in modules,
-        prompts=_only_texts(named if isinstance(named, dict) else {}),
+        prompts={name: text for name, text in texts_by_name if isinstance(text, str)},
         default_prompt=default if isinstance(default, str) else None,
         max_tokens=longest if type(longest) is int and longest > 0 else None,
         ends_with_end_token=adds_end,
-        unsupported=", ".join(filter(None, (*_others(modules), unknown, _attention(config)))),
+        unsupported=", ".join(filter(None, (*others, unknown, _attention(config)))),
     )
 
 
@@ -197,10 +199,6 @@ def _pooling(config: Mapping[str, Any], model: Mapping[str, Any]) -> tuple[Pooli
     return pooling, ""
 
 
-def _others(modules: list[str]) -> list[str]:
-    return [f"the module {name[:100]}" for name in modules if name not in UNDERSTOOD]
-
-
 def _attention(config: Mapping[str, Any]) -> str:
     """mlx-lm's models are causal: each token sees those before it."""
     if is_encoder(config):
@@ -209,10 +207,6 @@ def _attention(config: Mapping[str, Any]) -> str:
         "use_bidirectional_attention"
     )
     return "" if is_causal else "bidirectional attention"
-
-
-def _only_texts(prompts: Mapping[str, Any]) -> dict[str, str]:
-    return {name: text for name, text in prompts.items() if isinstance(text, str)}
 
 
 def _json(folder: Path, name: str, missing: Any) -> Any:
@@ -225,12 +219,9 @@ def _json(folder: Path, name: str, missing: Any) -> Any:
     except (OSError, ValueError, RecursionError) as error:
         raise ModelUnusable(f"{name} can't be read: {public_message(error)}.") from None
     if not isinstance(found, type(missing)):
-        raise ModelUnusable(f"{name} must contain a JSON {_kind(missing)}.")
+        kind = "array" if isinstance(missing, list) else "object"
+        raise ModelUnusable(f"{name} must contain a JSON {kind}.")
     return found
-
-
-def _kind(value: Any) -> str:
-    return "array" if isinstance(value, list) else "object"
 
 
 # All of it

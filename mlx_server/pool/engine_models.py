@@ -194,8 +194,9 @@ class EngineModels:
             return
         self._set_budget()
         budget = self.budget
-        log.info("memory budget%s: %s, %s", self._budget_scope, size(budget.nbytes), budget.source)
-        if warning := self.budget.warning:
+        scope = f" of {', '.join(self.entries)} on each machine" if self.group else ""
+        log.info("memory budget%s: %s, %s", scope, size(budget.nbytes), budget.source)
+        if warning := budget.warning:
             log.warning(warning)
         self.scheduler.policy = self._policy_for()
         self._limit()
@@ -259,10 +260,6 @@ class EngineModels:
         await self.supervisor.stop(error)
         await self.scheduler.background.stop()
         await self.next_prompts.rendering.stop()
-
-    @property
-    def _budget_scope(self) -> str:
-        return f" of {', '.join(self.entries)} on each machine" if self.group else ""
 
     def _budget(self, recommended: int | None, others: int) -> MemoryBudget:
         """The budget of these models. recommended: Metal's recommended bytes, the least of all

@@ -10,7 +10,7 @@ import difflib
 import json
 import logging
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from pathlib import Path
@@ -49,15 +49,12 @@ def _parts(answer: Message) -> tuple[str, str, list[tuple[str, Any]]]:
 def _read(
     family: ModelFamily, tokenizer: Tokenizer, output: str, calls: Sequence[ToolCall]
 ) -> Answer:
-    offered = tuple(Tool(name, None, _argument_schema(calls, name)) for name in _tool_names(calls))
+    names = dict.fromkeys(call.name for call in calls)
+    offered = tuple(Tool(name, None, _argument_schema(calls, name)) for name in names)
     parser = family.make_parser(ParseContext(tools=offered, control=tokenizer.control_tokens))
     text = tokenizer.detokenizer()
     events = [event for id in tokenizer.encode(output) for event in parser.feed(id, text.feed(id))]
     return folded([*events, *parser.finish(cut=False)])
-
-
-def _tool_names(calls: Sequence[ToolCall]) -> Iterable[str]:
-    return dict.fromkeys(call.name for call in calls)
 
 
 def _argument_schema(calls: Sequence[ToolCall], name: str) -> dict[str, Any]:

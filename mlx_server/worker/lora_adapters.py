@@ -110,7 +110,7 @@ STACKED_AS: Mapping[str, tuple[str, ...]] = {
 
 
 def stacked(
-    pairs: Mapping[str, LoraTensors], is_layer: Callable[[str], bool]
+    pairs: Mapping[str, LoraTensors], is_layer: Callable[[str], object]
 ) -> dict[str, LoraTensors]:
     """Returns the pairs, with one for all experts of a layer in place of one for each expert.
 
@@ -157,7 +157,7 @@ COMPANIONS = ("mlp.gate_and_up_proj", "shared_mlp.input_linear", "shared_mlp.out
 
 
 def divided(
-    pairs: Mapping[str, LoraTensors], model: nn.Module, is_known: Callable[[str], bool]
+    pairs: Mapping[str, LoraTensors], model: nn.Module, is_known: Callable[[str], object]
 ) -> dict[str, LoraTensors]:
     """Returns the pairs, with the model's own layers in place of those that it has in parts or has
     joined. Its `sanitize` shows which: it is given the numbers of rows in place of weights."""
@@ -337,11 +337,7 @@ def _by_path(
         return [layer] if layer in modules else by_name.get(plain_path(layer), [])
 
     by_path: dict[str, LoraTensors] = {}
-
-    def is_known(layer: str) -> bool:
-        return bool(paths_of(layer))
-
-    for layer, pair in divided(stacked(pairs, is_known), model, is_known).items():
+    for layer, pair in divided(stacked(pairs, paths_of), model, paths_of).items():
         paths = paths_of(layer)
         if not paths and plain_path(layer) == "lm_head":  # as PEFT adapts a head alone
             paths = _heads(model, modules)

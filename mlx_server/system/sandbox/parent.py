@@ -115,7 +115,8 @@ class WarmProcess:
             raise error from None
         except MemoryError:
             self.end()
-            raise Stopped(self._too_much()) from None
+            most = self._program.memory >> 20
+            raise Stopped(f"needs more than {most} MiB of memory") from None
         except (OSError, _ChildLost):
             raise self._why_it_ended(seconds) from None
         except BaseException:
@@ -205,9 +206,6 @@ class WarmProcess:
                 f"The process that {self._program.task} was ended. Try again in a moment."
             )
         return Stopped("ended its process")
-
-    def _too_much(self) -> str:
-        return f"needs more than {self._program.memory >> 20} MiB of memory"
 
     def end(self) -> None:
         self._socket.close()
