@@ -3,7 +3,7 @@
 import math
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -153,9 +153,6 @@ def prompt_logprobs(
     return cache
 
 
-T = TypeVar("T")
-
-
 @dataclass
 class _ScoredRow:
     command: Generate
@@ -269,8 +266,12 @@ class RowAdmission:
         last piece the row joins its batch, or its vectors are reported."""
         match self._scored[row]:
             case _EmbeddedRow(pooling=pooling):
-                vectors = _next(pooling)
-                return [] if vectors is None else self._embedded(row, vectors)
+                try:
+                    next(pooling)
+                except StopIteration as end:
+                    del self._scored[row]
+                    return [Embedded(row, end.value)]
+                return []
             case _ScoredRow() as scored:
                 command = scored.command
                 try:
@@ -281,10 +282,6 @@ class RowAdmission:
                         cache = None if command.deterministic else end.value  # of other pieces
                         self._join(command, scored.constraint, cache)
                     return [PromptLogprobs(row, [])] if command.length == 1 else []
-
-    def _embedded(self, row: int, vectors: list[bytes]) -> list[Report]:
-        del self._scored[row]
-        return [Embedded(row, vectors)]
 
     def _join(
         self, command: Generate, constraint: LogitConstraint | None, cache: list[Any] | None = None
@@ -309,16 +306,6 @@ class RowAdmission:
     def clear(self) -> None:
         self.waiting.clear()
         self._scored.clear()
-
-
-def _next(work: Generator[None, None, T]) -> T | None:
-    """Computes a piece; returns the result after the last one."""
-    try:
-        next(work)
-    except StopIteration as end:
-        result: T = end.value
-        return result
-    return None
 
 
 class Rows:

@@ -39,9 +39,9 @@ def at_work(thread: ThreadPoolExecutor) -> tuple[WarmProcess, Future[Any]]:
     """A process that renders without end, and the request for it."""
     own = WarmProcess(PROGRAM)
     rendered(own, "a", 1)
-    before = psutil.Process(own.pid).cpu_times().user
+    before = psutil.Process(own._process.pid).cpu_times().user
     asked = thread.submit(rendered, own, ENDLESS, 30)
-    eventually(lambda: psutil.Process(own.pid).cpu_times().user > before, "it is at work")
+    eventually(lambda: psutil.Process(own._process.pid).cpu_times().user > before, "it is at work")
     return own, asked
 
 
@@ -51,7 +51,7 @@ def test_a_client_waits_for_its_own_processes_only() -> None:
     def pid(client: str) -> int:
         client_of_request.set(client)
         with made.one() as own:
-            return own.pid
+            return own._process.pid
 
     with ThreadPoolExecutor(3) as threads, ExitStack() as held:
         for client in ("a", "b"):
@@ -68,12 +68,12 @@ def test_a_client_waits_for_its_own_processes_only() -> None:
 
 def test_a_killed_one_is_replaced(processes: TemplateProcesses) -> None:
     before = pids()
-    assert processes.render("a", {}) == "a"
+    assert processes.render_made("a", dict) == "a"
     (pid,) = pids() - before
     os.kill(pid, signal.SIGKILL)
     (own,) = processes._idle
     eventually(lambda: not own.is_alive, "it is dead")
-    assert processes.render("a", {}) == "a"
+    assert processes.render_made("a", dict) == "a"
     assert pids() - before - {pid}
 
 
@@ -81,7 +81,7 @@ def test_a_killed_one_is_replaced(processes: TemplateProcesses) -> None:
 def test_one_that_is_stopped_is_given_up(processes: TemplateProcesses) -> None:
     own = WarmProcess(PROGRAM)
     rendered(own, "a", 1)
-    os.kill(own.pid, signal.SIGSTOP)
+    os.kill(own._process.pid, signal.SIGSTOP)
     with pytest.raises(TemplatesUnavailable, match="the machine is busy"):
         rendered(own, "a", 0.05)
     assert not own.is_alive
@@ -102,7 +102,7 @@ def test_a_request_that_got_no_processor_time_may_be_sent_again(
     monkeypatch.setattr(parent, "STARVED_SHARE", share)
     with ThreadPoolExecutor(1) as thread:
         own, asked = at_work(thread)
-        os.kill(own.pid, blow)
+        os.kill(own._process.pid, blow)
         with pytest.raises(error):
             asked.result()
 
@@ -123,7 +123,7 @@ def test_one_that_does_not_start_is_told_of(
 def test_one_that_is_killed_at_work_is_not_the_template_s_fault(blow: signal.Signals) -> None:
     with ThreadPoolExecutor(1) as thread:
         own, asked = at_work(thread)
-        os.kill(own.pid, blow)
+        os.kill(own._process.pid, blow)
         with pytest.raises(TemplatesUnavailable, match="was ended") as reported:
             asked.result()
     assert reported.value.status == 503
@@ -141,25 +141,25 @@ def test_no_free_descriptor_is_not_the_template_s_fault(
     monkeypatch.setattr(parent, "LOOK_SECONDS", 0.001)
     if what == "Process":
         monkeypatch.setattr(psutil, "Process", refuse)
-        assert processes.render("a", {}) == "a"
+        assert processes.render_made("a", dict) == "a"
     else:
         monkeypatch.setattr(socket, "socketpair", refuse)
         with pytest.raises(TemplatesUnavailable, match="Too many open files"):
-            processes.render("a", {})
+            processes.render_made("a", dict)
 
 
 DYING = f"""
 import os, signal, sys, threading, time
 from mlx_server.system.sandbox.chat_template import PROCESSES
-PROCESSES.render("a", {{}})
+PROCESSES.render_made("a", dict)
 (own,) = PROCESSES._idle
 if sys.argv[1] == "busy":
-    threading.Thread(target=PROCESSES.render, args=({ENDLESS!r}, {{}}), daemon=True).start()
+    threading.Thread(target=PROCESSES.render_made, args=({ENDLESS!r}, dict), daemon=True).start()
     time.sleep(0.2)
 if sys.argv[1] == "stopped":
-    os.kill(own.pid, signal.SIGSTOP)
-    os.waitpid(own.pid, os.WUNTRACED)
-print(own.pid, flush=True)
+    os.kill(own._process.pid, signal.SIGSTOP)
+    os.waitpid(own._process.pid, os.WUNTRACED)
+print(own._process.pid, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -187,7 +187,7 @@ import sys
 from mlx_server.errors import Unavailable
 from mlx_server.system.sandbox.parent import Program, WarmProcess
 own = WarmProcess(Program(sys.argv[1], "works", 1 << 30, 99, Unavailable))
-print(own.pid, flush=True)
+print(own._process.pid, flush=True)
 own.ask(bytearray(b"x"), 99)
 """
 

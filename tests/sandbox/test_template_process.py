@@ -28,8 +28,10 @@ def test_one_process_serves_all_templates() -> None:
     before = pids()
     with closing(TemplateProcesses()) as processes:
         for number in range(2 * limits.COMPILED_TEMPLATES):
-            assert processes.render(f"{number}{{{{ x }}}}", {"x": "a"}) == f"{number}a"
-        assert processes.render("0{{ x }}", {"x": "b"}) == "0b"  # which it had forgotten
+            assert processes.render_made(f"{number}{{{{ x }}}}", lambda: {"x": "a"}) == f"{number}a"
+        assert (
+            processes.render_made("0{{ x }}", lambda: {"x": "b"}) == "0b"
+        )  # which it had forgotten
         assert len(pids() - before) == 1
 
 
@@ -65,8 +67,8 @@ def test_it_is_told_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLX_SERVER_API_KEYS", "secret")
     own = WarmProcess(PROGRAM)
     try:
-        assert "secret" not in psutil.Process(own.pid).environ().values()
+        assert "secret" not in psutil.Process(own._process.pid).environ().values()
         assert rendered(own, "a", 1) == "a"
-        assert psutil.Process(own.pid).num_fds() == 4  # its lifeline too
+        assert psutil.Process(own._process.pid).num_fds() == 4  # its lifeline too
     finally:
         own.end()

@@ -102,13 +102,9 @@ class TemplateProcesses(WarmProcesses):
             reply, _ = ask(own, packed(RenderTemplate(source, None, seconds)), seconds)
         return reply.reads
 
-    def render(self, source: str, variables: Mapping[str, Any]) -> str:
-        """Raises TemplateRefused, Stopped."""
-        return self.render_made(source, lambda: variables)
-
     def render_made(self, source: str, make: Callable[[], Mapping[str, Any]]) -> str:
         """Renders with variables that are made when they are sent and then dropped: they may take
-        more memory than their source."""
+        more memory than their source. Raises TemplateRefused, Stopped."""
         seconds, most = limits.TEMPLATE_SECONDS, limits.TEMPLATE_CHARACTERS
         with self.one() as own:
             request = packed(RenderTemplate(source, dict(make()), seconds, most))

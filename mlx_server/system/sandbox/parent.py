@@ -88,10 +88,6 @@ class WarmProcess:
         """Seconds of processor time: of this request, and of all before it."""
 
     @property
-    def pid(self) -> int:
-        return int(self._process.pid)
-
-    @property
     def is_alive(self) -> bool:
         return self._process.poll() is None
 
