@@ -30,6 +30,7 @@ from mlx_server.engine.messages import (
     decode_commands,
     encode_commands,
 )
+from mlx_server.engine.worker_arguments import WorkerArguments
 from mlx_server.errors import EngineDied, ServerError
 from mlx_server.pool import scheduler
 from mlx_server.pool.engine_models import PoolLimits
@@ -72,15 +73,15 @@ class Machine:
         """Bytes in the prompt cache."""
         self.room = 0
         """Bytes that it may hold."""
-        self.limits: dict[str, int] = {}
+        self.arguments = WorkerArguments()
         self.most_padding: dict[str, int | None] = {}
         """Tokens by which the rows of each model may be padded."""
         self.silent = False
         self._kept: list[tuple[Engine, Report]] = []
         self._news = asyncio.Event()
 
-    def engine(self, **limits: int) -> EngineClient:
-        self.limits = limits
+    def engine(self, arguments: WorkerArguments, **_: object) -> EngineClient:
+        self.arguments = arguments
         self.memory.clear()
         self.engines.append(Engine(self))
         return self.engines[-1]

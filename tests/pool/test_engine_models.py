@@ -559,7 +559,7 @@ def test_the_prompt_cache_takes_what_models_leave(
     async def test() -> None:
         limits = replace(TWO, prompt_cache=chosen)
         async with running(a, limits=limits) as (pool, machine):
-            assert machine.limits["cache_bytes"] == most
+            assert machine.arguments.cache_bytes == most
             assert machine.room == 200
             async with Holding(pool, "a", kv_bytes=30) as holding:
                 assert machine.room == 200 - WEIGHTS, "its rows may continue what is cached"
