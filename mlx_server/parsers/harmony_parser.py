@@ -171,8 +171,7 @@ class HarmonyMessageReader:
 
 
 def json_arguments(source: Source, calls: ToolCallEmitter, name: str) -> Steps[None]:
-    yield from source.space()
-    if (yield from source.accept("{")):
+    if (yield from source.accept_spaced("{")):
         call = calls.start(name)
         yield from values.arguments(source, JSON, lambda: call)
         yield from source.space()

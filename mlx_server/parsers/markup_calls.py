@@ -237,8 +237,7 @@ class Mentions:
             return False
         ahead = self._source.lookahead()
         while (yield from ahead.up_to(*(call_format.closes or CLOSING_FENCES))):
-            yield from ahead.space()
-            if not (yield from ahead.accept(*call_format.opens)):
+            if not (yield from ahead.accept_spaced(*call_format.opens)):
                 break
         while (yield from ahead.accept("`", "~")):
             pass
@@ -397,8 +396,7 @@ class MarkupCallReader:
     def _doubled(self, call_format: CallFormat) -> Steps[None]:
         """Reads opening delimiters that repeat the one before."""
         while call_format.opens and (yield from self._source.after_space(*call_format.opens)):
-            yield from self._source.space()
-            yield from self._source.expect(*call_format.opens)
+            yield from self._source.expect_spaced(*call_format.opens)
             self.calls.misplaced = ("format", *self.calls.misplaced)
 
     def _leftovers(self, call_format: CallFormat) -> Steps[None]:

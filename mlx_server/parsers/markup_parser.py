@@ -280,8 +280,7 @@ class MarkupParser:
         layout = self._layout
         if not (yield from self._source.after_space(*TURN_HEADERS, *layout.leads)):
             return
-        yield from self._source.space()
-        if (yield from self._source.accept(*TURN_HEADERS, *layout.leads)) in TURN_HEADERS:
+        if (yield from self._source.accept_spaced(*TURN_HEADERS, *layout.leads)) in TURN_HEADERS:
             yield from self._source.space()
 
     def _call_in_reasoning(self) -> Steps[None]:
@@ -301,8 +300,7 @@ class MarkupParser:
             try:
                 while opening:
                     yield from self._delimiters.formats[opening].read(source, calls)
-                    yield from source.space()
-                    opening = yield from source.accept(*openings)
+                    opening = yield from source.accept_spaced(*openings)
             except Malformed:
                 calls.finished = 0
             opening = yield from source.up_to(*openings, into=rest.append)

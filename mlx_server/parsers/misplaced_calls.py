@@ -185,8 +185,7 @@ class MisplacedCallReader:
 
     def _message(self, source: Source, *, inline: bool) -> Steps[list[FoundCall]]:
         """Reads the calls in a code fence, or those after which the message ends."""
-        yield from source.space()
-        if (yield from source.accept(FENCE)):
+        if (yield from source.accept_spaced(FENCE)):
             return (yield from self._fence(source))
         if (yield from source.comes(ASSIGNED)):
             return (yield from self._python(source))
@@ -262,8 +261,7 @@ class MisplacedCallReader:
         key = yield from self._short_string(source)
         if key not in CALL_KEYS and key not in self._tools:
             raise Malformed("no call has such a key")
-        yield from source.space()
-        yield from source.expect(":")
+        yield from source.expect_spaced(":")
         yield from source.space()
         if key in NAME_KEYS and (yield from source.comes('"', "'")):
             name = yield from self._short_string(source)

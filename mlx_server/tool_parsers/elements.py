@@ -62,8 +62,7 @@ class ElementArguments:
     ) -> Steps[ToolCallWriter]:
         call = start()
         while not (yield from source.after_space(*ends)):
-            yield from source.space()
-            yield from source.expect(f"{self.sign}<")
+            yield from source.expect_spaced(f"{self.sign}<")
             yield from self._read_argument(source, call)
         return call
 
@@ -78,8 +77,7 @@ class ElementArguments:
             depth = limits.CALL_DEPTH
             found = [(yield from self._read_value(source, call, end, depth))]
             while (yield from source.after_space(opening)):
-                yield from source.space()
-                yield from source.expect(opening)
+                yield from source.expect_spaced(opening)
                 found.append((yield from self._read_value(source, call, end, depth)))
             if len(found) > 1:  # a list whose items were written as elements of the same key
                 call.repaired("format")
@@ -241,8 +239,7 @@ TOOLS, TOOLS_END = beginning("tools"), end("tools")
 
 def _read_block(source: Source, calls: ToolCallEmitter) -> Steps[None]:
     while True:
-        yield from source.space()
-        found = yield from source.accept(*_opens("call"), *_ends("tools"))
+        found = yield from source.accept_spaced(*_opens("call"), *_ends("tools"))
         if found in _ends("tools"):
             return
         if not found:
@@ -257,8 +254,7 @@ def _read_calls(source: Source, calls: ToolCallEmitter) -> Steps[None]:
     """Reads calls without a section around them, after the first one's opening."""
     yield from _read_call(source, calls)
     while (yield from source.after_space(*_opens("call"))):
-        yield from source.space()
-        yield from source.expect(*_opens("call"))
+        yield from source.expect_spaced(*_opens("call"))
         yield from _read_call(source, calls)
 
 
@@ -269,8 +265,7 @@ def _read_call(source: Source, calls: ToolCallEmitter) -> Steps[None]:
         call.repaired("format")
     openings = (*_opens("argument"), *_opens("json"))
     while True:
-        yield from source.space()
-        found = yield from source.expect(*openings, "{", *_ends("call"))
+        found = yield from source.expect_spaced(*openings, "{", *_ends("call"))
         if found in _ends("call"):
             call.finish()
             return
@@ -281,11 +276,9 @@ def _read_call(source: Source, calls: ToolCallEmitter) -> Steps[None]:
             yield from _read_argument(source, call)
         else:
             yield from _read_attributes(source)
-            yield from source.space()
-            yield from source.expect("{")
+            yield from source.expect_spaced("{")
             yield from values.arguments(source, JSON, lambda: call)
-            yield from source.space()
-            yield from source.expect(*_ends("json"))
+            yield from source.expect_spaced(*_ends("json"))
 
 
 def _read_argument(source: Source, call: ToolCallWriter) -> Steps[None]:

@@ -268,8 +268,7 @@ def inline_python(tools: Sequence[Tool]) -> tuple[CallFormat, ...]:
 
 def _tagged(source: Source, calls: ToolCallEmitter) -> Steps[None]:
     """Reads Llama's calls after its tag: in JSON, or in Python with brackets or without."""
-    yield from source.space()
-    if (yield from source.accept("{")):
+    if (yield from source.accept_spaced("{")):
         yield from json_calls.read_call_objects(source, calls)
     elif (yield from source.accept("[")):
         yield from _BARE_PYTHON.read(source, calls)

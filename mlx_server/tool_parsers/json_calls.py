@@ -51,16 +51,13 @@ def check_end(source: Source, call: ToolCallWriter | None, closes: tuple[str, ..
     """Reads surplus closing braces after a call. Malformed if a string of the call has ended at a
     quote that was not escaped: then more of the call follows."""
     while "}" not in closes and (yield from source.after_space("}")):
-        yield from source.space()
-        yield from source.expect("}")
+        yield from source.expect_spaced("}")
         if call:
             call.repaired()
     ahead = source.lookahead()
-    yield from ahead.space()
-    sign = yield from ahead.accept(*closes, *GOES_ON)
+    sign = yield from ahead.accept_spaced(*closes, *GOES_ON)
     if sign and sign in ",;":
-        yield from ahead.space()
-        sign = yield from ahead.accept(*GOES_ON)
+        sign = yield from ahead.accept_spaced(*GOES_ON)
     if not sign:
         rest = yield from ahead.text_up_to(*closes)
         if _closes_string(rest):
@@ -70,12 +67,10 @@ def check_end(source: Source, call: ToolCallWriter | None, closes: tuple[str, ..
 def _lacks_its_brace(source: Source, closes: tuple[str, ...]) -> Steps[bool]:
     """Whether the array or the block around a call ends before the call's last brace."""
     ahead = source.lookahead()
-    yield from ahead.space()
-    found = yield from ahead.accept("]", *closes)
+    found = yield from ahead.accept_spaced("]", *closes)
     if found != "]" or found in closes:
         return bool(found)
-    yield from ahead.space()
-    if (yield from ahead.accept(*closes)):
+    if (yield from ahead.accept_spaced(*closes)):
         return True
     return not _closes_string((yield from ahead.text_up_to(*closes)))
 
@@ -126,8 +121,7 @@ def _call_object(
         if call and closes is not None and (yield from _lacks_its_brace(source, closes)):
             call.repaired()
             break
-        yield from source.space()
-        if (yield from source.expect(",", "}")) == "}":
+        if (yield from source.expect_spaced(",", "}")) == "}":
             break
     if closes is not None:
         yield from check_end(source, call, closes)
@@ -267,8 +261,7 @@ def marked_object(
 
 
 def _read_object(follows: tuple[str, ...], source: Source, calls: ToolCallEmitter) -> Steps[None]:
-    yield from source.space()
-    yield from source.expect("{")
+    yield from source.expect_spaced("{")
     yield from call_object(source, calls, follows)
 
 
@@ -296,8 +289,7 @@ def bare_array(form: JsonCallForm) -> UnmarkedBlockGrammar:
 def _read_block(closes: tuple[str, ...], source: Source, calls: ToolCallEmitter) -> Steps[None]:
     yield from source.space()
     yield from source.fence()
-    yield from source.space()
-    if (yield from source.expect("{", "[")) == "{":
+    if (yield from source.expect_spaced("{", "[")) == "{":
         yield from read_call_objects(source, calls, closes)
     else:
         yield from read_call_array(source, calls, closes)
@@ -307,10 +299,8 @@ def read_call_array(
     source: Source, calls: ToolCallEmitter, closes: tuple[str, ...] = ()
 ) -> Steps[None]:
     """Reads an array after its bracket."""
-    yield from source.space()
-    if (yield from source.accept("]")):  # the model has decided to call nothing
-        yield from source.space()
-        yield from source.accept(*closes)
+    if (yield from source.accept_spaced("]")):  # the model has decided to call nothing
+        yield from source.accept_spaced(*closes)
         return
     yield from source.expect("{")
     yield from read_call_objects(source, calls, closes)
@@ -322,8 +312,7 @@ def read_call_objects(
     """Reads, after the first brace, a call and those that follow, up to the closing delimiter."""
     yield from call_object(source, calls, closes)
     while True:
-        yield from source.space()
-        found = yield from source.accept("{", ",", ";", "]", "```", *closes)
+        found = yield from source.accept_spaced("{", ",", ";", "]", "```", *closes)
         if found == "{":
             yield from call_object(source, calls, closes)
         elif found in closes or (found == "]" and not closes):

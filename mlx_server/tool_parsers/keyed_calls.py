@@ -53,8 +53,7 @@ class PairArguments:
     ) -> Steps[ToolCallWriter]:
         following = (self.key_opens, *ends)
         if not ((yield from source.after_space(*following)) or (yield from source.stopped())):
-            yield from source.space()
-            yield from source.accept(*following)  # which takes one that was cut off
+            yield from source.accept_spaced(*following)  # which takes one that was cut off
             raise Malformed("expected a key")
         call = start()
         yield from source.space()
@@ -164,8 +163,7 @@ ASSIGNMENT = re.compile(r"""\b(\w+)=("[^"\\]*"|'[^'\\]*'|[^\s"'=,]+)(?:,? +|$)""
 
 
 def _read_block(source: Source, calls: ToolCallEmitter) -> Steps[None]:
-    yield from source.space()
-    if (yield from source.accept("{")):
+    if (yield from source.accept_spaced("{")):
         calls.misplaced += ("format",)
         yield from json_calls.read_call_objects(source, calls, (CLOSE,))
         return
@@ -190,8 +188,7 @@ def _read_call(source: Source, calls: ToolCallEmitter, *, is_another: bool = Fal
     if delimiter == "{":
         yield from values.arguments(source, JSON, lambda: call, (CLOSE,))
         yield from check_end(source, call, (CLOSE,))
-        yield from source.space()
-        delimiter = yield from source.accept(CLOSE)
+        delimiter = yield from source.accept_spaced(CLOSE)
     call.finish()
     return delimiter == CLOSE
 
@@ -212,8 +209,7 @@ def _read_name(source: Source, calls: ToolCallEmitter) -> Steps[tuple[str, str, 
             if not (tool and (yield from source.comes(KEY_END))):
                 raise UnknownTool(name)
             return tool, KEY, key
-        yield from source.space()
-        delimiter = yield from source.accept(KEY, CLOSE, "{")
+        delimiter = yield from source.accept_spaced(KEY, CLOSE, "{")
         if delimiter or (yield from source.stopped()):
             return name, delimiter, ""
         yield from source.expect(OPEN)  # the call begins again
@@ -305,8 +301,7 @@ def _read_value(source: Source, call: ToolCallWriter, key: str, into: Into) -> S
             if bare == VALUE_END and (yield from _is_brace(source.lookahead())):
                 call.repaired("format")
                 source.take(1)
-                yield from source.space()
-                return (yield from source.expect(CLOSE))
+                return (yield from source.expect_spaced(CLOSE))
             delimiter += space
         into(delimiter)
     raise Malformed("a value without an end")

@@ -50,8 +50,7 @@ class JsonArguments:
     def read(
         self, source: Source, start: Callable[[], ToolCallWriter], ends: tuple[str, ...]
     ) -> Steps[ToolCallWriter]:
-        yield from source.space()
-        yield from source.expect("{")
+        yield from source.expect_spaced("{")
         delimiters = tuple(
             delimiter for delimiter in ends if delimiter.strip("{[()]}")
         )  # others end values too
@@ -89,8 +88,7 @@ class LiteralArguments:
         own = ends if self.syntax.rules == "free" else ()
         call = yield from values.arguments(source, self.syntax, start, own)
         while self.syntax.rules == "free" and (yield from source.after_space("}")):
-            yield from source.space()
-            yield from source.expect("}")
+            yield from source.expect_spaced("}")
             call.repaired()
         if (yield from source.after_space("'", '"', ")", "}")):
             raise Malformed("a quote in a string was not escaped")
@@ -249,8 +247,7 @@ class NamedCallFormat:
         ends = (self.closes,) if self.closes and may_end else ()
         found = " "
         while found:
-            yield from source.space()
-            found = yield from source.accept(*self.passed, *ends)
+            found = yield from source.accept_spaced(*self.passed, *ends)
             if found in ends:
                 return False
         return bool((yield from source.peek())) or not may_end
@@ -309,8 +306,7 @@ class NamedCallFormat:
     def _read_end(self, source: Source, call: ToolCallWriter, ends: tuple[str, ...]) -> Steps[bool]:
         """Reads the delimiter after a call. It may be missing at the end of the turn and before
         another delimiter. Returns whether there was one."""
-        yield from source.space()
-        if (yield from source.accept(self.closes_call)):
+        if (yield from source.accept_spaced(self.closes_call)):
             return True
         if (yield from source.peek()):
             ahead = source.lookahead()
@@ -462,8 +458,7 @@ class KimiCallFormat(NamedCallFormat):
         while (yield from source.accept(self.before_name)):
             yield from source.space()
         written = (yield from source.run(self.name)).strip()
-        yield from source.space()
-        yield from source.expect(self.after_name)
+        yield from source.expect_spaced(self.after_name)
         name = name_in_id(written, calls.knows)
         head = CallHead(name, None if name == written else written, self.arguments)
         if name in NO_NAME:
@@ -500,8 +495,7 @@ class DeepSeekCallFormat(NamedCallFormat):
         return CallHead(name, None, head.arguments)
 
     def _read_end(self, source: Source, call: ToolCallWriter, ends: tuple[str, ...]) -> Steps[bool]:
-        yield from source.space()
-        yield from source.accept("```")
+        yield from source.accept_spaced("```")
         return (yield from super()._read_end(source, call, ends))
 
     def _name_in(self, head: str) -> str:
@@ -675,16 +669,14 @@ def _read_with_slips(source: Source, calls: ToolCallEmitter, name: str) -> Steps
     yield from source.accept(":")
     yield from source.space()
     yield from source.fence()
-    yield from source.space()
-    yield from source.expect("{")
+    yield from source.expect_spaced("{")
     if not (yield from source.after_space('"', "'", "}")):
         raise Malformed("expected a key")  # a text may show a bracket after a name
     follows = (FENCE, *_FUNCTIONARY.follows)
     call = yield from values.arguments(source, values.JSON, lambda: calls.start(name), follows)
     yield from check_end(source, call, follows)
     if (yield from source.after_space(FENCE)):
-        yield from source.space()
-        yield from source.expect(FENCE)
+        yield from source.expect_spaced(FENCE)
     call.finish()
 
 

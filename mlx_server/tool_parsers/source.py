@@ -205,6 +205,15 @@ class Source:
             raise Malformed(f"expected one of {literals}")
         return found
 
+    def accept_spaced(self, *literals: str) -> Steps[str]:
+        """Reads white space, and then as `accept` does."""
+        yield from self.space()
+        return (yield from self.accept(*literals))
+
+    def expect_spaced(self, *literals: str) -> Steps[str]:
+        yield from self.space()
+        return (yield from self.expect(*literals))
+
     def lookahead(self, skipped: int = 0) -> "Lookahead":
         return Lookahead(self, skipped)
 
@@ -381,6 +390,10 @@ class Lookahead:
 
     def space(self) -> Steps[str]:
         return (yield from self.run(SPACE))
+
+    def accept_spaced(self, *literals: str) -> Steps[str]:
+        yield from self.space()
+        return (yield from self.accept(*literals))
 
 
 def complete_source(text: str) -> Source:

@@ -182,15 +182,13 @@ def _is_name_writable(name: str, tags: TagSyntax) -> bool:
 
 def _read_block(source: Source, calls: ToolCallEmitter, tags: TagSyntax) -> Steps[None]:
     """Reads one function or several, and the end of the block."""
-    yield from source.space()
-    if (yield from source.accept("{")):
+    if (yield from source.accept_spaced("{")):
         calls.misplaced += ("format",)
         yield from json_calls.read_call_objects(source, calls, (tags.block_end,))
         return
     if not (yield from _is_passed(source, tags.before)):
         calls.misplaced += ("format",)
-    yield from source.space()
-    if (yield from source.expect(*tags.functions)) != tags.function:
+    if (yield from source.expect_spaced(*tags.functions)) != tags.function:
         calls.misplaced += ("format",)
     yield from _read_functions(source, calls, tags)
 
@@ -202,8 +200,7 @@ def _read_functions(source: Source, calls: ToolCallEmitter, tags: TagSyntax) -> 
         yield from _read_function(source, calls, tags)
         if not (yield from _is_passed(source, tags.before)):
             calls.misplaced += ("format",)
-        yield from source.space()
-        more = yield from source.accept(*tags.functions)
+        more = yield from source.accept_spaced(*tags.functions)
     if not tags.block_end:
         return
     if not (yield from source.accept(tags.block_end)) and (yield from source.peek()):
@@ -230,23 +227,20 @@ def _read_function(source: Source, calls: ToolCallEmitter, tags: TagSyntax) -> S
             call.repaired("format")
         call.finish()
         return
-    yield from source.space()
-    tag = yield from source.expect(*tags.parameters, tags.function_end, "{")
+    tag = yield from source.expect_spaced(*tags.parameters, tags.function_end, "{")
     call = calls.start(name)
     if tag == "{":
         call.repaired("format")
         ends = tuple(filter(None, (tags.function_end, tags.block_end)))
         yield from values.arguments(source, JSON, lambda: call, ends)
         yield from check_end(source, call, ends)
-        yield from source.space()
-        tag = yield from source.accept(tags.function_end)
+        tag = yield from source.accept_spaced(tags.function_end)
     while tag in tags.parameters:
         if tag != tags.parameter:
             call.repaired("format")
         tag = yield from _read_parameter(source, call, tags)
         if tag == tags.parameter_end:
-            yield from source.space()
-            tag = yield from source.accept(*tags.parameters, tags.function_end)
+            tag = yield from source.accept_spaced(*tags.parameters, tags.function_end)
         else:
             call.repaired("format")
     if tag != tags.function_end or not (yield from _is_passed(source, tags.after)):
@@ -338,8 +332,7 @@ class _Value:
         tags = self.tags
         if tags.cdata and (yield from self.source.accept(CDATA)):
             yield from self.source.up_to(CDATA_END, into=into)
-            yield from self.source.space()
-            return (yield from self.source.expect(tags.parameter_end))
+            return (yield from self.source.expect_spaced(tags.parameter_end))
         inside = 0
         """The number of functions that began in the value."""
         while tag := (yield from self.source.up_to(*tags.in_values, into=into)):
@@ -385,8 +378,7 @@ class _Value:
         ahead = self.source.lookahead()
         yield from ahead.run(GARBLE)
         yield from ahead.accept(">")
-        yield from ahead.space()
-        if not (yield from ahead.accept(*self.tags.after_parameter)):
+        if not (yield from ahead.accept_spaced(*self.tags.after_parameter)):
             return False
         yield from self.source.match(GARBLE, discard)
         yield from self.source.accept(">")

@@ -105,8 +105,7 @@ def _read_positional(
 ) -> Steps[ToolCallWriter]:
     """Reads an argument without a key: an object with all arguments, or the only parameter's
     text."""
-    yield from source.space()
-    yield from source.accept("**")
+    yield from source.accept_spaced("**")
     found = yield from value(source, syntax)
     call = start()
     if isinstance(found, str) and len(call.known) == 1:
@@ -253,8 +252,7 @@ class _Transcript:
             self._close(closing)
 
     def token(self) -> Steps[None]:
-        yield from self._source.space()
-        found = yield from self._source.accept(*self._tokens)
+        found = yield from self._source.accept_spaced(*self._tokens)
         if found in SEPARATORS:
             self._separator(found)
         elif found in CLOSING:
@@ -440,13 +438,11 @@ def _ends_argument(
     ends: the delimiters that may follow calls. is_escaped: whether the string has had no inner
     quote without a backslash; after one, only a parameter of the tool counts as another argument.
     """
-    yield from ahead.space()
-    sign = yield from ahead.accept(",", ")")
+    sign = yield from ahead.accept_spaced(",", ")")
     if sign == ",":
         yield from ahead.space()
         key = yield from ahead.run(KEY)
-        yield from ahead.space()
-        sign = yield from ahead.accept("==", "=", ")")
+        sign = yield from ahead.accept_spaced("==", "=", ")")
         if key and sign == "=":
             return is_escaped or not call.known or key in call.awaited
         if key or sign != ")":
@@ -458,8 +454,7 @@ def _ends_argument(
 
 def _ends_call(ahead: Lookahead, call: ToolCallWriter, ends: tuple[str, ...]) -> Steps[bool]:
     """Whether another call, or the end of all calls, follows a call's closing bracket."""
-    yield from ahead.space()
-    sign = yield from ahead.accept(*ends, *AROUND_CALLS, ",", ";")
+    sign = yield from ahead.accept_spaced(*ends, *AROUND_CALLS, ",", ";")
     yield from ahead.space()
     if sign in AROUND_CALLS and ends:
         while sign in AROUND_CALLS:
@@ -479,8 +474,7 @@ def _ends_call(ahead: Lookahead, call: ToolCallWriter, ends: tuple[str, ...]) ->
 
 def _ends_value(ahead: Lookahead) -> Steps[bool]:
     """Whether a list or an object goes on or ends after a string in it."""
-    yield from ahead.space()
-    sign = yield from ahead.accept(",", ":", "]", "}", ")")
+    sign = yield from ahead.accept_spaced(",", ":", "]", "}", ")")
     if not sign:
         return not (yield from ahead.peek())
     yield from ahead.space()

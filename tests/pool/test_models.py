@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mlx_server.engine.messages import KvCost, ModelLoading
+from mlx_server.engine.messages import KvCost, MeasureCache, ModelLoading
 from mlx_server.errors import ModelNotFound, ModelUnusable, ServerError
 from mlx_server.models.checkpoint import read_checkpoint
 from mlx_server.models.files import MOST_BYTES
@@ -246,8 +246,8 @@ def test_a_model_that_is_not_measured_is_measured_again_when_its_files_change(
 ) -> None:
     asked: list[str] = []
 
-    async def failing(engine: Engine, model: str, *_: Any) -> KvCost:
-        asked.append(model)
+    async def failing(engine: Engine, command: MeasureCache) -> KvCost:
+        asked.append(command.model)
         raise ModelUnusable("Model 'a' can't be loaded: no layers")
 
     async def test() -> None:
