@@ -281,12 +281,10 @@ class Tokenizer:
                 at = end
         return b"".join([*parts, text[at:].encode()])
 
-    def escaped(self, text: str, mark: str) -> str:
-        """The text with a mark after each character that could make it part of a control token."""
-        return self._escape(text, mark)
-
     @cached_property
-    def _escape(self) -> ControlTokenEscape:
+    def escaped(self) -> ControlTokenEscape:
+        """Called with a text and a mark, it returns the text with the mark after each character
+        that could make it part of a control token."""
         return ControlTokenEscape(self.control_tokens.values())
 
     def detokenizer(self, *, special: bool = False) -> "Detokenizer":

@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Collection, Container, Iterable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
+from itertools import accumulate
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -192,14 +193,7 @@ def _listed(ids: dict[str, int], added: Iterable[AddedToken]) -> tuple[bytes, by
         texts[id] = BEFORE_ENTRY + token.encode()
     for each in added:
         texts[each.id] = BEFORE_ENTRY + each.content.encode()
-    return b"".join(texts), array("I", _sums(map(len, texts))).tobytes()
-
-
-def _sums(sizes: Iterable[int]) -> Iterator[int]:
-    total = 0
-    for size in sizes:
-        total += size
-        yield total
+    return b"".join(texts), array("I", accumulate(map(len, texts))).tobytes()
 
 
 @contextmanager
