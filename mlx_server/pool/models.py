@@ -47,7 +47,6 @@ from mlx_server.pool.prepare import (
 from mlx_server.upstream.connection import UpstreamConnection
 from mlx_server.upstream.spec import UpstreamCapabilities, UpstreamSpec
 from mlx_server.upstream.text_families import (
-    ThoughtTags,
     opening_of_reasoning,
     text_family,
     thought_tags,
@@ -102,21 +101,17 @@ class DiskThreads:
         return running
 
 
-@dataclass(frozen=True)
 class UpstreamModel:
-    spec: ModelSpec
-    upstream: UpstreamSpec
-    connection: UpstreamConnection
-    text_family: ModelFamily
-    """The family by which its text is parsed if the other server has tool calling."""
-    opening: str
-    """The delimiter that opens reasoning in its text; empty if a family has none."""
-    thoughts: ThoughtTags | None
-    """The tags by which two requests can limit its reasoning; None if its family has none."""
-
-    @property
-    def id(self) -> str:
-        return self.spec.id
+    def __init__(self, spec: ModelSpec, upstream: UpstreamSpec) -> None:
+        """Raises SettingsError for an unknown family."""
+        self.id, self.spec, self.upstream = spec.id, spec, upstream
+        self.connection = UpstreamConnection(spec.id, upstream)
+        self.text_family = text_family(spec.family)
+        """The family by which its text is parsed if the other server has tool calling."""
+        self.opening = opening_of_reasoning(spec.family)
+        """The delimiter that opens reasoning in its text; empty if a family has none."""
+        self.thoughts = thought_tags(spec.family)
+        """The tags by which two requests can limit its reasoning; None if its family has none."""
 
     @property
     def can(self) -> UpstreamCapabilities:
@@ -160,21 +155,6 @@ class UpstreamModel:
             error=self.connection.last_error,
             adapters=[],
         )
-
-
-def upstream_model(spec: ModelSpec) -> UpstreamModel | None:
-    """The upstream model of this entry; None for a model that this server runs. Raises
-    SettingsError for an unknown family."""
-    if spec.upstream is None:
-        return None
-    return UpstreamModel(
-        spec=spec,
-        upstream=spec.upstream,
-        connection=UpstreamConnection(spec.id, spec.upstream),
-        text_family=text_family(spec.family),
-        opening=opening_of_reasoning(spec.family),
-        thoughts=thought_tags(spec.family),
-    )
 
 
 OnProgress = Callable[[str, str, int, int], None]
@@ -286,7 +266,13 @@ class PoolEntry:
 
 class ServedModels:
     def __init__(self, specs: Iterable[ModelSpec]) -> None:
-        self._entries = {spec.id: PoolEntry(spec, upstream=upstream_model(spec)) for spec in specs}
+        """Raises SettingsError for an unknown family."""
+        self._entries = {
+            spec.id: PoolEntry(
+                spec, upstream=UpstreamModel(spec, spec.upstream) if spec.upstream else None
+            )
+            for spec in specs
+        }
         self._names = {n: id for id, e in self._entries.items() for n in (id, *e.spec.aliases)}
         self._listed = dict(self._names)
 
