@@ -10,38 +10,10 @@ from mlx_server.http.middleware import VERSIONED, served_path
 from tests.api import wire
 from tests.api.messages.talking import BODY
 from tests.api.test_routes import routes
+from tests.tables import cases
 
 
-@pytest.mark.parametrize(
-    ("asked", "served"),
-    [
-        ("/v1/chat/completions", "/v1/chat/completions"),
-        ("/chat/completions", "/v1/chat/completions"),
-        ("/models", "/v1/models"),
-        ("/models/org/name", "/v1/models/org/name"),
-        ("/responses/resp_1/cancel", "/v1/responses/resp_1/cancel"),
-        ("/v1/v1/messages", "/v1/messages"),
-        ("/v1/v1/messages/count_tokens", "/v1/messages/count_tokens"),
-        ("/v1/api/tags", "/api/tags"),
-        ("/api/tags", "/api/tags"),
-        ("/generate", "/generate"),
-        ("/", "/"),
-        ("", ""),
-        ("/v1", "/v1"),
-        ("/v1/v1", "/v1/v1"),
-        ("/v1/v1/v1/models", "/v1/v1/models"),
-        ("//models", "/v1/models"),
-        ("//v1///chat/completions/", "/v1/chat/completions"),
-        ("/v1/models//q3", "/v1/models/q3"),
-        ("//", "/"),
-        ("http://localhost:8000/v1/models", "/v1/models"),
-        ("https://localhost//models", "/v1/models"),
-        ("http://localhost", ""),
-        ("/http://localhost", "/http:/localhost"),
-        ("/modelsx", "/modelsx"),
-        ("/page/models", "/page/models"),
-    ],
-)
+@cases
 def test_the_path_that_was_meant(asked: str, served: str) -> None:
     assert served_path(asked) == served
 

@@ -18,6 +18,7 @@ from mlx_server.http.web_sockets import OpenSockets
 from mlx_server.pool.pool import RowSlots
 from tests.api import wire
 from tests.api.wire import MODEL, ScriptedEngine
+from tests.tables import cases
 
 HI = [{"role": "user", "content": "hi"}]
 BODIES: dict[str, dict[str, Any]] = {
@@ -102,20 +103,7 @@ def test_sockets_and_loads_count_for_whoever_has_the_network(
     assert counted == ["2001:db8:1:2::/64"] * 3
 
 
-@pytest.mark.parametrize(
-    ("address", "client"),
-    [
-        ("127.0.0.1", "127.0.0.1 0"),
-        ("127.9.9.9", "127.0.0.1 0"),
-        ("::1", "127.0.0.1 0"),
-        ("::ffff:192.0.2.7", "192.0.2.7"),
-        ("2001:db8:1:2:aaaa::1", "2001:db8:1:2::/64"),
-        ("2001:db8:1:2:bbbb::9", "2001:db8:1:2::/64"),
-        ("fe80::1%en0", "fe80::/64"),
-        ("testclient", ""),
-        (None, ""),
-    ],
-)
+@cases
 def test_an_address_stands_for_whoever_has_its_network(address: str | None, client: str) -> None:
     assert client_of(authorise([]), address) == client
 

@@ -18,6 +18,7 @@ from mlx_server.pool.pool import Pool
 from mlx_server.pool.prepare import Capabilities
 from tests.api import wire
 from tests.api.wire import Json, ok
+from tests.tables import cases
 
 ABLE = Capabilities("qwen3", "qwen3", "4bit", 1000, 4096, True, True, True)
 
@@ -72,21 +73,7 @@ def checkpoint(tiny_path: Path) -> Checkpoint:
     return read_checkpoint(tiny_path)
 
 
-@pytest.mark.parametrize(
-    ("config", "quantization"),
-    [
-        ({}, None),
-        ({"torch_dtype": "bfloat16"}, "bf16"),
-        ({"dtype": "float16"}, "f16"),
-        ({"torch_dtype": ["bfloat16"]}, None),
-        ({"quantization": {"group_size": 64, "bits": 4}, "torch_dtype": "bfloat16"}, "4bit"),
-        ({"quantization": {"group_size": 32, "bits": 4, "mode": "mxfp4"}}, "mxfp4"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "fp8"),
-        ({"quantization": {"bits": "four", "mode": 4}}, None),
-        ({"quantization": {"mode": "x" * 100}}, "x" * 32),
-        ({"quantization": 4}, None),
-    ],
-)
+@cases
 def test_quantization(checkpoint: Checkpoint, config: Json, quantization: str | None) -> None:
     assert replace(checkpoint, config=config).quantization == quantization
 

@@ -9,6 +9,7 @@ from mlx_server.config.models_yaml import check_file, load_settings
 from mlx_server.config.settings import model_specs
 from mlx_server.engine.worker_arguments import FIRST_PORT
 from mlx_server.errors import SettingsError
+from tests.tables import cases
 
 HOSTS = [{"ssh": "one.local", "ips": ["10.0.0.1"]}, {"ssh": "two.local", "ips": ["10.0.0.2"]}]
 
@@ -44,25 +45,7 @@ def test_hosts_are_a_file_or_a_list_and_groups_have_ports_one_after_the_other(fo
     assert (a.mode, b.mode) == ("tensor", "pipeline")
 
 
-@pytest.mark.parametrize(
-    ("model", "problem"),
-    [
-        ("source: ./a, distributed: {}", "hosts: is missing"),
-        ("source: ./a, distributed: {hosts: none.json}", "can't be read"),
-        ("source: ./a, distributed: {hosts: [{ssh: a, ips: [10.0.0.1]}]}", "at least 2 hosts"),
-        ("source: ./a, distributed: {hosts: [{ssh: a}, {ssh: b}]}", "each should have `ips`"),
-        ("source: ./a, distributed: {hosts: [{ssh: -oX}, {ssh: b}]}", "a host name, an address"),
-        ("source: ./a, distributed: {hosts: hosts.json, port: 80}", "at least"),
-        ("source: ./a, distributed: {hosts: hosts.json, mods: tensor}", "did you mean `mode`"),
-        ("source: ./a, distributed: {hosts: 7}", "hosts"),
-        ("source: ./a, distributed: {hosts: hosts.json, python: python3}", "should match"),
-        (
-            "source: ./a, adapters: {x: ./x}, distributed: {hosts: hosts.json}",
-            "can't have `adapters`",
-        ),
-        ("source: 'replay:a.yaml', distributed: {hosts: hosts.json}", "a folder or a hub id"),
-    ],
-)
+@cases
 def test_a_mistake_is_reported(model: str, problem: str, folder: Path) -> None:
     (found,) = check_file(written(folder, f"  a: {{{model}}}\n"))
     assert problem in str(found)

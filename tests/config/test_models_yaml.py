@@ -28,6 +28,7 @@ from mlx_server.config.settings import (
 from mlx_server.errors import SettingsError
 from mlx_server.upstream.spec import UpstreamCapabilities, UpstreamPolicy
 from tests.config.loading import MINIMAL, load, problem, problems_of, written
+from tests.tables import cases
 
 pytestmark = pytest.mark.usefixtures("folder")
 
@@ -123,102 +124,7 @@ def test_paths_are_relative_to_the_file(folder: Path) -> None:
     assert models["scheme"].source == "hf:org/here"
 
 
-@pytest.mark.parametrize(
-    ("text", "line", "message"),
-    [
-        ("servre: {}\n", 1, "servre: unknown key: did you mean `server`?"),
-        ("server:\n  prot: 1\n", 2, "server.prot: unknown key: did you mean `port`?"),
-        (
-            "models:\n  a:\n    source: x/y\n    alias: [b]\n",
-            4,
-            "models.a.alias: unknown key: did you mean `aliases`?",
-        ),
-        (
-            "models:\n  a:\n    source: x/y\n    defaults:\n      temprature: 1\n",
-            5,
-            "models.a.defaults.temprature: unknown key: did you mean `temperature`?",
-        ),
-        (
-            "models:\n  a:\n    source: x/y\n    repair:\n      mistake: true\n",
-            5,
-            "models.a.repair.mistake: unknown key: did you mean `mistakes`?",
-        ),
-        (
-            "models:\n  a:\n    source: x/y\n    repair: {streaming: late}\n",
-            4,
-            "models.a.repair.streaming: should be 'live' or 'accumulate'",
-        ),
-        (
-            "models:\n  a:\n    source: x/y\n    repair: {loops: yes}\n",
-            4,
-            "models.a.repair.loops: should be a number of repeats, or off",
-        ),
-        (
-            "models:\n  a:\n    source: x/y\n    repair: {retries: 99}\n",
-            4,
-            "models.a.repair.retries: should be at most 4",
-        ),
-        (
-            "nonsense: 1\n",
-            1,
-            "nonsense: unknown key: known here are server, store, models, connectors",
-        ),
-        ("server:\n\n  port: '1'\n", 3, "server.port: should be a whole number"),
-        ("server:\n  port: true\n", 2, "server.port: should be a whole number"),
-        ("server:\n  drain_seconds: .nan\n", 2, "server.drain_seconds: should be a finite number"),
-        ("server:\n  port: 65536\n", 2, "server.port: should be at most 65535"),
-        ("server:\n  concurrency: 0\n", 2, "server.concurrency: should be at least"),
-        ("server:\n  log_level: loud\n", 2, "server.log_level: should be 'debug', 'info'"),
-        ("server:\n  allow_insecure: 1\n", 2, "server.allow_insecure: should be true or false"),
-        ("server:\n  api_keys: one\n", 2, "server.api_keys: should be a list"),
-        ("server:\n  api_keys:\n  - one\n  - ''\n", 4, "server.api_keys: a key should be one or"),
-        ("server:\n  host:\n", 2, "server.host: has no value"),
-        ("server: [1]\n", 1, "server: should be a mapping"),
-        ("server:\n", 1, "server: has no value"),
-        ("models: null\n", 1, "models: has no value"),
-        ("models:\n  a:\n", 2, "models.a: has no value"),
-        ("models:\n  a: {}\n", 2, "models.a.source: is missing"),
-        ("models:\n  a: {source: ''}\n", 2, "models.a.source: should have at least 1"),
-        ("models:\n  a:\n    source: 5\n", 3, "models.a.source: should be a string"),
-        ("models:\n  a:\n    chat_template: no\n    source: x/y\n", 3, "models.a.chat_template: "),
-        ("models:\n  ' a': {source: x/y}\n", 2, "models. a: should be 1 to 256 printable"),
-        ('models:\n  "a\\e": {source: x/y}\n', 2, "models.'a\\x1b': should be 1 to 256 printable"),
-        ("models:\n  '': {source: x/y}\n", 2, "models.'': should be 1 to 256 printable"),
-        ("models:\n  on: {source: x/y}\n", 2, "models: a key is not text: quote it"),
-        ("models:\n  ? [a]\n  : {source: x/y}\n", 2, "models: a key is not text: quote it"),
-        *(
-            (f"models:\n  a:\n    source: {source}\n", 3, f"models.a.source: {says}")
-            for source, says in {
-                "http://h:1/v1": "A model on another server needs its API in front of the URL",
-                "HTTPS://me:secret@h/v1": "A model on another server needs its API",
-                "https://huggingface.co/org/name/tree/main": "A model of the hub is named by its "
-                "id: write org/name.",
-                "demo:smollm3": "There is no demo model 'smollm3'; the only one is demo:smollm2.",
-                "hf:name": "'name' is not a hub id. Write hf:org/name.",
-                "file:///models/m": "A folder is named by its path alone",
-                "opnai+https://me:secret@h/v1": "'opnai+https' is not a known kind",
-                "ollama:qwen3": "'ollama' is not a known kind of model source.",
-                "s3://bucket/m": "'s3' is not a known kind of model source.",
-            }.items()
-        ),
-        *(
-            (
-                f"models:\n  a:\n    source: {source}\n    family: {family}\n",
-                4,
-                f"models.a.family: There is no model family {family!r}{says}",
-            )
-            for source in ("org/name", "openai+http://h/v1", "replay:said.jsonl")
-            for family, says in {
-                "qwen": ": did you mean `qwen3`?",
-                "GPT-OSS": ": did you mean `gpt_oss`?",
-                "llama": ": did you mean `llama",
-                "zzzz": ". Known families: smollm2, ",
-            }.items()
-        ),
-        ("- server\n", 1, "should be a mapping with the keys `server`, `store` and `models`"),
-        ("just text\n", 1, "should be a mapping with the keys `server`, `store` and `models`"),
-    ],
-)
+@cases
 def test_a_mistake_is_told_with_its_line(text: str, line: int, message: str) -> None:
     found = problem(text)
     assert (found.line, str(found)[: len(message)]) == (line, message)
@@ -369,20 +275,7 @@ def test_a_connector_has_one_way_to_its_server(folder: Path) -> None:
 # Values that several settings have: sizes and paths.
 
 
-@pytest.mark.parametrize(
-    ("size", "nbytes"),
-    [
-        ("12GB", 12_000_000_000),
-        ("800 MB", 800_000_000),
-        ("1.5GB", 1_500_000_000),
-        ("1.001MB", 1_001_000),
-        ("0.29GB", 290_000_000),
-        ("4.35GB", 4_350_000_000),
-        ("0.0000001MB", 0),
-        (4096, 4096),
-        (None, None),
-    ],
-)
+@cases
 def test_a_size_is_exact_to_the_byte(size: object, nbytes: object) -> None:
     assert size_in_bytes(size) == nbytes
 

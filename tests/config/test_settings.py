@@ -7,6 +7,7 @@ import pytest
 from mlx_server.config.settings import Settings
 from mlx_server.errors import SettingsError
 from tests.config.loading import MINIMAL, load, problem, problems_of, written
+from tests.tables import cases
 
 pytestmark = pytest.mark.usefixtures("folder")
 
@@ -126,20 +127,7 @@ def test_adapters_are_a_path_a_hub_id_or_more(folder: Path) -> None:
     assert (a.allow_other_base, c.allow_other_base) == (False, True)
 
 
-@pytest.mark.parametrize(
-    ("entry", "message"),
-    [
-        ("a: {pth: x, path: y}", "models.m.adapters.a.pth: unknown key: did you mean `path`?"),
-        ("a: {allow_other_base: true}", "models.m.adapters.a.path: is missing"),
-        ("a: 3", "models.m.adapters.a: should be a mapping"),
-        (
-            "a: {path: x, allow_other_base: 1}",
-            "models.m.adapters.a.allow_other_base: should be true or false",
-        ),
-        ("'a:b': x", "models.m.adapters.a:b: should be letters, digits"),
-        ("../a: x", "models.m.adapters.../a: should be letters, digits"),
-    ],
-)
+@cases
 def test_mistakes_in_adapters_are_told(entry: str, message: str) -> None:
     text = f"models:\n  m:\n    source: demo:smollm2\n    adapters:\n      {entry}\n"
     (line, said), *rest = problems_of(text)

@@ -3,53 +3,12 @@
 import pytest
 
 from mlx_server.engine.device_errors import ENDS, FORGIVEN_SECONDS, Streak, device_error, kind_of
+from tests.tables import cases
 
 FAILED = "[METAL] Command buffer execution failed: "
 
 
-@pytest.mark.parametrize(
-    ("text", "kind"),
-    [
-        (
-            "Insufficient Memory (00000008:kIOGPUCommandBufferCallbackErrorOutOfMemory)",
-            "out_of_memory",
-        ),
-        ("Caused GPU Timeout Error (00000002:kIOGPUCommandBufferCallbackErrorTimeout)", "timeout"),
-        ("Caused GPU Hang Error (00000003:kIOGPUCommandBufferCallbackErrorHang)", "timeout"),
-        (
-            "Impacting Interactivity "
-            "(0000000e:kIOGPUCommandBufferCallbackErrorImpactingInteractivity)",
-            "timeout",
-        ),
-        ("Impacting Interactivity", "timeout"),
-        (
-            "Ignored (for causing prior/excessive GPU errors) "
-            "(00000004:kIOGPUCommandBufferCallbackErrorSubmissionsIgnored)",
-            "lost",
-        ),
-        (
-            "Ignored (for causing prior/excessive GPU errors) "
-            "(00000004:kIOAccelCommandBufferCallbackErrorSubmissionsIgnored)",
-            "lost",
-        ),
-        (
-            "Discarded (victim of GPU error/recovery) "
-            "(00000005:kIOGPUCommandBufferCallbackErrorInnocentVictim)",
-            "discarded",
-        ),
-        (
-            "Caused GPU Address Fault Error (0000000b:kIOGPUCommandBufferCallbackErrorPageFault)",
-            "fault",
-        ),
-        (
-            "Insufficient Permission (to submit GPU work from background) "
-            "(00000006:kIOGPUCommandBufferCallbackErrorBackgroundExecutionNotPermitted)",
-            "lost",
-        ),
-        ("The device was removed", "lost"),
-        ("something that Metal says in years to come", "fault"),
-    ],
-)  # fmt: skip
+@cases
 def test_a_command_buffer_that_failed(text: str, kind: str) -> None:
     assert kind_of(FAILED + text) == kind
     assert kind_of(f"RuntimeError: {FAILED}{text}.") == kind

@@ -27,6 +27,7 @@ from mlx_server.system.sandbox.chat_template import ChatTemplate
 from mlx_server.tool_parsers.formats import HERMES
 from mlx_server.tool_parsers.formats import MISTRAL as MISTRALS_CALLS
 from tests.prompts.harmony.gpt_oss import gpt_oss_checkpoint, text_of
+from tests.tables import cases
 
 
 @pytest.fixture(scope="module")
@@ -46,31 +47,7 @@ def test_a_template_that_lacks_a_mark_is_of_another_family(demo: Checkpoint, mar
     assert family_of(replace(demo, template=None)) is LLAMA3
 
 
-@pytest.mark.parametrize(
-    ("model_type", "template", "family"),
-    [
-        ("mistral", "[BEGIN FINAL RESPONSE]", "apriel"),
-        ("deepseek_v3", "<|role_sep|> function call", "gigachat"),
-        ("deepseek_v3", "｜GCML｜", "gigachat35"),
-        ("cohere", "Action: ```json", "command_r"),
-        ("cohere", "", "command"),
-        ("mistral", "<|from|> <|recipient|> <|content|>", "functionary_v2"),
-        ("mistral", "[TOOL_CALLS]", "mistral"),
-        ("mistral", "<tool_call>", "hermes"),
-        ("llama", "", "llama3"),
-        ("llama", "<|python_tag|>", "llama3"),
-        ("llama", "<|im_start|> SmolLM", "smollm2"),
-        ("llama", "<tool_call>", "hermes"),
-        ("llama", "<TOOLCALL>", "nemotron"),
-        ("llama", "<｜tool▁calls▁begin｜>", "deepseek_v3"),
-        ("qwen3", "<｜tool▁calls▁begin｜>", "deepseek_v3"),
-        ("qwen3_moe", "<tool_call>", "qwen3"),
-        ("qwen3_moe", "<tool_call> <function= <parameter=", "qwen3_coder"),
-        ("nemotron_h", "<TOOLCALL>", "nemotron"),
-        ("nemotron_h", "<tool_call> <function= <parameter=", "nemotron3"),
-        ("mamba", "<tool_call>", "plain"),
-    ],
-)
+@cases
 def test_what_the_template_shows_outweighs_the_type(
     unknown: Checkpoint, model_type: str, template: str, family: str
 ) -> None:

@@ -22,6 +22,7 @@ from mlx_server.messages import Tool
 from mlx_server.requests import JsonFormat
 from tests.grammars.matching import matcher_of, matches
 from tests.slowness import slowness
+from tests.tables import cases
 
 # Types
 
@@ -105,21 +106,7 @@ A, B = {"required": ["a"]}, {"required": ["b"]}
 LISTED: dict[str, Any] = {"properties": {"a": {}, "b": {}}}
 
 
-@pytest.mark.parametrize(
-    ("schema", "sets", "reported"),
-    [
-        (LISTED, [""], []),
-        ({"anyOf": [A, B], "required": ["c"]}, ["ac", "bc"], []),
-        ({"oneOf": [A, {"type": "string"}, False]}, ["a"], []),
-        ({**LISTED, "minProperties": 1}, ["a", "b"], []),
-        ({"anyOf": [A, B], "oneOf": [A, B]}, ["a", "ab", "ab", "b"], []),
-        ({**LISTED, "minProperties": 2}, [""], ["minProperties"]),
-        ({**LISTED, "maxProperties": 1}, [""], ["maxProperties"]),
-        ({"patternProperties": {"^a": {}}}, [""], ["patternProperties"]),
-        ({"properties": {"a": False}, "required": ["a"]}, [], []),
-    ],
-    ids=str,
-)
+@cases
 def test_each_choice_makes_variants(schema: Any, sets: list[str], reported: list[str]) -> None:
     tool = Tool("f", "", schema)
     ways = arguments_of(tool)
@@ -168,22 +155,7 @@ CITY: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("given", "is_fit"),
-    [
-        ({"city": "Lyon"}, True),
-        ({"city": "Lyon", "unit": "c", "days": None, "at": {"x": 1}, "tags": ["a"]}, True),
-        ({"city": "Lyon", "more": 1}, True),
-        ({}, False),
-        ({"city": 1}, False),
-        ({"city": "Lyon", "unit": "k"}, False),
-        ({"city": "Lyon", "days": "two"}, False),
-        ({"city": "Lyon", "at": {}}, False),
-        ({"city": "Lyon", "at": {"x": 1, "y": 2}}, False),
-        ({"city": "Lyon", "tags": ["a", 1]}, False),
-    ],
-    ids=str,
-)
+@cases
 def test_arguments_fit_by_names_types_and_values(given: dict[str, Any], is_fit: bool) -> None:
     assert fits(given, CITY) is is_fit
     assert is_made_of(given, CITY) is (is_fit and "more" not in given)

@@ -1,6 +1,8 @@
 """Formats as rules: what they match, and what a client may not bring, in Lark and GBNF too."""
 
 import json
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -19,69 +21,19 @@ from tests.grammars.matching import (
     matcher_of,
     matches,
 )
+from tests.tables import cases
 
-CASES: list[tuple[Format, list[str], list[str]]] = [
-    (JsonFormat(), ["{}", '{"a": [1,\n  2]}'], ["1", " {}", "{} ", '{"a" :     1}']),
-    (JsonFormat(True), ["1", "null", '"a"'], ["", "a"]),
-    (JsonFormat({"type": "string"}), ['"é😀"', '"\\n"'], ['"\\x"', "a"]),
-    (RegexFormat("a+"), ["a", "aaa"], ["", "ba", "ab"]),
-    (RegexFormat("^a/b$|^c[/]d$"), ["a/b", "c/d"], ["xa/b", "c/d "]),
-    (RegexFormat(r"a\/b"), ["a/b"], ["a\\/b"]),
-    (RegexFormat("(^a|[$^])"), ["a", "$"], ["b"]),
-    (RegexFormat(r"\^a\$"), ["^a$"], ["a"]),
-    (RegexFormat("a\nb"), ["a\nb"], ["a\\nb"]),
-    (RegexFormat(r"(?P<year>\d{4})-\d\d"), ["2024-01"], ["24-01"]),
-    (RegexFormat('"#//'), ['"#//'], ['"#']),
-    (RegexFormat(r"\d\w\s\S"), ["1a b", "1a\u3000b"], ["١a b", "1é b", "1a \ufeff"]),
-    (RegexFormat(r"[^\d][\D]\W[^\W]"), ["aa-a", "a١éa"], ["1a-a", "a1-a", "aaba", "aa-é"]),
-    (RegexFormat("[[a]+[^[]"), ["[ab", "a]"], ["a[", "ab]"]),
-    (RegexFormat("[a[b]c][x&&y][x~~y][+--]"), ["[c]&~,"], ["b&~,"]),
-    (RegexFormat("[]a]"), ["]"], ["[", "\\"]),
-    (JsonFormat({"pattern": r"^[\d[]\D[+--]$"}), ['"1a-"', '"[é,"'], ['"١a-"', '"11-"', '"1a[")']),
-    (ChoiceFormat(("a", "ab", "a")), ["a", "ab"], ["", "b", "abb"]),
-    (ChoiceFormat(('q"\n\\', "\x00\x7f", "<think>")), ['q"\n\\', "\x00\x7f", "<think>"], ["q"]),
-    # Lark
-    (GrammarFormat('start: A r0 | "x"\nr0: "!"\nA: /[a-z]\\/[}"]/ // } {\n'),
-     ['a/"!', "x"], ["a/"]),
-    (GrammarFormat('start: "a" "b"\n%ignore / +/\n'), ["ab", "a b"], ["a", "b"]),
-    (GrammarFormat("%llguidance {}\n%import common.INT\nstart: INT"), ["12"], ["a"]),
-    (GrammarFormat('start: w\nw[lazy]: /a+b/'), ["aab"], ["aa"]),
-    (GrammarFormat('start: %json {"type": "null"} "!"'), ["null!"], ["1!"]),
-    (
-        GrammarFormat('start: %json {"type": "object", "properties": {"a": {"type": "integer"}}}'),
-        ['{"a":1}', '{"b":"x"}'],
-        ['{"a":"x"}', r'{"\u0061":"x"}'],
-    ),
-    (
-        GrammarFormat('start: %json {"x-guidance": {"whitespace_pattern": "x"}, "items": '
-                '{"type": "array", "x-guidance": {"whitespace_pattern": "y"}}}'),
-        ["[]", "[[ 1]]"],
-        ["[x]", "[[y]]", "[[x1]]"],
-    ),
-    (GrammarFormat('start: "\\x41\\u0042" x{2}\nx: "<think>"'), ["AB<think><think>"], ["AB"]),
-    # GBNF
-    (
-        GrammarFormat('root ::= "a" ws list\nws ::= [ \\t]*\nlist ::= item ("," ws item)* # c\n'
-                'item ::= [a-z/\\]]+ | "\\"\\u0041\\x42\\"" | nested\nnested ::= "(" list\n  ")"'),
-        ["a x,y", 'a "AB"', "a (x,(y/]))"],
-        ["a", "a (x"],
-    ),
-    (GrammarFormat('root ::= [^"\\\\]{2,3} .'), ["abc", 'ab"'], ['a"c']),
-    (
-        GrammarFormat('root ::= "\\u00e9\\U0001F600\\[\\x22" [\\u00e0-\\u00ff&-~[]'),
-        ['é😀["ü', 'é😀["&', 'é😀["['],
-        ['é😀["À'],
-    ),
-    (GrammarFormat('root ::= "." . # "'), [".\n", ".a"], ["a."]),
-    (GrammarFormat('Opt-1 ::= | "c"\nroot ::= (\n "a"\n | "b"\n)+ Opt-1 [-z]'),
-     ["ab-", "acz"], ["-"]),
-    (GrammarFormat('\n\n  root ::= "a\nb"\n\n\n\n | c\n \n\t c ::= "d"'), ["a\nb", "d"], ["a b"]),
-]  # fmt: skip
+FORMATS: dict[str, Callable[[Any], Format]] = {
+    "json": JsonFormat,
+    "regex": RegexFormat,
+    "choice": lambda options: ChoiceFormat(tuple(options)),
+    "grammar": GrammarFormat,
+}
 
 
-@pytest.mark.parametrize(("wanted", "good", "bad"), CASES, ids=[str(c[0])[:60] for c in CASES])
-def test_a_format_matches_what_it_says(wanted: Format, good: list[str], bad: list[str]) -> None:
-    assert_matches(wanted, good, bad)
+@cases
+def test_a_format_matches_what_it_says(kind: str, of: Any, good: list[str], bad: list[str]) -> None:
+    assert_matches(FORMATS[kind](of), good, bad)
 
 
 @pytest.mark.parametrize(

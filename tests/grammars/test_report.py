@@ -9,43 +9,11 @@ import pytest
 
 from mlx_server.grammars.formats import check_schema, schema_unenforced
 from mlx_server.requests import JsonFormat
-from tests.grammars.matching import matcher_of, matches, refusal, within
+from tests.grammars.matching import matcher_of, matches, refusal
+from tests.tables import cases
 
 
-@pytest.mark.parametrize(
-    ("found", "reported"),
-    [
-        ({"not": {"type": "string"}}, ["not at #"]),
-        ({"if": {}, "then": {"type": "string"}}, ["if at #", "then at #"]),
-        (within({"uniqueItems": True}), ["uniqueItems at #/properties/a~1b"]),
-        ({"items": {"contains": {"type": "null"}}}, ["contains at #/items"]),
-        ({"propertyNames": {"minLength": 2}}, ["propertyNames at #"]),
-        ({"dependentRequired": {"a": ["b"]}}, ["dependentRequired at #"]),
-        ({"unevaluatedProperties": False}, ["unevaluatedProperties at #"]),
-        ({"type": "string", "format": "color"}, ["format at #"]),
-        ({"format": "unknown"}, ["format at #"]),
-        (within({"pattern": "^(?!a)"}), ["pattern at #/properties/a~1b"]),
-        ({"patternProperties": {"(?<=a)b": {}}}, ["patternProperties at #"]),
-        (within({"pattern": "(a"}), ["pattern at #/properties/a~1b"]),
-        (within({"patternProperties": {"[a": {}}}), ["patternProperties at #/properties/a~1b"]),
-        (within({"minimum": 1e-300}), ["minimum at #/properties/a~1b"]),
-        (within({"exclusiveMaximum": -1e20}), ["exclusiveMaximum at #/properties/a~1b"]),
-        ({"multipleOf": 1e-300}, ["multipleOf at #"]),
-        ({"const": 2**53 + 1}, ["const at #"]),
-        ({"enum": [[{"a": -(2**60) - 1}]]}, ["enum at #"]),
-        ({"minProperties": 2}, ["minProperties at #"]),
-        ({"properties": {"a": {}}, "maxProperties": 1}, ["maxProperties at #"]),
-        (
-            {"allOf": [{"minProperties": 1}, {"properties": {"a": {}}}]},
-            ["minProperties at #/allOf/0"],
-        ),
-        ({"oneOf": [{"type": "string"}, {"minLength": 2}]}, ["oneOf at #"]),
-        (
-            {"$ref": "#/$defs/a", "$defs": {"a": {"not": {}}, "unused": {"not": {}}}},
-            ["not at #/$defs/a"],
-        ),
-    ],
-)
+@cases
 def test_what_no_grammar_can_say_is_refused_if_strict_and_told_of_if_not(
     found: dict[str, Any], reported: list[str]
 ) -> None:
@@ -198,25 +166,7 @@ def test_the_names_are_enforced(name: str) -> None:
     assert not all(valid)
 
 
-@pytest.mark.parametrize(
-    "inner",
-    [
-        {"propertyNames": {"pattern": "^(?=a)"}},
-        {"propertyNames": {"pattern": "^a", "minLength": 2}},
-        {"propertyNames": {"enum": ["a"], "minLength": 1}},
-        {"propertyNames": COLOURS, "properties": {"red": {"type": "null"}}},
-        {"propertyNames": COLOURS, "patternProperties": {"a": {}}},
-        {"propertyNames": COLOURS, "minProperties": 1},
-        {"propertyNames": False},
-        {"propertyNames": {"enum": [1, None]}},
-        {
-            "propertyNames": COLOURS,
-            "additionalProperties": {
-                "anyOf": [NULL, {"$ref": "#/properties/of/additionalProperties/anyOf/0"}]
-            },
-        },
-    ],
-)
+@cases
 def test_other_names_are_reported(inner: dict[str, Any]) -> None:
     asked = around(inner)
     assert "propertyNames at #/properties/of" in schema_unenforced(asked)

@@ -16,9 +16,11 @@ from mlx_server.models.architectures import (
     is_reranker,
     labels_of,
     module_of,
+    whole_package,
     why_unknown,
 )
 from mlx_server.models.files import BITS, MODES, quantization_of, why_not_read
+from tests.tables import cases
 from tests.tiny_encoders import BERT, ENCODERS, MODERN, POSITIONS, XLM_R, ranking
 
 GEMMA3 = {
@@ -31,21 +33,7 @@ GEMMA3 = {
 }
 
 
-@pytest.mark.parametrize(
-    ("config", "context"),
-    [
-        (GEMMA3, 131_072),
-        ({}, 131_072),
-        ({"model_type": 5, "text_config": [1]}, 131_072),
-        ({"model_type": "llama", "max_position_embeddings": 512}, 512),
-        ({"model_type": "gpt2", "n_positions": 1024}, 1024),
-        ({"model_type": "kimi_linear", "model_max_length": 1_048_576}, 1_048_576),
-        ({"model_type": "dbrx", "max_seq_len": 32_768}, 32_768),
-        ({"model_type": "x", "text_config": {"max_position_embeddings": 9000}}, 9000),
-        ({"model_type": "x", "llm_config": {"max_position_embeddings": 9000}}, 9000),
-        ({"max_position_embeddings": True, "n_positions": 2048}, 2048),
-    ],
-)
+@cases
 def test_the_context_of_a_model(config: dict[str, Any], context: int) -> None:
     assert checkpoint._context_length(config) == context
 
@@ -70,33 +58,10 @@ def test_a_rope_that_was_stretched_by_hand(name: str, rope: Any, context: int) -
     assert checkpoint._context_length(config) == context
 
 
-@pytest.mark.parametrize(
-    ("config", "module"),
-    [
-        ({"model_type": "mistral"}, "llama"),
-        ({"model_type": "kimi_k2"}, "deepseek_v3"),
-        ({"model_type": "minimax_m2"}, "minimax"),
-        ({"model_type": "qwen3_5_text"}, "qwen3_5"),
-        ({"model_type": "lfm2_vl"}, "lfm2-vl"),
-        ({"model_type": "bailing_hybrid"}, "bailing_hybrid"),
-        (
-            {"model_type": "bailing_hybrid", "architectures": ["BailingMoeV3ForCausalLM"]},
-            "bailing_moe_v3",
-        ),
-        ({"model_type": "deepseek_v4"}, None),
-        ({"model_type": "glm4v_moe"}, None),
-        ({"model_type": "kimi_vl", "text_config": {"model_type": "deepseek_v3"}}, "deepseek_v3"),
-        ({"model_type": "internvl_chat", "llm_config": {"model_type": "qwen2"}}, "qwen2"),
-        ({"model_type": "phi4mm"}, None),
-        ({"model_type": "../utils"}, None),
-        ({"model_type": "llama\0"}, None),
-        ({"model_type": ["llama"]}, None),
-        ({}, None),
-    ],
-)
+@cases
 def test_the_module_of_a_model(config: dict[str, Any], module: str | None) -> None:
     assert module_of(config) == module
-    assert (why_unknown(config) is None) == (module is not None)
+    assert (why_unknown(config) is None) == bool(module or whole_package(config))
 
 
 def test_mlx_lm_finds_the_same_modules(tmp_path: Path) -> None:

@@ -11,27 +11,13 @@ from mlx_server.errors import ModelUnusable
 from mlx_server.models import tokenizer_file
 from mlx_server.models.tokenizer_file import WINDOW, ControlTokenEscape, is_control, pattern_of
 from tests.slowness import slowness
+from tests.tables import cases
 
 MARK = "\0"
 TOKENS = ("<|end|>", "</s>", "[INST]", "system", "sys-", "tool_")
 
 
-@pytest.mark.parametrize(
-    ("text", "escaped"),
-    [
-        ("", ""),
-        ("Hello, world!", "Hello, world!"),
-        ("<|end|>", "<\0\0|end|>\0"),
-        ("a < b > c", "a <\0 b >\0 c"),
-        ("[1]", "[\0" + "1]\0"),
-        ("a - b", "a -\0 b"),
-        ("a system", "a s\0ystem"),
-        ("a sys-", "a s\0ys-\0"),
-        ("systems", "s\0ystems"),
-        ("sysadmin", "sysadmin"),
-        ("snake_case", "snake_\0case"),
-    ],
-)
+@cases
 def test_edges_and_whole_words_are_marked_and_nothing_else(text: str, escaped: str) -> None:
     assert ControlTokenEscape(TOKENS)(text, MARK) == escaped
 
@@ -122,22 +108,7 @@ def test_texts_within_texts_without_end_are_the_files_fault() -> None:
     assert re.search(pattern, long)
 
 
-@pytest.mark.parametrize(
-    ("content", "special", "expected"),
-    [
-        ("<|im_end|>", False, True),
-        ("<think>", False, True),
-        ("[INST]", False, True),
-        ("a", True, True),
-        ("", True, False),
-        ("", False, False),
-        ("<>", False, False),
-        ("<", False, False),
-        ("a>", False, False),
-        ("<tool_call> ", False, False),
-        ("  ", False, False),
-    ],
-)
+@cases
 def test_markup_is_control_even_if_it_is_not_marked_as_special(
     content: str, special: bool, expected: bool
 ) -> None:

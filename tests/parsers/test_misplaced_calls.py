@@ -22,6 +22,7 @@ from mlx_server.tool_parsers.call_format import finished_calls
 from mlx_server.tool_parsers.formats import BARE_JSON
 from tests.calls import calls_of
 from tests.slowness import slowness
+from tests.tables import cases
 
 TOOLS = (
     Tool("now"),
@@ -86,29 +87,7 @@ def test_what_is_a_call(output: str) -> None:
     assert read(output, cut=True) == (([("write", HI)], "") if "```" in output else ([], output))
 
 
-@pytest.mark.parametrize(
-    "output",
-    [
-        call("fly"),
-        call(arguments={}),
-        call(arguments={"text": [1.5]}),
-        call(arguments={"text": "x", "times": "often"}),
-        json.dumps({"name": "write", "arguments": HI, "comment": "so"}),
-        json.dumps([1]),
-        "[]",
-        "{}",
-        "```json\n{}\n```",
-        f"```python\n{call()}\n```",
-        f"```json\n{call()}",
-        f"{call()} would do.",
-        f"Like {call()}",
-        f"{call()} or {call('now', {})}",
-        call()[:-1],
-        call()[:-1] + "x",
-        "[THINK]",
-        "{name: write}",
-    ],
-)
+@cases
 def test_what_is_none(output: str) -> None:
     for size in (1, 2, 5, 1000):
         assert read(output, size) == ([], output)

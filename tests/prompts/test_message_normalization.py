@@ -3,16 +3,16 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlx_server.messages import Message, Role, ToolCall
+from mlx_server.messages import Message, ToolCall
 from mlx_server.prompts.history_rendering import as_json_array, as_python_list, in_hermes_tags
 from mlx_server.prompts.message_normalization import (
-    EMPTY_TURN,
-    MINIMAL,
     OwnText,
     Part,
     TemplateCapabilities,
@@ -25,20 +25,9 @@ from mlx_server.prompts.message_normalization import (
 from mlx_server.prompts.template_prompt import as_given
 from tests.prompts.normalized import call
 from tests.slowness import slowness
+from tests.tables import cases, messages_of
 
 ROLES = {"developer": "system"}
-
-
-def said(role: Role, text: str = "") -> Message:
-    return Message(role, text or role)
-
-
-def calling(*calls: ToolCall, text: str = "") -> Message:
-    return Message("assistant", text, tool_calls=calls)
-
-
-def result(id: str, text: str = "") -> Message:
-    return Message("tool", text or f"result {id}", tool_call_id=id)
 
 
 def shown(turns: Sequence[Turn]) -> list[str]:
@@ -67,173 +56,13 @@ def given_to(manners: TemplateCapabilities, *messages: Message) -> list[str]:
     return shown(fit_to_template(to_turns(messages, ROLES, as_given), manners))
 
 
-SYSTEM, USER, ANSWER = said("system"), said("user"), said("assistant")
-
-CASES: dict[str, tuple[TemplateCapabilities, tuple[Message, ...], list[str]]] = {
-    "as it is": (
-        TemplateCapabilities(),
-        (SYSTEM, USER, ANSWER, said("developer", "later"), USER, calling(call("1")), result("1")),
-        [
-            "system: system",
-            "user: user",
-            "assistant: assistant",
-            "system: later",
-            "user: user",
-            "assistant: +1",
-            "tool: result 1",
-        ],
-    ),
-    "the system first": (
-        TemplateCapabilities(system="first"),
-        (SYSTEM, said("developer"), USER, said("system", "later"), ANSWER),
-        ["system: system\n\ndeveloper", "user: user", "user: later", "assistant: assistant"],
-    ),
-    "the system first, and by turns": (
-        TemplateCapabilities(system="first", alternates=True),
-        (SYSTEM, USER, said("system", "later"), USER, ANSWER, said("system", "last")),
-        ["system: system", "user: user\n\nlater\n\nuser", "assistant: assistant", "user: last"],
-    ),
-    "no system": (
-        TemplateCapabilities(system="never"),
-        (SYSTEM, USER, ANSWER, said("system", "later"), USER),
-        ["user: system\n\nuser", "assistant: assistant", "user: later", "user: user"],
-    ),
-    "no system, and nothing of a user": (
-        TemplateCapabilities(system="never"),
-        (SYSTEM, ANSWER),
-        ["user: system", "assistant: assistant"],
-    ),
-    "the system at the last question": (
-        TemplateCapabilities(system="question"),
-        (SYSTEM, USER, ANSWER, said("user", "more"), calling(call("1")), result("1")),
-        [
-            "user: user",
-            "assistant: assistant",
-            "user: system\n\nmore",
-            "assistant: +1",
-            "tool: result 1",
-        ],
-    ),
-    "the system at no question": (
-        TemplateCapabilities(system="question"),
-        (SYSTEM,),
-        ["user: system"],
-    ),
-    "by turns": (
-        TemplateCapabilities(alternates=True),
-        (ANSWER, USER, said("user", "more"), ANSWER, said("assistant", "more")),
-        [
-            f"user: {EMPTY_TURN}",
-            "assistant: assistant",
-            "user: user\n\nmore",
-            "assistant: assistant\n\nmore",
-        ],
-    ),
-    "by turns, and calls are not counted": (
-        TemplateCapabilities(alternates=True),
-        (USER, calling(call("1")), result("1"), USER, ANSWER, calling(call("2")), result("2")),
-        [
-            "user: user",
-            "assistant: +1",
-            "tool: result 1",
-            f"assistant: {EMPTY_TURN}",
-            "user: user",
-            "assistant: assistant+2",
-            "tool: result 2",
-        ],
-    ),
-    "by turns, and nobody speaks": (
-        TemplateCapabilities(alternates=True),
-        (),
-        [f"user: {EMPTY_TURN}"],
-    ),
-    "a user first": (
-        TemplateCapabilities(user_first=True),
-        (SYSTEM, calling(call("1")), result("1")),
-        ["system: system", f"user: {EMPTY_TURN}", "assistant: +1", "tool: result 1"],
-    ),
-    "one call at a time": (
-        TemplateCapabilities(calls="single"),
-        (
-            USER,
-            calling(call("1"), call("2"), call("3"), text="look"),
-            result("2"),
-            result("9"),
-            result("1"),
-            USER,
-            result("3"),
-        ),
-        [
-            "user: user",
-            "assistant: look+1",
-            "tool: result 1",
-            "assistant: +2",
-            "tool: result 2",
-            "assistant: +3",
-            "tool: result 9",
-            "user: user",
-            "tool: result 3",
-        ],
-    ),
-    "no calls": (
-        TemplateCapabilities(calls="never"),
-        (calling(call("1"), call("2"), text="look"), result("1"), calling(call("3"))),
-        ["assistant: look\n<+1+2>", "tool: result 1", "assistant: <+3>"],
-    ),
-    "no results": (
-        TemplateCapabilities(calls="never", results="never"),
-        (calling(call("1")), result("1", "x")),
-        ["assistant: <+1>", "user: <tool_response>\nx\n</tool_response>"],
-    ),
-    "results after calls only": (
-        TemplateCapabilities(results="answers"),
-        (result("1", "x"), calling(call("1")), result("1"), result("9"), USER, result("1", "y")),
-        [
-            "user: <tool_response>\nx\n</tool_response>",
-            "assistant: +1",
-            "tool: result 1",
-            "tool: result 9",
-            "user: user",
-            "user: <tool_response>\ny\n</tool_response>",
-        ],
-    ),
-    "results by the id of a call only": (
-        TemplateCapabilities(results="matched"),
-        (calling(call("1"), call("2")), result("9", "x"), result("2")),
-        ["assistant: +1+2", "user: <tool_response>\nx\n</tool_response>", "tool: result 2"],
-    ),
-    "no text beside calls": (
-        TemplateCapabilities(text_with_calls="split"),
-        (calling(call("1"), text="look"), calling(call("2")), ANSWER),
-        ["assistant: look", "assistant: +1", "assistant: +2", "assistant: assistant"],
-    ),
-    "arguments that are no object": (
-        TemplateCapabilities(arguments="object", results="answers"),
-        (calling(call("1", arguments="[1]")), result("1", "x"), calling(call("2"))),
-        ["assistant: <+1>", "user: <tool_response>\nx\n</tool_response>", "assistant: +2"],
-    ),
-    "arguments that are not JSON": (
-        TemplateCapabilities(arguments="object"),
-        (calling(call("1", arguments='{"a": '), call("2")),),
-        ["assistant: <+1+2>"],
-    ),
-    "arguments of any kind": (
-        TemplateCapabilities(),
-        (calling(call("1", arguments='{"a": ')),),
-        ["assistant: +1"],
-    ),
-    "only users and assistants": (
-        MINIMAL,
-        (SYSTEM, calling(call("1")), result("1", "x"), USER),
-        ["user: system", "assistant: <+1>", "user: <tool_response>\nx\n</tool_response>\n\nuser"],
-    ),
-}
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_a_conversation_takes_the_templates_shape(name: str) -> None:
-    manners, messages, expected = CASES[name]
-    assert given_to(manners, *messages) == expected
+@cases
+def test_a_conversation_takes_the_templates_shape(
+    template: dict[str, Any], messages: list[Any], turns: list[str]
+) -> None:
+    """A turn is its role, its text and its calls."""
+    capabilities = msgspec.convert(template, TemplateCapabilities)
+    assert given_to(capabilities, *messages_of(messages)) == turns
 
 
 @pytest.mark.slow
@@ -331,22 +160,9 @@ def test_arguments_that_are_nested_deeply_stay_text() -> None:
 TAGS = (("<think>", "</think>"),)
 
 
-@pytest.mark.parametrize(
-    ("text", "reasoning", "answer"),
-    [
-        ("<think>\nhm\n</think>\n\nyes", "hm", "yes"),
-        ("\n<think>hm</think>yes", "hm", "yes"),
-        ("<think>a</think>b</think>c", "a", "b</think>c"),
-        ("<think>hm</think>", "hm", ""),
-        ("<think>\n\n</think>\n\nyes", "", "yes"),
-        ("<think>hm", "", "<think>hm"),
-        ("yes</think>", "", "yes</think>"),
-        ("so <think>hm</think>", "", "so <think>hm</think>"),
-        ("[THINK]hm[/THINK]yes", "", "[THINK]hm[/THINK]yes"),
-    ],
-)
+@cases
 def test_reasoning_in_the_text_is_taken_out(text: str, reasoning: str, answer: str) -> None:
-    (turn,) = to_turns([said("assistant", text)], ROLES, as_given, TAGS)
+    (turn,) = to_turns([Message("assistant", text)], ROLES, as_given, TAGS)
     assert (turn.reasoning, "".join(map(str, turn.parts))) == (reasoning, answer)
 
 

@@ -24,6 +24,7 @@ from mlx_server.tool_parsers.call_repair import (
 )
 from mlx_server.tool_parsers.model_json import ExactFloat, Malformed
 from tests.slowness import slowness
+from tests.tables import cases
 
 TABLES = yaml.load(
     Path(__file__).with_name("call_repair.yaml").read_text("utf-8"), yaml.CSafeLoader
@@ -218,30 +219,7 @@ PERSON = {
 }
 
 
-@pytest.mark.parametrize(
-    ("value", "schema", "wrong"),
-    [
-        ({"name": "x", "tags": ["a"]}, PERSON, []),
-        ({"tags": ["a", "c"]}, PERSON, ["$.tags[1]: 'c' is not one of", "$: 'name' is a required"]),
-        ([1, 1], {"uniqueItems": True}, ["$: [1, 1] has non-unique"]),
-        ("abc", {"pattern": "^b"}, ["$: 'abc' does not match"]),
-        (1, {"if": {"type": "integer"}, "then": {"minimum": 2}}, ["$: 1 is less than"]),
-        (1, False, ["$: False schema"]),
-        (1, True, []),
-        (3, {"$schema": "http://json-schema.org/draft-04/schema#", "maximum": 3}, []),
-        (
-            3,
-            {
-                "$schema": "http://json-schema.org/draft-04/schema#",
-                "maximum": 3,
-                "exclusiveMaximum": True,
-            },
-            ["$: 3 is greater than or equal"],
-        ),
-        (1, {"$schema": "of nobody", "type": "string"}, ["$: 1 is not of type"]),
-    ],
-    ids=str,
-)
+@cases
 def test_what_is_wrong_is_named(value: Any, schema: Any, wrong: list[str]) -> None:
     found = schema_errors(value, schema)
     assert all(error.startswith(begin) for error, begin in zip(found, wrong, strict=True)), found

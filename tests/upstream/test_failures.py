@@ -9,6 +9,7 @@ from starlette.testclient import TestClient
 
 from mlx_server import limits
 from mlx_server.upstream.failures import redacted
+from tests.tables import cases
 from tests.upstream.failing import WRONG, error_of
 from tests.upstream.playing import (
     KEY,
@@ -27,21 +28,7 @@ from tests.upstream.playing import (
 )
 
 
-@pytest.mark.parametrize(
-    ("status", "ours", "code"),
-    [
-        (400, 400, None),
-        (422, 400, None),
-        (401, 502, "upstream_failed"),
-        (402, 502, "upstream_failed"),
-        (403, 502, "upstream_failed"),
-        (404, 502, "upstream_failed"),
-        (418, 502, "upstream_failed"),
-        (429, 503, "upstream_busy"),
-        (500, 502, "upstream_failed"),
-        (503, 503, "upstream_busy"),
-    ],
-)
+@cases
 def test_a_status(
     status: int, ours: int, code: str | None, client: TestClient, upstream: PlayingServer
 ) -> None:
@@ -53,24 +40,7 @@ def test_a_status(
         assert secret not in error["message"]
 
 
-@pytest.mark.parametrize(
-    "secret",
-    [
-        "AKIAIOSFODNN7EXAMPLE",
-        "AIzaSyA-1234567890abcdefgh",
-        "xoxb-1234-5678-abcdef",
-        "Basic dXNlcjpwYXNz=",
-        "hunter2-of-ada",
-        "123456789012",
-        "/home/ada/models/x.safetensors",
-        "C:\\Users\\ada\\x",
-        "10.0.0.12:8000",
-        "[fd00::1]:80",
-        "db.internal.corp:5432",
-        "arn:aws:bedrock:us-east-1:1:model/x",
-        "crn:v1:bluemix:public:a/abcdef",
-    ],
-)
+@cases
 def test_what_shows_an_account_or_a_machine_is_redacted(secret: str) -> None:
     for text in (f"Wrong password: {secret}.", f'{{"token"="{secret}"}}', f"secret='{secret}'"):
         assert "ada" not in redacted(text)

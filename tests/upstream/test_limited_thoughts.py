@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from tests.tables import cases
 from tests.upstream.playing import (
     USAGE,
     AnswerReader,
@@ -119,21 +120,7 @@ def test_a_second_request_that_fails_ends_the_answer(
     assert chat(client, **BUDGET).status_code == 502
 
 
-@pytest.mark.parametrize(
-    ("said", "why"),
-    [
-        ({"model": "other"}, "`capabilities` have neither"),
-        ({"model": "harmony"}, "no tags around its reasoning"),
-        (
-            {
-                "messages": [{"role": "user", "content": "hi"}, {"role": "assistant"}],
-                "continue_final_message": True,
-                "add_generation_prompt": False,
-            },
-            "messages that begin anew",
-        ),
-    ],
-)
+@cases
 def test_where_it_can_not_be(
     said: Any, why: str, client: TestClient, upstream: PlayingServer
 ) -> None:

@@ -13,6 +13,7 @@ from mlx_server.messages import Conversation, Message, Tool, ToolCall
 from mlx_server.requests import JsonFormat, NamedTool
 from tests.api.wire import Json
 from tests.sandbox.pdf_files import pdf
+from tests.tables import cases, messages_of
 
 SIGNER = Signer(b"key")
 HI: Json = {"role": "user", "content": "hi"}
@@ -83,106 +84,11 @@ def tool(content: str, id: str = "1") -> Message:
     return Message("tool", content, tool_call_id=id)
 
 
-F = ToolCall("1", "f", "{}")
-G = ToolCall("2", "f", "{}")
-CALLED = (assistant(use("1")), user(result("1")))
-SEARCH: Json = {"type": "search_result", "title": "T", "source": "S", "content": [text("a")]}
-DOCUMENT: Json = {
-    "type": "document",
-    "source": {"type": "text", "media_type": "text/plain", "data": "It rains."},
-    "title": "Weather",
-    "context": "Today",
-}
-PARTS: Json = {"type": "document", "source": {"type": "content", "content": [text("1"), text("2")]}}
-
-TURNS: dict[str, tuple[list[Json], list[Message]]] = {
-    "a text": ([{"role": "user", "content": "a\nb"}], [Message("user", "a\nb")]),
-    "blocks": ([user(text("a", **CACHED), text("b"))], [Message("user", "a\nb")]),
-    "two messages of a role": (
-        [{"role": "user", "content": "a"}, user(text("b"))],
-        [Message("user", "a\nb")],
-    ),
-    "thought, text and calls": (
-        [
-            assistant(thinking("Hm."), text("I look."), use("1", a=1), use("2", b="ü")),
-            user(result("1"), result("2", [text("x"), text("y")])),
-        ],
-        [
-            answer(
-                "I look.",
-                ToolCall("1", "f", '{"a": 1}'),
-                ToolCall("2", "f", '{"b": "ü"}'),
-                reasoning="Hm.",
-            ),
-            tool("done"),
-            tool("x\ny", "2"),
-        ],
-    ),
-    # many templates have no place for ids, and Claude Code sorts the results by their time
-    "results before text, as they were called, those of no call last": (
-        [
-            assistant(use("1"), use("2")),
-            user(text("Go on."), result("3"), result("2"), result("1")),
-        ],
-        [
-            answer("", F, G),
-            tool("done"),
-            tool("done", "2"),
-            tool("done", "3"),
-            Message("user", "Go on."),
-        ],
-    ),
-    "an error": ([user(result("1", "no file", is_error=True))], [tool("Error: no file")]),
-    "no error": ([user(result("1", "no file", is_error=False))], [tool("no file")]),
-    "an empty result": ([user(result("1", None), result("2", []))], [tool(""), tool("", "2")]),
-    "a call without a result": (
-        [assistant(use("1")), user(text("Stop."))],
-        [answer("", F), Message("user", "Stop.")],
-    ),
-    "a result among the assistant's": (
-        [assistant(text("a"), result("1"), text("b"))],
-        [answer("a"), tool("done"), answer("b")],
-    ),
-    "a call and a thought among the user's": (
-        [user(text("a"), use("2"), thinking("Hm."), text("b"))],
-        [Message("user", "a"), answer("", G, reasoning="Hm."), Message("user", "b")],
-    ),
-    "thoughts between texts": (
-        [assistant(thinking("A"), text("a"), thinking("B"), thinking("C"), text("b"))],
-        [answer("a", reasoning="A"), answer("b", reasoning="B\n\nC")],
-    ),
-    "thoughts between texts, and a call": (
-        [assistant(thinking("A"), text("a"), use("1"), thinking("B"), text("b"))],
-        [answer("a\n\nb", F, reasoning="A\n\nB")],
-    ),
-    "documents and search results": (
-        [user(DOCUMENT, PARTS, SEARCH)],
-        [Message("user", "Weather\nToday\nIt rains.\n1\n2\nT\nS\na")],
-    ),
-    "a document as a result": (
-        [assistant(use("1")), user(result("1", [DOCUMENT]))],
-        [answer("", F), tool("Weather\nToday\nIt rains.")],
-    ),
-    "a summary of another server": (
-        [assistant({"type": "compaction", "content": "They met."}), HI],
-        [answer("They met."), USER_SAID],
-    ),
-    # Claude Code sends one as a list in one turn and as a string in the next
-    "system messages": (
-        [
-            HI,
-            {"role": "system", "content": [text("A", **CACHED)]},
-            {"role": "system", "content": "B"},
-        ],
-        [USER_SAID, Message("system", "A"), Message("system", "B")],
-    ),
-    "a system message of nothing": ([HI, system([])], [USER_SAID]),
-}
-
-
-@pytest.mark.parametrize(("given", "turns"), TURNS.values(), ids=TURNS)
-def test_blocks_become_turns(given: list[Json], turns: list[Message]) -> None:
-    assert list(messages(*given)) == turns
+@cases
+def test_blocks_become_turns(given: list[Json], turns: list[Json]) -> None:
+    """Results stand before text, as many templates have no place for ids, and Claude Code sorts
+    them by their time. It sends a system message as a list once and as a string in the next."""
+    assert messages(*given) == messages_of(turns)
 
 
 @pytest.mark.parametrize(
@@ -280,27 +186,7 @@ def test_an_answer_that_the_client_has_begun_is_continued(last: Json, continues:
 # Thinking, format and the rest
 
 
-@pytest.mark.parametrize(
-    ("asked", "kwargs", "budget"),
-    [
-        ({}, {}, None),
-        ({"thinking": {"type": "disabled"}}, {"reasoning_effort": "none"}, None),
-        (
-            {"thinking": {"type": "adaptive", "display": "updates"}},
-            {"reasoning_effort": "medium"},
-            None,
-        ),
-        (
-            {
-                "thinking": {"type": "enabled", "budget_tokens": 7, "display": "summarized"},
-                "output_config": {"effort": "low"},
-            },
-            {"reasoning_effort": "low", "thinking_budget": 7},
-            7,
-        ),
-        ({"output_config": {"effort": "max"}}, {"reasoning_effort": "max"}, None),
-    ],
-)
+@cases
 def test_thinking(asked: Json, kwargs: Json, budget: int | None) -> None:
     found = parsed(**asked)
     (prompt,) = found.request.prompts

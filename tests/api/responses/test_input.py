@@ -24,149 +24,27 @@ from tests.api.responses.asking import (
     refused,
 )
 from tests.api.wire import Json
+from tests.tables import cases, messages_of
 
 CALL: Json = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"}
 RESULT: Json = {"type": "function_call_output", "call_id": "c1", "output": "42"}
 THOUGHT: Json = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "hm"}]}
 ASSISTANT: Json = {"type": "message", "role": "assistant", "content": "so"}
 FIND: Json = {"server_label": "docs", "name": "find", "arguments": "{}"}
-MADE: Json = {"type": "mcp_call", "id": "mcp_1", **FIND, "output": "found"}
 ASKED: Json = {"type": "mcp_approval_request", "id": "mcpr_1", **FIND}
 GRANTED: Json = {"type": "mcp_approval_response", "approval_request_id": "mcpr_1", "approve": True}
 DENIED: Json = {**GRANTED, "approve": False, "reason": "Not now"}
 F = ToolCall("c1", "f", "{}")
-FOUND = ToolCall("mcp_1", "find", "{}", server="docs")
 USER_SAID = Message("user", "hi")
 
-TURNS: dict[str, tuple[list[Json], list[Message]]] = {
-    "one turn": (
-        [USER, THOUGHT, ASSISTANT, CALL, RESULT],
-        [
-            USER_SAID,
-            Message("assistant", "so", reasoning="hm", tool_calls=(F,)),
-            Message("tool", "42", tool_call_id="c1"),
-        ],
-    ),
-    "reasoning and a call": (
-        [THOUGHT, CALL, RESULT, THOUGHT, ASSISTANT],
-        [
-            Message("assistant", reasoning="hm", tool_calls=(F,)),
-            Message("tool", "42", tool_call_id="c1"),
-            Message("assistant", "so", reasoning="hm"),
-        ],
-    ),
-    "calls side by side": (
-        [CALL, {**CALL, "call_id": "c2"}, {**RESULT, "call_id": "c2"}, RESULT],
-        [
-            Message("assistant", tool_calls=(F, ToolCall("c2", "f", "{}"))),
-            Message("tool", "42", tool_call_id="c2"),
-            Message("tool", "42", tool_call_id="c1"),
-        ],
-    ),
-    "text and reasoning among calls": (
-        [CALL, THOUGHT, ASSISTANT, {**CALL, "call_id": "c2"}, THOUGHT, RESULT],
-        [
-            Message(
-                "assistant", "so", reasoning="hm\n\nhm", tool_calls=(F, ToolCall("c2", "f", "{}"))
-            ),
-            Message("tool", "42", tool_call_id="c1"),
-        ],
-    ),
-    "commentary and answer": (
-        [{**ASSISTANT, "phase": "commentary"}, THOUGHT, {**ASSISTANT, "phase": "final_answer"}],
-        [
-            Message("assistant", "so", phase="commentary"),
-            Message("assistant", "so", reasoning="hm", phase="final_answer"),
-        ],
-    ),
-    "commentary and a call": (
-        [{**ASSISTANT, "phase": "commentary"}, CALL],
-        [Message("assistant", "so", tool_calls=(F,), phase="commentary")],
-    ),
-    "texts of two phases and a call": (
-        [{**ASSISTANT, "phase": "commentary"}, ASSISTANT, CALL],
-        [Message("assistant", "so\n\nso", tool_calls=(F,))],
-    ),
-    "arguments as an object": (
-        [{**CALL, "arguments": {"a": "é"}}],
-        [Message("assistant", tool_calls=(ToolCall("c1", "f", '{"a": "é"}'),))],
-    ),
-    "parts of a result": (
-        [CALL, {**RESULT, "output": [{"type": "input_text", "text": "4"}] * 2}],
-        [Message("assistant", tool_calls=(F,)), Message("tool", "4\n4", tool_call_id="c1")],
-    ),
-    "half a call": (
-        [{**CALL, "arguments": None}],
-        [Message("assistant", tool_calls=(ToolCall("c1", "f", ""),))],
-    ),
-    "a call of another kind": (
-        [
-            {"type": "custom_tool_call", "call_id": "c1", "name": "patch", "input": "é"},
-            {"type": "custom_tool_call_output", "call_id": "c1", "output": "done"},
-        ],
-        [
-            Message("assistant", tool_calls=(ToolCall("c1", "patch", '{"input": "é"}'),)),
-            Message("tool", "done", tool_call_id="c1"),
-        ],
-    ),
-    "a call that was run here": (
-        [THOUGHT, MADE, ASSISTANT],
-        [
-            Message("assistant", reasoning="hm", tool_calls=(FOUND,)),
-            Message("tool", "found", tool_call_id="mcp_1"),
-            Message("assistant", "so"),
-        ],
-    ),
-    "calls run here and there": (
-        [MADE, {**MADE, "id": "mcp_2"}, CALL, RESULT],
-        [
-            Message(
-                "assistant", tool_calls=(FOUND, ToolCall("mcp_2", "find", "{}", server="docs"), F)
-            ),
-            Message("tool", "found", tool_call_id="mcp_1"),
-            Message("tool", "found", tool_call_id="mcp_2"),
-            Message("tool", "42", tool_call_id="c1"),
-        ],
-    ),
-    "a call that failed": (
-        [{**MADE, "output": None, "error": {"type": "x", "content": [{"text": "No."}]}}],
-        [Message("assistant", tool_calls=(FOUND,)), Message("tool", "No.", tool_call_id="mcp_1")],
-    ),
-    "a call that was denied": (
-        [THOUGHT, ASKED, DENIED, ASSISTANT],
-        [
-            Message(
-                "assistant", reasoning="hm", tool_calls=(ToolCall("mcpr_1", "find", "{}", "docs"),)
-            ),
-            Message("tool", "The user has denied this call: Not now", tool_call_id="mcpr_1"),
-            Message("assistant", "so"),
-        ],
-    ),
-    "a call that was granted, and made": (
-        [THOUGHT, ASKED, GRANTED, {**MADE, "approval_request_id": "mcpr_1"}, ASSISTANT],
-        [
-            Message("assistant", reasoning="hm", tool_calls=(FOUND,)),
-            Message("tool", "found", tool_call_id="mcp_1"),
-            Message("assistant", "so"),
-        ],
-    ),
-    "a request that nobody answered": (
-        [ASSISTANT, ASKED, USER],
-        [Message("assistant", "so"), USER_SAID],
-    ),
-    "what nobody here can read": (
-        [USER, {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {}}],
-        [USER_SAID],
-    ),
-}
 
-
-@pytest.mark.parametrize(("items", "turns"), TURNS.values(), ids=TURNS)
-def test_items_become_turns(items: list[Json], turns: list[Message]) -> None:
-    assert list(conversation(input=items).messages) == turns
+@cases
+def test_items_become_turns(items: list[Json], turns: list[Json]) -> None:
+    said = messages_of(turns)
+    assert conversation(input=items).messages == said
     assert parsed(input=items).mcp.approvals == (), "the model has heard of them"
     stored = [wire(item) for item in read_items(items)]
-    assert list(conversation(stored, input=[]).messages) == turns
+    assert conversation(stored, input=[]).messages == said
     assert all(item["id"] for item in stored)
 
 

@@ -10,6 +10,7 @@ from mlx_server.errors import EngineDied
 from tests.api import wire
 from tests.api.responses_schema import assert_response, assert_stream, timeless
 from tests.api.wire import TEXT, Json, ScriptedEngine, error, ok
+from tests.tables import cases
 
 PATH = "/v1/responses"
 BODY: Json = {"model": wire.MODEL, "input": "hi"}
@@ -181,32 +182,7 @@ def test_what_has_no_use_here_is_told_in_the_header(client: TestClient) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("asked", "ignored"),
-    [
-        ({"reasoning": {"mode": "pro", "context": "all"}}, "reasoning.mode, reasoning.context"),
-        ({"reasoning": {"effort": "low"}}, "reasoning.effort"),
-        (
-            {"tools": [{"type": "function", "name": "f", "defer_loading": True}]},
-            "tools.defer_loading",
-        ),
-        ({"tool_choice": {"type": "function", "name": "f", "x": 1}}, "tool_choice.x"),
-        ({"text": {"format": {"type": "text", "x": 1}}}, "text.format.x"),
-        ({"include": ["web_search_call.results"]}, "include.web_search_call.results"),
-        ({"include": ["reasoning.encrypted_content"]}, None),
-        (
-            {"prompt_cache_retention": "24h", "context_management": [], "moderation": {}},
-            "prompt_cache_retention, context_management, moderation",
-        ),
-        ({"text": {"verbosity": "medium"}, "prompt_cache_key": "x"}, None),
-        (
-            {"stream": True, "stream_options": {"include_obfuscation": True}},
-            "stream_options.include_obfuscation",
-        ),
-        ({"input": [{"role": "user", "content": "hi", "status": "completed"}]}, None),
-        ({"input": [{"role": "user", "content": "hi", "x": 1}]}, "input.x"),
-    ],
-)
+@cases
 def test_the_header_names_what_was_sent(
     client: TestClient, asked: Json, ignored: str | None
 ) -> None:

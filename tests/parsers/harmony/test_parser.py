@@ -35,6 +35,7 @@ from tests.parsers.harmony.played import (
     played,
 )
 from tests.slowness import slowness
+from tests.tables import cases
 
 # Calls
 
@@ -152,33 +153,7 @@ def continued(header: str, output: str) -> list[Any]:
     return content_of([*events, *reading.finish(cut=False)])
 
 
-WHOLE_CALL = '<|channel|>commentary to=functions.note <|constrain|>json<|message|>{"n": 1}<|call|>'
-
-
-@pytest.mark.parametrize(
-    ("channel", "output", "expected"),
-    [
-        ("final", " Rome.", [["text", " Rome."]]),
-        ("final", '{"name": "get_time", "arguments": {}}', None),
-        ("final", "<think>", None),
-        (
-            "analysis",
-            " so.<|end|><|start|>assistant<|channel|>final<|message|>Yes.",
-            [["reasoning", " so."], ["text", "Yes."]],
-        ),
-        (
-            "analysis",
-            f" so.<|end|><|start|>assistant{WHOLE_CALL}",
-            [["reasoning", " so."], ["call", "note", {"n": 1}]],
-        ),
-        (
-            "commentary",
-            f" it.<|end|><|start|>assistant{WHOLE_CALL}",
-            [["text", " it."], ["call", "note", {"n": 1}]],
-        ),
-        ("final", "", []),
-    ],
-)
+@cases
 def test_an_answer_goes_on_in_the_message_that_the_prompt_began(
     channel: str, output: str, expected: list[Any] | None
 ) -> None:
