@@ -193,15 +193,14 @@ class GenerateRequest:
     on_disk: bool = True
     """Whether the prompt cache may write what is computed to disk."""
     deterministic: bool = False
-    """Whether the same request gets the same answer bit for bit, whatever the server does
-    besides."""
+    """Whether the same request gets the same answer bit for bit, whatever else the server
+    computes."""
 
     @property
-    def told_tier(self) -> str | None:
-        """The tier that the answer names; None for the usual one of a client that asked for
-        none."""
-        is_told = self.service_tier is not None or self.tier is not Tier.DEFAULT
-        return self.tier.label if is_told else None
+    def reported_tier(self) -> str | None:
+        """The tier that the answer names; None for the default tier if the request named none."""
+        is_reported = self.service_tier is not None or self.tier is not Tier.DEFAULT
+        return self.tier.label if is_reported else None
 
 
 @dataclass(frozen=True, slots=True)

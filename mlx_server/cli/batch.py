@@ -2,8 +2,6 @@
 
 import json
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from mlx_server.api.file_inputs import numbered_lines
 from mlx_server.cli.root import ServerKey, ServerUrl, command_app
-from mlx_server.clients.chat import client_of, error_in, key_at_home
+from mlx_server.clients.chat import address_of, client_of, connection_errors, error_in, key_at_home
 from mlx_server.errors import BadRequest, ServerError
 from mlx_server.json_bounds import json_or_none
 from mlx_server.system.files import replace_file
@@ -57,15 +55,20 @@ def run(
     The batch goes on in the server if the command is ended, and FILE.batch names it until then: run
     the command again to follow it. The exit code is 0 if each line has an answer, else 1.
     """
-    with client_of(url, api_key or key_at_home(url)) as client, _connection_errors(client):
-        if not _follow(client, file, Console()):
-            raise typer.Exit(1)
+    with client_of(url, api_key or key_at_home(url)) as client, connection_errors():
+        try:
+            is_complete = _follow(client, file, Console())
+        except KeyError as error:
+            place = address_of(client.base_url)
+            raise ServerError(f"{place} is not mlx-server: it gives no {error}.") from None
+    if not is_complete:
+        raise typer.Exit(1)
 
 
 def _follow(client: httpx.Client, file: Path, console: Console) -> bool:
     """Whether each line got an answer."""
-    note = _beside(file, "batch")
-    batch = _noted(client, note) or _begun(client, file, note)
+    note = _next_to(file, "batch")
+    batch = _batch_before(client, note) or _created(client, file, note)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, TimeRemainingColumn(), console=console) as progress:
         task = progress.add_task(batch["status"], total=None)
@@ -82,7 +85,7 @@ def _follow(client: httpx.Client, file: Path, console: Console) -> bool:
         place = f"line {error['line']}: " if error.get("line") else ""
         console.print(f"{place}{error['message']}", markup=False, highlight=False)
     for name, ending in (("output_file_id", "output"), ("error_file_id", "errors")):
-        target = _beside(file, ending)
+        target = _next_to(file, ending)
         if id := batch[name]:
             _save(client, id, target)
             console.print(f"{target}", markup=False, highlight=False)
@@ -92,11 +95,11 @@ def _follow(client: httpx.Client, file: Path, console: Console) -> bool:
     return bool(batch["status"] == "completed" and not batch["error_file_id"])
 
 
-def _beside(file: Path, ending: str) -> Path:
+def _next_to(file: Path, ending: str) -> Path:
     return file.with_name(f"{file.name}.{ending}")
 
 
-def _noted(client: httpx.Client, note: Path) -> dict[str, Any] | None:
+def _batch_before(client: httpx.Client, note: Path) -> dict[str, Any] | None:
     """The batch that an earlier command began; None if there is none, or the server has forgotten
     it."""
     try:
@@ -107,7 +110,7 @@ def _noted(client: httpx.Client, note: Path) -> dict[str, Any] | None:
     return None if response.status_code == 404 else _json(response)
 
 
-def _begun(client: httpx.Client, file: Path, note: Path) -> dict[str, Any]:
+def _created(client: httpx.Client, file: Path, note: Path) -> dict[str, Any]:
     with file.open("rb") as lines:
         _, line = next(numbered_lines(lines), (0, b""))
         first = json_or_none(line)
@@ -147,16 +150,3 @@ def _json(response: httpx.Response) -> dict[str, Any]:
         return body
     message = error_in(body).get("message", "not mlx-server")
     raise ServerError(f"The server answers {response.status_code}: {message}")
-
-
-@contextmanager
-def _connection_errors(client: httpx.Client) -> Iterator[None]:
-    try:
-        yield
-    except KeyError as error:
-        raise ServerError(f"{client.base_url} is not mlx-server: it gives no {error}.") from None
-    except httpx.HTTPError as error:
-        raise ServerError(
-            f"No server answers at {client.base_url}: {error}. Start one with `mlx-server serve`, "
-            "and run the command again."
-        ) from None

@@ -72,7 +72,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Said:
+class ParsedAnswer:
     """An answer as clients read it."""
 
     content: str
@@ -87,19 +87,23 @@ class Measured:
 
     divergences: Sequence[Divergence]
     sides: Sequence[Answers]
-    said: Sequence[Sequence[Said]]
+    answers: Sequence[Sequence[ParsedAnswer]]
     """The answers of each side."""
 
     @classmethod
-    def of(cls, found: Sequence[Finding], said: Callable[[int, Answers], list[Said]]) -> "Measured":
-        """said: reads the answers of a side."""
-        sides = [each for each in found if isinstance(each, Answers)]
-        divergences = [each for each in found if isinstance(each, Divergence)]
+    def of(
+        cls, found: Iterable[Finding], read: Callable[[int, Answers], list[ParsedAnswer]]
+    ) -> "Measured":
+        """read: parses the answers of a side."""
+        with Console(stderr=True).status("The first model answers, then both are compared"):
+            results = [*found]
+        sides = [each for each in results if isinstance(each, Answers)]
+        divergences = [each for each in results if isinstance(each, Divergence)]
         if not any(each.kl for each in divergences):
             raise ComparisonFailed(
                 "The first model answers nothing: there are no tokens to compare."
             )
-        return cls(divergences, sides, [*map(said, range(len(sides)), sides)])
+        return cls(divergences, sides, [*map(read, range(len(sides)), sides)])
 
     @property
     def kl(self) -> float:
@@ -206,8 +210,8 @@ def _local(
     )
     pairs = partial(zip, [each.tools for each in conversations], strict=True)
     return Measured.of(
-        [*findings(job)],
-        lambda _, side: [said(prepared, *pair) for pair in pairs(side.tokens)],
+        findings(job),
+        lambda _, side: [parsed_answer(prepared, *pair) for pair in pairs(side.tokens)],
     )
 
 
@@ -217,14 +221,16 @@ def _served(
     models = ServedModel(first), ServedModel(second)
     bodies = [*map(_body, lines)]
 
-    def answers(number: int, _: Answers) -> list[Said]:
+    def answers(number: int, _: Answers) -> list[ParsedAnswer]:
         """They are asked for only where something is expected of them."""
         return [
-            models[number].message(body, tokens, _read) if each.schema or each.tools else Said("")
+            models[number].message(body, tokens, _read)
+            if each.schema or each.tools
+            else ParsedAnswer("")
             for body, each in zip(bodies, asked, strict=True)
         ]
 
-    return Measured.of([*served_findings(models, bodies, tokens)], answers)
+    return Measured.of(served_findings(models, bodies, tokens), answers)
 
 
 def _body(line: bytes) -> dict[str, Any]:
@@ -236,12 +242,12 @@ def _body(line: bytes) -> dict[str, Any]:
     return {"messages": messages, **tools}
 
 
-def _read(completion: dict[str, Any]) -> Said:
+def _read(completion: dict[str, Any]) -> ParsedAnswer:
     message = completion["choices"][0]["message"]
     calls = [each["function"] for each in message.get("tool_calls") or ()]
     pairs = [(str(call["name"]), str(call["arguments"])) for call in calls]
     is_repaired = bool(completion.get("mlx_server", {}).get("repairs"))
-    return Said(str(message["content"] or ""), pairs, is_repaired=is_repaired)
+    return ParsedAnswer(str(message["content"] or ""), pairs, is_repaired=is_repaired)
 
 
 def _lines(config: Path | None, file: Path | None) -> Iterable[bytes]:
@@ -287,27 +293,29 @@ def _rows(asked: Sequence[Request], measured: Measured) -> Iterable[Row]:
     firsts = [first for first in measured.firsts if first is not None]
     tokens = sum(len(each.kl) for each in measured.divergences)
     yield "requests, tokens of answers", f"{len(asked)}, {tokens}", ""
-    yield "KL divergence a token, nats", "0", f"{measured.kl:.6f}"
+    yield "mean KL of a token, nats", "0", f"{measured.kl:.6f}"
     worst = max(kl for each in measured.divergences for kl in each.kl)
-    yield "the largest", "0", f"{worst:.4f}"
-    yield "the same likeliest token", "100 %", f"{100 * measured.agreement:.2f} %"
+    yield "largest KL of a token", "0", f"{worst:.4f}"
+    yield "same most likely token", "100 %", f"{100 * measured.agreement:.2f} %"
     middle = f", from token {sorted(firsts)[len(firsts) // 2]} on" if firsts else ""
     yield "answers that would differ", "0", f"{len(firsts)} of {len(asked)}{middle}"
     for name, is_valid in (
         ("JSON follows its schema", follows_schema),
         ("a tool is called as its schema says", calls_well),
     ):
-        verdicts = ([*map(is_valid, asked, side)] for side in measured.said)
+        verdicts = ([*map(is_valid, asked, side)] for side in measured.answers)
         counts = [(each.count(True), len(each) - each.count(None)) for each in verdicts]
         (a, of), (b, _) = counts
         if of:
             yield name, f"{a} of {of}", f"{b} of {of}"
     one, other = measured.sides
     yield "seconds", f"{one.seconds:.1f}", f"{other.seconds:.1f}"
-    yield "GB at most", f"{one.nbytes / 1e9:.2f}", f"{other.nbytes / 1e9:.2f}"
+    yield "peak memory, GB", f"{one.nbytes / 1e9:.2f}", f"{other.nbytes / 1e9:.2f}"
 
 
-def said(prepared: PreparedModel, tools: Sequence[Tool], answer: Sequence[int]) -> Said:
+def parsed_answer(
+    prepared: PreparedModel, tools: Sequence[Tool], answer: Sequence[int]
+) -> ParsedAnswer:
     tokenizer, stops = prepared.checkpoint.tokenizer, prepared.family.stops(prepared.checkpoint)
     context = ParseContext(tools=tuple(tools), control=tokenizer.control_tokens)
     parser, text = prepared.family.make_parser(context), tokenizer.detokenizer()
@@ -316,17 +324,17 @@ def said(prepared: PreparedModel, tools: Sequence[Tool], answer: Sequence[int]) 
     read = folded([*events, *parser.finish(cut=False)])
     message = read.message()
     calls = [(call.name, call.arguments) for call in message.tool_calls]
-    return Said(message.content, calls, is_repaired=bool(read.repairs))
+    return ParsedAnswer(message.content, calls, is_repaired=bool(read.repairs))
 
 
-def follows_schema(request: Request, answer: Said) -> bool | None:
+def follows_schema(request: Request, answer: ParsedAnswer) -> bool | None:
     """None if the request has no schema."""
     if not request.schema:
         return None
     return _fits(answer.content, request.schema)
 
 
-def calls_well(request: Request, answer: Said) -> bool | None:
+def calls_well(request: Request, answer: ParsedAnswer) -> bool | None:
     """Whether the answer has calls, all of them of tools that are offered and with arguments that
     their schemas allow. None if no tools are offered."""
     if not request.tools:

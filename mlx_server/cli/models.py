@@ -17,7 +17,7 @@ from rich.text import Text
 from mlx_server.cli.machine_checks import budget_here
 from mlx_server.cli.root import ServerKey, ServerUrl, command_app
 from mlx_server.cli.terminal import print_line, print_table
-from mlx_server.clients.chat import client_of, key_at_home
+from mlx_server.clients.chat import address_of, client_of, connection_errors, key_at_home
 from mlx_server.config.models_yaml import load_settings
 from mlx_server.errors import ServerError
 from mlx_server.families import table
@@ -122,13 +122,9 @@ class PoolBody(TypedDict):
 
 def pool_of(client: httpx.Client) -> dict[str, Any]:
     """The body of the server's /v1/pool. Raises ServerError if it can't be read."""
-    place = f"{client.base_url.scheme}://{client.base_url.netloc.decode()}"  # without a password
-    try:
+    place = address_of(client.base_url)
+    with connection_errors():
         response = client.get("/v1/pool")
-    except httpx.HTTPError as error:
-        raise ServerError(
-            f"No server answers at {place}: {error}. Start one with `mlx-server serve`."
-        ) from None
     body = json_or_none(response.content)
     try:
         if not response.is_success:

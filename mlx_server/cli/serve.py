@@ -66,7 +66,7 @@ def serve(
     do the same as the flags. Other users of this machine can read keys given as a flag.
     """
     from mlx_server.system import logs
-    from mlx_server.system.handover import told_refusal
+    from mlx_server.system.handover import reported_refusal
 
     logs.configure("info", "json" if log_format == "json" else "text")  # before imports can fail
 
@@ -78,7 +78,7 @@ def serve(
         "log_level": log_level,
         "log_format": log_format,
     }
-    with logs.logged_end(), told_refusal():
+    with logs.logged_end(), reported_refusal():
         terminal = os.dup(2)
         if log_file:
             from mlx_server.system.logs import write_to

@@ -105,7 +105,7 @@ class Chat:
             if "max_tokens" in body:
                 body["max_output_tokens"] = body.pop("max_tokens")
         with (
-            _connection_errors(),
+            connection_errors(),
             self.client.stream("POST", path, content=json.dumps(body), headers=JSON) as response,
         ):
             if not response.is_success:
@@ -197,14 +197,21 @@ def _refused(response: httpx.Response) -> ServerError:
 
 
 @contextmanager
-def _connection_errors() -> Iterator[None]:
+def connection_errors() -> Iterator[None]:
     try:
         yield
     except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-        message = "Nothing listens at that URL. Start a server with `mlx-server serve`."
-        raise Unavailable(message) from error
+        place = address_of(error.request.url)
+        raise Unavailable(
+            f"No server answers at {place}: {error}. Start one with `mlx-server serve`."
+        ) from error
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise GenerationFailed(f"The connection to the server failed: {error}") from error
+
+
+def address_of(url: httpx.URL) -> str:
+    """The URL without its path and its password."""
+    return f"{url.scheme}://{url.netloc.decode()}"
 
 
 def client_of(url: str, key: str | None) -> httpx.Client:
@@ -242,7 +249,7 @@ def checked_url(url: str, name: str = "The URL of the server") -> httpx.URL:
 def model_facts(client: httpx.Client, model: str) -> dict[str, Any]:
     """What `/v1/models` says of one model. Raises ServerError if no server answers, or if it does
     not serve the model."""
-    with _connection_errors():
+    with connection_errors():
         response = client.get(f"/v1/models/{quote(model, safe='/:', errors='replace')}")
     facts = json_or_none(response.content)
     if response.status_code != 200 or not isinstance(facts, dict):
@@ -275,7 +282,7 @@ def connected(
 
 def _check_served(client: httpx.Client, model: str) -> None:
     """Raises BadRequest if the server says that it has no such model."""
-    with _connection_errors():
+    with connection_errors():
         response = client.get(f"/v1/models/{quote(model, safe='/:', errors='replace')}")
     code = error_in(json_or_none(response.content)).get("code")
     if code in ("model_not_found", "adapter_not_found"):
@@ -305,7 +312,7 @@ def _to_serve(model: str | None) -> tuple[list[str], str | None]:
 def first_model(client: httpx.Client) -> str:
     """The first model that answers in text. Raises ServerError if no server answers or it lists
     none."""
-    with _connection_errors():
+    with connection_errors():
         response = client.get("/v1/models")
     try:
         models = [(model["id"], model) for model in json_or_none(response.content)["data"]]

@@ -490,7 +490,7 @@ def confirmed(
     others = [f for f in families if isinstance(f, MarkupFamily) and f is not found]
     source = checkpoint.template_source
     is_readable = found is not plain and reads_all(found, samples.calls, repaired=True)
-    if is_readable and _is_told(found, samples, source):
+    if is_readable and _describes_calls(found, samples, source):
         return found
     # of equal formats the most general: Hermes', then one that no marker ties to other templates
     others.sort(key=lambda family: (family.name != "hermes", not family.is_marked(source)))
@@ -522,7 +522,7 @@ def reads(family: ModelFamily, samples: Sequence[CallSample], *, repaired: bool 
     )
 
 
-def _is_told(family: ModelFamily, samples: TemplateSamples, template: str) -> bool:
+def _describes_calls(family: ModelFamily, samples: TemplateSamples, template: str) -> bool:
     """Whether the template asks for the family's calls in words, and renders earlier ones as bare
     JSON, as vLLM's template for Phi-4-mini does."""
     is_bare = all(sample.written.lstrip().startswith(("{", "[")) for sample in samples.calls)

@@ -252,7 +252,7 @@ def _started(
         planned.ignored,
         system_fingerprint(prepared, adapter),
         planned.unenforced,
-        request.told_tier,
+        request.reported_tier,
         planned.rows[0].sampling,
         planned.tool_output_tokens,
         unfinished=unfinished,

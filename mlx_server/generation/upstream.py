@@ -59,7 +59,7 @@ async def generate_upstream(
                 model.id,
                 0,  # the upstream sends the number of the prompt's tokens only at the end
                 unused,
-                service_tier=request.told_tier,
+                service_tier=request.reported_tier,
                 sampling=sampling(model.spec, request),
                 normalized=left_out,
                 estimated_prompt_tokens=sum(answer.estimated_prompt_tokens for answer in answers),

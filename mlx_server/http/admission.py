@@ -60,9 +60,6 @@ class Admission:
         self._idle.pop(connection, None)
         self._arriving.pop(connection, None)
 
-    def close_one(self) -> bool:
-        return self._make_place(None)
-
     def _make_place(self, source: str | None) -> bool:
         for waiting in (self._idle, self._arriving):
             for connection, its_source in waiting.items():

@@ -104,8 +104,8 @@ def launcher() -> Launcher | None:
 
 
 @contextmanager
-def told_refusal() -> Iterator[None]:
-    """Tells the one who asked for a restart why the settings are refused."""
+def reported_refusal() -> Iterator[None]:
+    """Reports to the process that is to be replaced why the settings are refused."""
     try:
         yield
     except ServerError as error:

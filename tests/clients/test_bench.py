@@ -220,7 +220,7 @@ def test_the_command_prints_a_line_a_case(serve: Serve, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["http://127.0.0.1:1"], 1, "Nothing listens at that URL. Start a server"),
+        (["http://127.0.0.1:1"], 1, "No server answers at http://127.0.0.1:1: "),
         (["http://127.0.0.1:1", "--concurrency", "x"], 2, "--concurrency should be a list like"),
     ],
 )

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from mlx_server.cli.compare import Measured, Request, app, calls_well, said
+from mlx_server.cli.compare import Measured, Request, app, calls_well, parsed_answer
 from mlx_server.clients import comparison
 from mlx_server.engine.comparison import Answers, ComparisonJob, Divergence, Finding, Side
 from mlx_server.errors import ComparisonFailed
@@ -216,6 +216,6 @@ def test_a_call_is_good_if_its_schema_says_so(
     prepared = prepare(ModelSpec(id="tiny", source=str(tiny_path)), lambda *_: None, upcast=False)
     text = f'{{"name": "count", "parameters": {arguments}}}' if arguments else "Nothing."
     asked = Request("", tools=(Tool("count", parameters=schema),))
-    answer = said(prepared, asked.tools, prepared.checkpoint.tokenizer.encode(text))
+    answer = parsed_answer(prepared, asked.tools, prepared.checkpoint.tokenizer.encode(text))
     assert calls_well(asked, answer) is is_good
     assert calls_well(Request(""), answer) is None

@@ -517,7 +517,7 @@ class LogitConstraints:
             self._vocabulary(unread)
 
     def read(self, model: str) -> None:
-        """Waits until the vocabulary is read. If it is unusable, rows with constraints are told."""
+        """Waits until the vocabulary is read. If it is unusable, rows with constraints fail."""
         wait((self._vocabulary(model),))
 
     def known_vocabulary(self, model: str) -> Vocabulary | None:
