@@ -6,17 +6,14 @@ first test that uses it. `-p no:mlx_server.testing` turns the plugin off.
 
 import json
 import os
-import re
 import secrets
 import subprocess
 import sys
-from collections import deque
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from threading import Thread
-from typing import IO, TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
@@ -204,13 +201,11 @@ class TestRunServer:
         return self._client
 
     def _listening(self) -> int:
-        output = self._process.stdout
-        assert output
-        for line in output:
-            if found := re.match(r"Listening on http://127\.0\.0\.1:(\d+)", line):
-                Thread(target=_drain, args=(output,), daemon=True).start()
-                return int(found[1])
-        output.close()
+        from mlx_server.system.listening_sockets import announced_url
+
+        assert self._process.stdout
+        if url := announced_url(self._process.stdout):
+            return int(url.rpartition(":")[2])
         self._close()
         raise ServerGone(self._why("did not start"))
 
@@ -254,11 +249,6 @@ def _environment() -> dict[str, str]:
     # nothing is written next to the modules, and to compile them takes as long as to import them
     kept.pop("PYTHONDONTWRITEBYTECODE", None)
     return {**kept, **cache, "PYTHONPYCACHEPREFIX": str(cache_dir() / "bytecode")}
-
-
-def _drain(output: IO[str]) -> None:
-    with output:
-        deque(output, maxlen=0)
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from mlx_server.models.adapter_catalog import (
     read_base_shapes,
 )
 from mlx_server.models.adapter_reader import AdapterSpec
+from mlx_server.pool.memory import size
 from mlx_server.pool.prepare import REPLAY
 from mlx_server.sources.source import adapter_on_disk, on_disk
 from mlx_server.upstream.spec import is_upstream
@@ -147,12 +148,5 @@ def _cells(row: AdapterRow) -> list[str]:
     models = ", ".join(row.models) or "-"
     if (spec := row.spec) is None:
         return [row.name, models, *["-"] * 6, "not fetched" if row.not_fetched else "wrong"]
-    base = spec.base or "-"
-    size = _size(spec.nbytes)
-    return [
-        row.name, models, spec.kind, spec.format, str(spec.rank), size, base, spec.digest[:8], "ok"
-    ]  # fmt: skip
-
-
-def _size(nbytes: int) -> str:
-    return f"{nbytes / 1e6:.0f} MB" if nbytes >= 10e6 else f"{nbytes / 1e3:.0f} kB"
+    facts = (spec.kind, spec.format, str(spec.rank), size(spec.nbytes), spec.base or "-")
+    return [row.name, models, *facts, spec.digest[:8], "ok"]

@@ -22,6 +22,7 @@ from mlx_server.config.models_yaml import load_settings
 from mlx_server.errors import ServerError
 from mlx_server.families import table
 from mlx_server.json_bounds import json_or_none
+from mlx_server.pool.memory import size
 from mlx_server.sources.local import LocalModel, local_models
 from mlx_server.sources.suggested import SuggestedModel, suggested_models
 from mlx_server.system.listening_sockets import DEFAULT_URL
@@ -148,7 +149,7 @@ def show(pool: dict[str, Any], console: Console) -> None:
         for row in model.get("prefilling", ()):
             done = f"{row['computed_tokens']:,} of {row['prompt_tokens']:,}"
             print_line(f"{model['id']}: prefill, {done} prompt tokens computed", console)
-    used, budget, cache = (_size(pool["memory"][key]) for key in ("used", "budget", "prompt_cache"))
+    used, budget, cache = (size(pool["memory"][key]) for key in ("used", "budget", "prompt_cache"))
     print_line(f"{used} of {budget} in use, {cache} of it by the prompt cache", console)
 
 
@@ -161,22 +162,18 @@ def _cells(model: dict[str, Any]) -> list[str]:
         model["source"],
         "failed" if model["error"] else model["state"] + percent,
         str(model["leases"]),
-        _size(model["bytes"]),
+        size(model["bytes"]),
         _ago(model["last_used"]),
     ]
-
-
-def _size(nbytes: int) -> str:
-    return f"{nbytes / 1e9:.1f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.0f} MB"
 
 
 def _ago(moment: float | None) -> str:
     if moment is None:
         return "-"
     seconds = max(0.0, time.time() - moment)
-    for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
-        if seconds >= size:
-            return f"{seconds // size:.0f} {unit} ago"
+    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds // length:.0f} {unit} ago"
     return f"{seconds:.0f} s ago"
 
 
@@ -192,7 +189,7 @@ def show_suggested(budget: int, console: Console) -> None:
     print_table(SUGGESTED_COLUMNS, rows, console, wrapped=["good at"])
     print_line(
         f"Of {len(suggested_models())} suggestions, {len(fitting)} fit the memory budget of "
-        f"{_size(budget)}, with the tokens of context that one conversation can have.",
+        f"{size(budget)}, with the tokens of context that one conversation can have.",
         console,
     )
     if fitting:
@@ -202,7 +199,7 @@ def show_suggested(budget: int, console: Console) -> None:
 def _suggested_cells(model: SuggestedModel, budget: int) -> list[str]:
     facts = model.described(budget)
     context, is_here = f"{facts['context']:,}", "yes" if facts["is_here"] else "no"
-    return [model.id, _size(model.bytes), context, model.good_at, is_here]
+    return [model.id, size(model.bytes), context, model.good_at, is_here]
 
 
 LOCAL_COLUMNS = ("model", "family", "weights", "fits")
@@ -240,5 +237,5 @@ def lines_for(models: Sequence[LocalModel]) -> str:
 def _local_cells(model: LocalModel, budget: int) -> list[str]:
     if model.problem:
         return [model.id, model.family, "-", "no: see below"]
-    size = f"{model.nbytes / 1e9:.1f} GB"
-    return [model.id, model.family, size, "yes" if fits(model, budget) else "no: too large"]
+    fitting = "yes" if fits(model, budget) else "no: too large"
+    return [model.id, model.family, size(model.nbytes), fitting]

@@ -9,15 +9,13 @@ import signal
 import socket
 import subprocess
 import sys
-from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from mimetypes import guess_type
 from pathlib import Path
-from threading import Thread
 from types import FrameType
-from typing import IO, Any, NoReturn
+from typing import Any, NoReturn
 from urllib.parse import quote
 
 import httpx
@@ -34,7 +32,7 @@ from mlx_server.errors import (
 )
 from mlx_server.events import ReasoningDelta, TextDelta
 from mlx_server.json_bounds import json_or_none
-from mlx_server.system.listening_sockets import DEFAULT_URL, is_loopback
+from mlx_server.system.listening_sockets import DEFAULT_URL, announced_url, is_loopback
 from mlx_server.upstream.pieces import read_piece
 
 STOP_SECONDS = 15.0
@@ -354,23 +352,11 @@ def own_server(command: Sequence[str]) -> Iterator[tuple[str, str]]:
         )
         assert child.stdout
         try:
-            yield _address(child.stdout), key
+            if (url := announced_url(child.stdout)) is None:
+                raise Unavailable("The server for this chat did not start: see above.")
+            yield url, key
         finally:
             _stop(child)
-
-
-def _address(output: IO[str]) -> str:
-    for line in output:
-        if listening := re.match(r"Listening on (http://\S+)", line):
-            Thread(target=_drain, args=(output,), daemon=True).start()
-            return listening[1]
-    output.close()
-    raise Unavailable("The server for this chat did not start. The reason is printed above.")
-
-
-def _drain(output: IO[str]) -> None:
-    with output:
-        deque(output, maxlen=0)
 
 
 def _stop(child: subprocess.Popen[str]) -> None:

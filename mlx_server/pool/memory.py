@@ -89,7 +89,7 @@ def default_budget(recommended: int) -> int:
 
 
 def size(nbytes: int) -> str:
-    for unit, scale in (("GB", 1e9), ("MB", 1e6)):
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if nbytes >= scale:
             return f"{nbytes / scale:.1f} {unit}"
     return f"{nbytes} bytes"

@@ -3,7 +3,11 @@
 import errno
 import ipaddress
 import os
+import re
 import socket
+from collections import deque
+from threading import Thread
+from typing import IO
 
 from mlx_server.errors import SettingsError
 
@@ -82,3 +86,19 @@ def url_of(listening: socket.socket) -> str:
 
 def url_at(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def announced_url(output: IO[str]) -> str | None:
+    """The URL at which the server with this output listens; None if it did not start. What it
+    prints afterwards is discarded, so that it never waits for a reader."""
+    for line in output:
+        if announced := re.match(r"Listening on (http://\S+)", line):
+            Thread(target=_discard, args=(output,), daemon=True).start()
+            return announced[1]
+    output.close()
+    return None
+
+
+def _discard(output: IO[str]) -> None:
+    with output:
+        deque(output, maxlen=0)

@@ -59,7 +59,7 @@ def test_a_line_for_each(folder: Path, terminal: bool) -> None:
     (header, a, b), fine = shown(terminal=terminal)
     digests = [row.spec.digest[:8] for row in rows() if row.spec]
     assert cells(header) == list(COLUMNS)
-    size = f"{2 * RANK * (IN + OUT) / 1000:.0f} kB"
+    size = f"{2 * RANK * (IN + OUT)} bytes"
     assert cells(a) == ["a", "tiny", "lora", "mlx", "4", size, "-", digests[0], "ok"]
     assert cells(b) == ["b", "tiny", "lora", "peft", "4", size, "org/Tiny-1B", digests[1], "ok"]
     assert fine

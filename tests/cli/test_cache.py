@@ -41,11 +41,11 @@ def test_what_is_there_is_counted_by_model_while_a_server_uses_it(folder: Path) 
     fill(folder, "first", "second")
     (folder / PromptFile(group_of("odd"), group_of("odd"), 4).name).write_text("[bold]")
     lines = shown()
-    assert lines[2].endswith(" bytes by all servers, at most 64.0 GB a day")
+    assert lines[2].endswith("kB by all servers, at most 64.0 GB a day")
     assert [line.split(", last")[0] for line in sorted(lines[3:])] == [
-        "first: 3 files, 12288 bytes",
-        "second: 3 files, 12288 bytes",
-        "unknown: 1 files, 4096 bytes",
+        "first: 3 files, 12.3 kB",
+        "second: 3 files, 12.3 kB",
+        "unknown: 1 files, 4.1 kB",
     ]
 
 
@@ -74,7 +74,7 @@ def test_what_is_left_of_an_earlier_setting_is_shown_and_removed(
     (tmp_path / "models.yaml").write_text("server: {prompt_cache: {disk: 0}}\n")
     lines = shown()
     assert "not kept on disk" in lines[0]
-    assert lines[1:3] == [str(folder), "size           12288 bytes, at most 0 bytes"]
+    assert lines[1:3] == [str(folder), "size           12.3 kB, at most 0 bytes"]
     assert lines[4].startswith("first: 3 files")
     assert "removed        3 files" in shown("--clear")
     assert {entry.name for entry in folder.iterdir()} == {"lock", "written"}

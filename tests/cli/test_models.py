@@ -74,8 +74,8 @@ def test_a_line_a_model_and_one_for_the_whole(terminal: bool) -> None:
     header, tiny, other, last = shown(pool({}, unseen), terminal=terminal)
     assert cells(header) == list(COLUMNS)
     assert cells(tiny) == ["tiny", "plain", "/models/tiny", "ready", "2", "1.2 GB", "-"]
-    assert cells(other) == ["b", "-", "/models/tiny", "unloaded", "0", "0 MB", "-"]
-    assert last == "1.5 GB of 12.0 GB in use, 0 MB of it by the prompt cache"
+    assert cells(other) == ["b", "-", "/models/tiny", "unloaded", "0", "0 bytes", "-"]
+    assert last == "1.5 GB of 12.0 GB in use, 300 bytes of it by the prompt cache"
 
 
 def test_how_much_of_a_prompt_is_computed() -> None:
