@@ -103,7 +103,7 @@ def test_the_readmes_blocks_run_or_say_that_they_are_of_a_clone(installed: Insta
     for expected in (
         *("The capital of France is Paris", "The capital of Japan is Tokyo"),
         "The capital of Germany is Berlin",
-        *("I should look it up.\n", "name='", "country='", "sights=[", "1 passed"),
+        *("I should look it up.\n", "name='Paris' country='France' is_capital=True", "1 passed"),
         """Function(arguments='{"city": "Paris"}', name='get_weather')\n""",
     ):
         assert expected in printed, printed
