@@ -199,7 +199,8 @@ def show_suggested(budget: int, console: Console) -> None:
 def _suggested_cells(model: SuggestedModel, budget: int) -> list[str]:
     facts = model.described(budget)
     context, is_here = f"{facts['context']:,}", "yes" if facts["is_here"] else "no"
-    return [model.id, size(model.bytes), context, model.good_at, is_here]
+    name = model.id.removeprefix("mlx-community/")  # `pull` takes it, and a terminal has 80 columns
+    return [name, size(model.bytes), context, model.good_at, is_here]
 
 
 LOCAL_COLUMNS = ("model", "family", "weights", "fits")

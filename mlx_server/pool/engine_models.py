@@ -331,4 +331,11 @@ class EngineModels:
     async def _preload(self, entry: PoolEntry) -> None:
         with suppress(ServerError):  # `preparation` has logged it
             await self.preparation.prepared(entry)
-            self.scheduler.do(self.policy.preload(entry.spec.id, now()))
+            id = entry.spec.id
+            self.scheduler.do(self.policy.preload(id, now()))
+            needed, free = self.policy.views()[id].nbytes, self.policy.budget - self.taken
+            if self.policy.state(id) == "unloaded" and needed > free:
+                what = (
+                    "%s is not preloaded: it needs %s, and %s of the memory budget are free (%s)."
+                )
+                log.warning(what, id, size(needed), size(max(0, free)), self.budget.source)

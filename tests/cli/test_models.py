@@ -256,10 +256,10 @@ def test_models_are_suggested_for_this_machine(
     lines = CliRunner().invoke(app, asking).output.splitlines()
     assert cells(lines[0]) == list(SUGGESTED_COLUMNS)
     id, size, _, good_at, is_here = cells(lines[-3])
-    assert (id, size) == ("mlx-community/Qwen3.5-9B-4bit", "6.0 GB")
+    assert (id, size) == ("Qwen3.5-9B-4bit", "6.0 GB")
     assert (good_at, is_here) == ("reasoning, tools, agents on 16 GB", "no")
     assert lines[-2].startswith("Of 13 suggestions, 5 fit the memory budget of 7.0 GB")
-    assert lines[-1] == f"Fetch one with: mlx-server pull {id}"
+    assert lines[-1] == f"Fetch one with: mlx-server pull mlx-community/{id}"
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     lines = CliRunner().invoke(app, asking).output.splitlines()
     assert lines[0].startswith("HF_HUB_OFFLINE is set, so nothing can be fetched")

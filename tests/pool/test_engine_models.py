@@ -214,6 +214,20 @@ def test_preloading_begins_at_the_start_and_only_where_asked_for(
     run(test)
 
 
+def test_a_preload_without_room_is_logged(a: ModelSpec, caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> None:
+        async with running(replace(a, preload=True), limits=PoolLimits(budget=59)) as (
+            pool,
+            machine,
+        ):
+            await until(
+                lambda: "a is not preloaded: it needs 60 bytes, and 59 bytes" in caplog.text
+            )
+            assert (machine.log, state(pool)) == ([], "unloaded")
+
+    run(test)
+
+
 @pytest.mark.parametrize("error", [ModelUnusable("No room."), OSError("No room.")])
 def test_a_preload_that_fails_is_logged(
     a: ModelSpec,
