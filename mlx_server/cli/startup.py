@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from mlx_server.cli.machine_checks import budget_here, check_transcripts
-from mlx_server.config.models_yaml import find_file, ids_of, load_settings
+from mlx_server.config.models_yaml import find_file, ids_of, load_settings, misspelt_variables
 from mlx_server.config.settings import REPLAY, ModelSettings, Settings
 from mlx_server.errors import ServerError, SettingsError
 from mlx_server.sources.local import local_models
@@ -30,6 +30,8 @@ def checked_settings(
     if discover:
         settings = with_local_models(settings)
     check_transcripts(settings)
+    for each in misspelt_variables():
+        log.warning(each)
     if not (models or find_file(config)):
         log.info("no models.yaml is here: the demo model is served; `mlx-server init` writes one")
     if models:

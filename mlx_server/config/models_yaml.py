@@ -45,6 +45,7 @@ ENVIRONMENT = {
 """Fields of `ServerSettings` and the variables that set them; MLX_SERVER_CONFIG names the file."""
 
 DATA_VARIABLE = "MLX_SERVER_DATA"
+VARIABLES = (*ENVIRONMENT.values(), "MLX_SERVER_CONFIG", DATA_VARIABLE)
 DATA_DIR = "~/.local/share/mlx-server"
 Data = Mapping[str, object]
 
@@ -155,6 +156,14 @@ def find_file(path: Path | None, environ: Mapping[str, str] = os.environ) -> Pat
 def _named_file(path: Path | None, environ: Mapping[str, str]) -> Path | None:
     variable = environ.get("MLX_SERVER_CONFIG")
     return path or (Path(variable) if variable else None)
+
+
+def misspelt_variables(environ: Mapping[str, str] = os.environ) -> Iterator[str]:
+    """Says of a variable that is set, but not read here, which unset one was probably meant."""
+    for name in environ.keys() - set(VARIABLES):
+        for meant in difflib.get_close_matches(name, VARIABLES, n=1, cutoff=0.9):
+            if meant not in environ:
+                yield f"{name} is set, and a server does not read it: did you mean {meant}?"
 
 
 def load_settings(

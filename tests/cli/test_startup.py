@@ -28,10 +28,16 @@ def test_one_that_can_be_served_is_enough(
     assert warning.startswith("missing can't be served: ")
 
 
-def test_the_demo_is_served_without_a_models_yaml_only(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_demo_is_served_without_a_models_yaml_only(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     caplog.set_level("INFO")
+    monkeypatch.setenv("MLX_SERVER_API_KEY", "k")
+    monkeypatch.setenv("MLX_SERVER_CACHE", "/cache")
     assert list(checked_settings(None, (), {}, None, discover=False).models) == ["smollm2-135m"]
-    assert caplog.messages[0].startswith("no models.yaml is here: the demo model is served")
+    misspelt, demo = caplog.messages
+    assert misspelt.endswith("a server does not read it: did you mean MLX_SERVER_API_KEYS?")
+    assert demo.startswith("no models.yaml is here: the demo model is served")
     Path("models.yml").write_text("models: {a: {source: org/a}}")
     with pytest.raises(SettingsError, match=r"models\.yml is not read: rename it to models\.yaml"):
         checked_settings(None, (), {}, None, discover=False)
