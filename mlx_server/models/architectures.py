@@ -92,6 +92,9 @@ def why_unknown(config: Mapping[str, Any]) -> str | None:
     )
 
 
+SEES = re.compile("vision|vit_|image")
+"""Found in names of settings of a model that sees."""
+
 WHOLE = ("get_input_embeddings", "self.language_model", "Processor")
 """What the source of mlx-vlm's packages has if they are chat models that see."""
 
@@ -100,6 +103,8 @@ def whole_package(config: Mapping[str, Any]) -> str | None:
     """The package of mlx-vlm for a model that mlx-lm lacks, if it has a processor of pictures."""
     name, spec = config.get("model_type"), find_spec("mlx_vlm")
     if module_of(config) or not (spec and spec.origin and isinstance(name, str)):
+        return None
+    if not any(SEES.search(key) for key in config):
         return None
     name = _table("MODEL_REMAPPING", spec.origin).get(name, name)
     folder = Path(spec.origin).parent / "models" / name

@@ -29,6 +29,7 @@ from mlx_server.models.vision import THREE_POSITIONS, vision_of
 from mlx_server.system.sandbox.child import Served, end_with_server, serve
 from mlx_server.system.sandbox.files import FileRefused, FileReply, ProcessPicture, read_safely
 from mlx_server.system.sandbox.picture_fits import Size
+from mlx_server.worker.kv_caches import make_caches
 from mlx_server.worker.vision_towers import make_tower, whole_features
 from mlx_server.worker.whole_models import whole_model
 
@@ -65,7 +66,11 @@ class BorrowedProcessor:
         self._begin = list(tokenizer("").input_ids) if tokenizer else []
         _, inputs = self.inputs(np.zeros((60, 90, 3), np.uint8))
         # its weights are never made: it shows whether it takes what the processor makes
-        model = make_tower(config, package) if module_of(config) else whole_model(config)
+        if module_of(config):
+            model = make_tower(config, package)
+        else:
+            model = whole_model(config)
+            model(mx.zeros((1, 2), mx.int32), cache=make_caches(model))
         before = _state(model)
         whole_features(model, msgspec.msgpack.encode(inputs))
         if package not in THREE_POSITIONS and _state(model) != before:

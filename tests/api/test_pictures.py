@@ -182,7 +182,9 @@ def test_pictures_count_where_tokens_are_counted(
 WRITTEN = {
     "internvl_chat": f"look<img>{'<IMG_CONTEXT>' * 12}</img>\nthere",
     "kimi_vl": f"<|media_start|>image<|media_content|>{'<|media_pad|>' * 12}<|media_end|>there",
+    "glm_ocr": f"look<|begin_of_image|>{'<|image|>' * 6}<|end_of_image|>there",
     "llava": f"look{'<image>' * 9}\nthere",
+    "molmo": f"look<im_start>{'<im_patch>' * 3}<im_col>",
     "gemma3": f"look\n\n<start_of_image>{'<image_soft_token>' * 16}<end_of_image>\n\nthere",
     "paligemma": f"{'<image>' * 16}<|im_start|>look\nthere\n",
     "mistral3": f"look{'[IMG][IMG][IMG][IMG][IMG_BREAK]' * 2}[IMG][IMG][IMG][IMG][IMG_END]there",
@@ -194,8 +196,10 @@ def test_the_text_around_a_picture_is_its_familys(
     engine: ScriptedEngine, tmp_path: Path, family: str
 ) -> None:
     config = json.loads((tiny_vision(tmp_path, family) / "config.json").read_text())
-    if family == "internvl_chat":  # the id is in its tokenizer alone
-        del config["image_token_index"]
+    for name in {"internvl_chat": ["image_token_index"], "molmo": ["image_patch_id"]}.get(
+        family, []
+    ):
+        del config[name]  # the id is in its tokenizer alone
     if family == "paligemma":  # it has no chat template
         (tmp_path / "tokenizer_config.json").write_text('{"bos_token": "<|im_start|>"}')
     (tmp_path / "config.json").write_text(json.dumps(config))

@@ -169,11 +169,14 @@ class WholeProcessor:
         self.fails_at_several = folder.name == "paddleocr_vl"
 
     def __call__(self, images: Sequence[Any]) -> dict[str, Any]:
-        text = getattr(self.own, "image_placeholder_token", None) or self.own.image_token
+        kinds = ("image_placeholder_token", "image_token")
+        text = next(filter(None, (getattr(self.own, name, "") for name in kinds)), "")
         together = [[image] for image in images] if self.fails_at_several else [images]
         made = [self.own(text=[text * len(each)], images=each) for each in together]
         names = made[0].keys() - {"input_ids", "attention_mask"}
         arrays = {name: [np.array(each[name]) for each in made] for name in names}
+        for places in arrays.get("image_input_idx", []):
+            places[places >= 0] += 4  # tokens of text
         return {
             name: np.concatenate(own, int(own[0].ndim == 5)) if len(own) > 1 else own[0]
             for name, own in arrays.items()

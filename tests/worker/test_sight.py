@@ -221,6 +221,8 @@ def their_answer(
 def test_tokens_are_those_of_mlx_vlm(folder: Path, model: Any, count: int) -> None:
     if folder.name not in PROCESSORS:
         pytest.skip("compared with transformers' answers")
+    if (folder.name, count) == ("molmo", 2):
+        pytest.skip("mlx-vlm takes one picture")
     vision = sight(model).vision
     images = [image(1), image(2, 200, 80)][:count]
     asked = ask(1, images, vision, sampling=SamplingParams(temperature=0, logprobs=5))
