@@ -566,27 +566,6 @@ WHOLE_FAMILIES: dict[str, TinyVision] = {
         },
         {"patch_size": 14, "img_size": 56, "downsample_factor": 2},
     ),
-    "idefics2": TinyVision(
-        {"model_type": "mistral"},
-        {**SQUARE, "model_type": "idefics2_vision"},
-        {
-            "image_token_id": id_of("<image>"),
-            "perceiver_config": {
-                "model_type": "idefics2",
-                "num_key_value_heads": 2,
-                "resampler_depth": 2,
-                "resampler_head_dim": 16,
-                "resampler_n_heads": 4,
-                "resampler_n_latents": 8,
-            },
-        },
-        {
-            "image_processor_type": "Idefics2ImageProcessor",
-            "do_image_splitting": False,
-            "size": {"shortest_edge": 28, "longest_edge": 56},
-        },
-        {"image_seq_len": 8},
-    ),
     "llava_onevision": TinyVision(
         {"model_type": "qwen2"},
         SQUARE,

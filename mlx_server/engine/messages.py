@@ -152,9 +152,10 @@ class Picture(msgspec.Struct, frozen=True, array_like=True):
     digest: bytes
     tokens: int
     sizes: list[tuple[int, int]]
-    """The width and the height of each view of it; none if the pixels are `PictureInputs`."""
+    """The width and the height of each view of it; none if a borrowed processor made its inputs."""
     pixels: bytes
-    """Three bytes each, row by row, view by view."""
+    """Three bytes each, row by row, view by view; or inputs as a safetensors file, whose metadata
+    say where the picture's tokens begin and end among their `input_ids`."""
     texts: list[tuple[int, int]] = []
     """Places within the picture's tokens that have a token of text, and that token."""
 
@@ -163,26 +164,6 @@ class Picture(msgspec.Struct, frozen=True, array_like=True):
         """The picture's: what follows in `digest` tells prompts apart whose tokens all see each
         other, so that the prompt cache has nothing of one for another one."""
         return self.digest[:DIGEST_BYTES]
-
-
-class InputArray(msgspec.Struct, frozen=True):
-    kind: str
-    """As NumPy names it."""
-    shape: list[int]
-    data: bytes
-
-
-class PictureInputs(msgspec.Struct, frozen=True, array_like=True):
-    """What a processor of mlx-vlm's makes of a picture: the pixels of a `Picture` for a model whose
-    pictures no recipe describes."""
-
-    begin: int
-    end: int
-    """Where the picture's tokens are among `input_ids`."""
-    arrays: dict[str, InputArray | list[InputArray]]
-
-
-picture_inputs = msgspec.msgpack.Decoder(PictureInputs).decode
 
 
 class Generate(msgspec.Struct, tag=True):

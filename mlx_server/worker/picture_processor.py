@@ -8,8 +8,8 @@ and memory; files can be opened, since transformers imports modules when it need
 import os
 import socket
 import sys
-from collections import OrderedDict
 from collections.abc import Callable
+from functools import lru_cache
 from importlib import import_module
 from math import prod
 from pathlib import Path
@@ -21,8 +21,8 @@ import mlx.core as mx
 import msgspec
 import numpy as np
 from PIL import Image
+from safetensors.numpy import save
 
-from mlx_server.engine.messages import InputArray, PictureInputs
 from mlx_server.models.architectures import module_of
 from mlx_server.models.files import read_json
 from mlx_server.models.vision import THREE_POSITIONS, vision_of
@@ -30,13 +30,13 @@ from mlx_server.system.sandbox.child import Served, end_with_server, serve
 from mlx_server.system.sandbox.files import FileRefused, FileReply, ProcessPicture, read_safely
 from mlx_server.system.sandbox.picture_fits import Size
 from mlx_server.worker.kv_caches import make_caches
-from mlx_server.worker.vision_towers import make_tower, whole_features
+from mlx_server.worker.vision_towers import make_tower, picture_inputs, whole_features
 from mlx_server.worker.whole_models import whole_model
 
 MOST_PROCESSORS = 4
 """Those that were used last are kept."""
 
-OF_TEXT = ("attention_mask", "token_type_ids", "mm_token_type_ids")
+OF_TEXT = {"attention_mask", "token_type_ids", "mm_token_type_ids"}
 """What processors make of a text besides its ids."""
 
 PLACEHOLDERS = ("image_placeholder_token", "image_token")
@@ -72,11 +72,11 @@ class BorrowedProcessor:
             model = whole_model(config)
             model(mx.zeros((1, 2), mx.int32), cache=make_caches(model))
         before = _state(model)
-        whole_features(model, msgspec.msgpack.encode(inputs))
+        whole_features(model, picture_inputs(inputs))
         if package not in THREE_POSITIONS and _state(model) != before:
             raise ValueError("its text model keeps what it knows of a picture")
 
-    def inputs(self, pixels: Any) -> tuple[FileReply, PictureInputs]:
+    def inputs(self, pixels: Any) -> tuple[FileReply, bytes]:
         image = Image.fromarray(pixels)
         made = {**self._call(text=[self._text], images=[image], padding=True)}
         ids = np.asarray(made["input_ids"]).reshape(1, -1)
@@ -84,26 +84,18 @@ class BorrowedProcessor:
         views = _views(made.setdefault("pixel_values", made.pop("images", None)))
         if not ids.size or not views:
             raise FileRefused("is too small or too narrow for mlx-vlm's processor")
-        arrays = {name: _packed(value) for name, value in made.items() if name not in OF_TEXT}
+        arrays = {n: np.ascontiguousarray(v) for n, v in made.items() if n not in OF_TEXT}
+        for name in [name for name, array in arrays.items() if array.dtype == np.float64]:
+            arrays[name] = arrays[name].astype(np.float32)
         begin = len(self._begin) * (ids[0, : len(self._begin)].tolist() == self._begin)
-        return FileReply(views, ids[0, begin:].tolist()), PictureInputs(begin, ids.size, arrays)
+        places = {"begin": str(begin), "end": str(ids.size)}
+        return FileReply(views, ids[0, begin:].tolist()), save(arrays, places)
 
 
 def _state(model: Any) -> set[tuple[int, str, int]]:
     """What the model and its text model have, from which a row could get what another one left."""
     modules = enumerate([model, *model.language_model.modules()])
     return {(n, name, id(own)) for n, m in modules for name, own in {**vars(m), **m}.items()}
-
-
-def _packed(value: Any) -> InputArray | list[InputArray]:
-    if isinstance(value, list) and len({np.shape(each) for each in value}) > 1:
-        return [_array(each) for each in value]
-    return _array(value)
-
-
-def _array(value: Any) -> InputArray:
-    array = np.ascontiguousarray(value)
-    return InputArray(array.dtype.name, list(array.shape), array.tobytes())
 
 
 def _views(pixels: Any) -> list[Size]:
@@ -116,26 +108,22 @@ def _views(pixels: Any) -> list[Size]:
     return [(view, 1)] * prod(shape[:-inner])
 
 
-PROCESSORS: OrderedDict[tuple[bytes, int], BorrowedProcessor] = OrderedDict()
-"""By the checkpoint's path and the stamp of its settings."""
+@lru_cache(MOST_PROCESSORS)
+def processor_of(folder: bytes, stamp: int) -> BorrowedProcessor:
+    """stamp: another one has it made again."""
+    try:
+        return BorrowedProcessor(Path(os.fsdecode(folder)))
+    except Exception as error:
+        why = f"{type(error).__name__}: {str(error)[:300]}"
+        raise FileRefused(f"is not taken by mlx-vlm's model or processor ({why})") from None
 
 
 def process(request: ProcessPicture) -> tuple[FileReply, bytes]:
-    key = request.folder, request.stamp
-    if key not in PROCESSORS:
-        try:
-            PROCESSORS[key] = BorrowedProcessor(Path(os.fsdecode(request.folder)))
-        except Exception as error:
-            why = f"{type(error).__name__}: {str(error)[:300]}"
-            raise FileRefused(f"is not taken by mlx-vlm's model or processor ({why})") from None
-        if len(PROCESSORS) > MOST_PROCESSORS:
-            PROCESSORS.popitem(last=False)
-    PROCESSORS.move_to_end(key)
+    processor = processor_of(request.folder, request.stamp)
     if not request.pixels:
         return FileReply(), b""
     (width, height), data = request.size, np.frombuffer(request.pixels, np.uint8)
-    reply, inputs = PROCESSORS[key].inputs(data.reshape(height, width, 3))
-    return reply, msgspec.msgpack.encode(inputs)
+    return processor.inputs(data.reshape(height, width, 3))
 
 
 def _answer(frame: bytearray) -> Served:

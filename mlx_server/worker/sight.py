@@ -10,7 +10,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -20,14 +20,18 @@ from mlx_server import limits
 from mlx_server.engine.messages import (
     FIRST_MEDIA_ID,
     Generate,
-    InputArray,
     Picture,
     media_ids,
-    picture_inputs,
 )
 from mlx_server.models.architectures import WRAPPING, text_config_of
 from mlx_server.models.vision import Borrowed, Sections, Vision, vision_of
-from mlx_server.worker.vision_towers import Features, is_whole, load_tower, tower_features
+from mlx_server.worker.vision_towers import (
+    Features,
+    is_whole,
+    load_tower,
+    picture_inputs,
+    tower_features,
+)
 
 
 class RowPictures:
@@ -90,8 +94,8 @@ class RowPictures:
     def _check(self, request: Generate, picture: Picture, vision: Vision) -> None:
         tokens, end = picture.tokens, picture.at + picture.tokens
         if isinstance(vision.recipe, Borrowed):
-            inputs = picture_inputs(picture.pixels)
-            is_complete = 0 < tokens == inputs.end - inputs.begin
+            _, own = picture_inputs(picture.pixels)
+            is_complete = 0 < tokens == own.stop - own.start
         else:
             pixels = sum(width * height for width, height in picture.sizes)
             images = sum(part for part in vision.layout(picture.sizes) if isinstance(part, int))
@@ -107,10 +111,10 @@ def _grid(picture: Picture, vision: Vision) -> tuple[int, int] | None:
     """The rows and columns of tokens that have three positions."""
     if not isinstance(vision.recipe, Borrowed):
         return vision.grid(picture.sizes)
-    grid, merge = picture_inputs(picture.pixels).arrays.get("image_grid_thw"), vision.recipe.merge
-    if not merge or not isinstance(grid, InputArray):
+    if not (merge := vision.recipe.merge):
         return None
-    _, rows, columns = np.frombuffer(grid.data, grid.kind).tolist()
+    arrays, _ = picture_inputs(picture.pixels)
+    rows, columns = cast(list[int], arrays["image_grid_thw"].flatten()[1:].tolist())
     return rows // merge, columns // merge
 
 
@@ -259,16 +263,14 @@ class Sight:
 
     def _with_texts(self, features: Features, picture: Picture) -> Features:
         """The features with the embeddings of the tokens of text between the picture's."""
-        if not picture.texts or is_whole(self.tower):
+        if not picture.texts or not picture.sizes:  # mlx-vlm has embedded them
             return features
         places = np.ones(picture.tokens, bool)
         ids = np.zeros(picture.tokens, np.int64)
         for place, id in picture.texts:
             places[place], ids[place] = False, id
         embeddings = self.embed(mx.array(ids))
-        own = mx.array(np.flatnonzero(places))
-        images = features[0] if picture.sizes else features[0][own]
-        embeddings[own] = images.astype(embeddings.dtype)
+        embeddings[mx.array(np.flatnonzero(places))] = features[0].astype(embeddings.dtype)
         return [embeddings, *features[1:]]
 
     def _drop(self) -> None:

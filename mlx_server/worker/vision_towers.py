@@ -9,17 +9,17 @@ from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
+from io import BytesIO
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-import msgspec
 import numpy as np
 from mlx.utils import tree_flatten
 
-from mlx_server.engine.messages import InputArray, Picture, picture_inputs
+from mlx_server.engine.messages import Picture
 from mlx_server.models.architectures import text_config_of
 from mlx_server.models.files import MLX
 from mlx_server.models.vision import (
@@ -191,7 +191,7 @@ def package_of(name: str) -> ModuleType:
 
 def tower_features(tower: nn.Module, picture: Picture, vision: Vision) -> Features:
     if isinstance(vision.recipe, Borrowed):
-        return [whole_features(tower, picture.pixels)]
+        return [whole_features(tower, picture_inputs(picture.pixels))]
     begin, views = 0, list[mx.array]()
     for width, height in picture.sizes:
         end = begin + 3 * width * height
@@ -203,14 +203,21 @@ def tower_features(tower: nn.Module, picture: Picture, vision: Vision) -> Featur
         return FEATURES[vision.family.package](tower, views, vision)
 
 
-def whole_features(model: Any, packed: bytes) -> mx.array:
+PictureInputs = tuple[dict[str, mx.array], slice]
+"""What a processor of mlx-vlm's makes of a picture, and where its tokens are among the ids."""
+
+
+def picture_inputs(packed: bytes) -> PictureInputs:
+    loaded: Any = mx.load(BytesIO(packed), format="safetensors", return_metadata=True)
+    arrays, places = loaded
+    return arrays, slice(int(places["begin"]), int(places["end"]))
+
+
+def whole_features(model: Any, inputs: PictureInputs) -> mx.array:
     """The embeddings of all tokens of a picture, by mlx-vlm's whole model."""
-    begin, end, given = msgspec.structs.astuple(picture_inputs(packed))
-    dtype = _dtype(model)
-    arrays: dict[str, Any] = {
-        name: [_array(e, dtype) for e in own] if isinstance(own, list) else _array(own, dtype)
-        for name, own in given.items()
-    }
+    (arrays, own), dtype = inputs, _dtype(model)
+    for name in [name for name, array in arrays.items() if array.dtype == mx.float32]:
+        arrays[name] = arrays[name].astype(dtype)
     ids, pixels = arrays.pop("input_ids"), arrays.pop("pixel_values")
     with own_modules():
         found = model.get_input_embeddings(ids, pixels, **arrays).to_dict()
@@ -219,13 +226,7 @@ def whole_features(model: Any, packed: bytes) -> mx.array:
         raise ValueError(f"its text model also takes {further[0]}")
     if embeddings.shape[:2] != ids.shape:
         raise ValueError(f"it makes {embeddings.shape[1]} tokens of {ids.size}")
-    return embeddings[0, begin:end]
-
-
-def _array(given: InputArray, dtype: mx.Dtype) -> mx.array:
-    """dtype: of numbers that are no integers."""
-    array = mx.array(np.frombuffer(given.data, given.kind).reshape(given.shape))
-    return array.astype(dtype) if given.kind.startswith("float") else array
+    return embeddings[0, own]
 
 
 def _grid_features(tower: Any, views: Sequence[mx.array], vision: Vision) -> Features:

@@ -179,6 +179,10 @@ def test_a_model_that_mlx_lm_lacks_is_refused_if_it_takes_no_picture(
     assert found.vision.text == "<im_patch>"
     assert capabilities_of(found).sees
     assert found.weights == weights_bytes(folder, True) + limits.PICTURE_FEATURE_BYTES
+    changed = json.loads((folder / "config.json").read_text()) | {"image_end_token_id": 5}
+    (folder / "config.json").write_text(json.dumps(changed))
+    with pytest.raises(ModelUnusable):  # the processor is made again
+        prepare(spec, lambda *_: None, upcast=True)
     monkeypatch.setattr("mlx_server.pool.prepare.can_see", lambda: False)
     with pytest.raises(ModelUnusable, match=f"this be installed: {re.escape(INSTALL)}"):
         prepare(spec, lambda *_: None, upcast=True)

@@ -54,7 +54,7 @@ class FileReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sizes: list[Size] = []
     """Those of a picture's views."""
     ids: list[int] = []
-    """A picture's tokens, if a borrowed processor makes them; the payload is `PictureInputs`."""
+    """A picture's tokens, if a borrowed processor makes them; the payload is a safetensors file."""
     refusal: str = ""
     """Why the file is not read: a sentence's end, such as "is encrypted"."""
 
