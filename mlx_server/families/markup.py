@@ -92,7 +92,7 @@ class MarkupFamily(ModelFamily):
             begun = f"{opening}{gap}{answer.reasoning}"
             if answer.content or closing not in prefix:
                 yield f"{begun}{prefix or closing}"
-            yield f"{begun}{gap}{closing}{gap * 2}"
+            yield f"{begun}{gap}{closing}{gap * 2 if self.layout_with().trims_text else ''}"
 
     def _blocks(self, calls: Sequence[ToolCall]) -> Iterator[str]:
         """Yields the block of all calls in each of the family's call formats."""

@@ -69,6 +69,14 @@ def read(family: ModelFamily, output: str, offered: tuple[Tool, ...]) -> list[Ev
     return [*events, *parser.finish(cut=False)]
 
 
+def test_no_space_follows_a_thought_of_a_family_whose_texts_keep_theirs() -> None:
+    """The grammar of a required call takes none there."""
+    output = write_answer(
+        family_named("gemma4"), tokenizer_of("gemma4"), ANSWERS["thought and call"]
+    )
+    assert "<channel|><|tool_call>" in output
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "name"), CASES, ids=[f"{family.name}: {name}" for family, name in CASES]
