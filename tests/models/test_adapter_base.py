@@ -27,6 +27,10 @@ def test_the_shapes_of_a_plain_base(tmp_path: Path) -> None:
     assert base.shapes == {LAYER: (OUT, IN)}
     assert base.complete
     assert base.names == {"tiny-1b"}
+    assert not read_base_shapes(checkpoint(tmp_path / "a", found, format="pt"), "a").complete
+    (tmp_path / "Other-4bit" / "config.json").mkdir(parents=True)  # which is no file
+    assert read_base_shapes(None, "org/Tiny-1B").names == {"tiny-1b"}
+    assert read_base_shapes(tmp_path / "Other-4bit", "org/a").names == {"a", "other"}
 
 
 @pytest.mark.parametrize(("bits", "packed"), [(4, IN // 8), (8, IN // 4), (6, IN * 6 // 32)])

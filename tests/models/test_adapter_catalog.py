@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import save
 
-from mlx_server.errors import AdapterInvalid, AdapterNotFound
+from mlx_server.errors import AdapterInvalid, AdapterNotFound, BadRequest
 from mlx_server.models.adapter_catalog import AdapterCatalog, AdapterLocation, BaseModelShapes, scan
 from mlx_server.models.adapter_config import CONFIG, MLX_WEIGHTS
 from mlx_server.models.adapter_reader import AdapterSpec
@@ -60,6 +60,18 @@ def test_an_unknown_name_is_not_found(tmp_path: Path) -> None:
     (tmp_path / "adapters" / "npz").mkdir()
     with pytest.raises(AdapterNotFound, match=r"The folder 'npz' .* has no adapter_config\.json"):
         catalog.find("npz")
+
+
+def test_a_folder_of_a_request_gets_a_name_and_no_client_takes_it(tmp_path: Path) -> None:
+    mlx_adapter(tmp_path / "adapters" / "a")
+    asked = AdapterLocation(mlx_adapter(tmp_path / "b").resolve(), by_client=True)
+    catalog = AdapterCatalog(TINY, folder=tmp_path / "adapters")
+    spec, _ = catalog.find_folder(asked.path)
+    assert catalog.find("b") == spec
+    for name in ("a", "b"):
+        with pytest.raises(BadRequest, match="already has an adapter"):
+            catalog.add(name, asked)
+    assert catalog.add("c", asked).digest == spec.digest
 
 
 def test_another_base_needs_the_owners_word(tmp_path: Path) -> None:
