@@ -34,6 +34,10 @@ SMALL_BYTES = 256
 Received = h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]
 
 
+TLS_HANDSHAKE = b"\x16\x03"
+TLS = "A client used https:// here, but this port speaks plain HTTP: use http:// in its URL."
+
+
 class StrictConnection(h11.Connection):
     wrong = "The request is not valid HTTP."
     """Message for the client about the last refused event."""
@@ -44,7 +48,7 @@ class StrictConnection(h11.Connection):
 
     def next_event(self) -> Received:
         before = self.trailing_data[0] if self.their_state is h11.IDLE else b""
-        self._refuse_if(_wrong_with_size(before))
+        self._refuse_if(TLS if before.startswith(TLS_HANDSHAKE) else _wrong_with_size(before))
         event = super().next_event()
         if isinstance(event, h11.Request):
             self._small_chunks = 0
@@ -227,6 +231,8 @@ class StrictHttp(SlowClientGuard, H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """Called by uvicorn for bytes that are not HTTP, at any point of an exchange."""
+        if self._strict.wrong is TLS:  # such a client can't read the answer
+            log.warning(TLS)
         if self.cycle and not self.cycle.response_complete:
             # discards what the app still sends
             self.cycle.disconnected = True

@@ -90,6 +90,11 @@ def test_lines_are_counted_before_they_are_parsed(
         requests(sent)
 
 
+def test_a_client_that_speaks_tls_is_recognised() -> None:
+    with pytest.raises(h11.RemoteProtocolError, match="plain HTTP"):
+        requests(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03")
+
+
 @pytest.mark.parametrize("body", [b"\n\n" * 5000, b"\r\n" * 20_000, b"x" * (100 << 10)])
 def test_a_body_is_no_head(body: bytes) -> None:
     asked = LINE + b"Content-Length: %d\r\n\r\n" % len(body) + body
