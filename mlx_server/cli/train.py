@@ -122,7 +122,7 @@ async def _run(training: Training) -> None:
 def _table(training: Training) -> None:
     for each in training.evaluated:
         name = f"after step {each.step}" if each.step else "base model"
-        print(f"{name}: loses {each.held_out:.3f} a token of what was held out")
+        print(f"{name}: validation loss {each.held_out:.3f}")
     assert training.judged
     base, adapter = training.judged.base.public, training.judged.adapter.public
-    print(f"public texts: the adapter loses {adapter:.3f} a token, the base model {base:.3f}")
+    print(f"public texts: loss {adapter:.3f} with the adapter, {base:.3f} without")

@@ -1,7 +1,7 @@
 """Trains an adapter with conversations, and publishes it if it is better than its base model.
 
 A sample has the tokens that the model is shown when it is served: its family renders both. Some
-samples are held out, and what an adapter loses on them after each epoch decides which weights are
+samples are held out, and the validation loss after each epoch decides which weights are
 published, if any are.
 """
 
@@ -169,14 +169,14 @@ class Training:
         base, adapter = self.judged.base, self.judged.adapter
         if adapter.held_out >= base.held_out:
             return (
-                f"It is not better than its base model: it loses {adapter.held_out:.3f} a token of "
-                f"the samples that were held out, and the base model {base.held_out:.3f}."
+                "It is not better than its base model: its validation loss is "
+                f"{adapter.held_out:.3f}, and the base model's {base.held_out:.3f}."
             )
         if adapter.public > PUBLIC_WORSE * base.public:
             return (
-                f"It has forgotten too much: it loses {adapter.public:.3f} a token of public texts "
-                f"and the base model {base.public:.3f}. Fewer epochs, or a lower learning rate, "
-                "keep more."
+                f"It has forgotten too much: its loss on public texts is {adapter.public:.3f}, and "
+                f"the base model's {base.public:.3f}. Fewer epochs, or a lower learning rate, keep "
+                "more."
             )
         return None
 
