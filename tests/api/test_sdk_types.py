@@ -1,7 +1,6 @@
 """What is kept, listed, counted or refused, against the types of OpenAI's client. The tests of each
 endpoint check its answers and their streams."""
 
-from collections.abc import Mapping
 from contextlib import suppress
 
 import pytest
@@ -25,71 +24,23 @@ from tests.api.responses_schema import OURS as RESPONSES_OURS
 from tests.api.strict import assert_strict
 from tests.api.wire import Json, ScriptedEngine, ok
 from tests.live.server import eventually
+from tests.tables import cases
 
 CONVERSATIONS, RESPONSES, CHAT = "/v1/conversations", "/v1/responses", "/v1/chat/completions"
 SAID: Json = {"role": "user", "content": "hi"}
-TOOL: Json = {"type": "function", "name": "f", "parameters": {"type": "object"}}
 ANSWERED: Json = {"call_id": "c", "output": "x"}
 CALLED: Json = {"call_id": "c", "name": "f"}
-SEARCHED: Json = {"type": "tool_search_call", "call_id": "c"}
 ASSISTANT: Json = {"role": "assistant", "content": "ho"}
 MCP: Json = {"type": "mcp", "server_label": "s", "server_url": "http://127.0.0.1:9/mcp"}
 OURS = {"status"}
 """Of a `custom_tool_call_output`: a response's items have it, and a conversation's do not."""
-ITEMS: Mapping[str, list[Json]] = {
-    "a user's message": [SAID],
-    "parts": [{"role": "user", "content": [{"type": "input_text", "text": "hi"}]}],
-    "a system's message": [{"role": "system", "content": "Be brief."}],
-    "a model's message": [{"role": "assistant", "content": "ho"}],
-    "a thought": [{"type": "reasoning", "content": [{"type": "reasoning_text", "text": "Hm."}]}],
-    "a call": [
-        {**CALLED, "type": "function_call", "arguments": "{}"},
-        {**ANSWERED, "type": "function_call_output"},
-    ],
-    "a call of a namespace": [
-        {**CALLED, "type": "function_call", "namespace": "n", "arguments": "{}"},
-        {
-            "call_id": "c",
-            "type": "function_call_output",
-            "output": [{"type": "input_text", "text": "x"}],
-        },
-    ],
-    "a custom call": [
-        {**CALLED, "type": "custom_tool_call", "input": "x"},
-        {**ANSWERED, "type": "custom_tool_call_output"},
-    ],
-    "a search for tools": [
-        {**SEARCHED, "execution": "client", "arguments": {"query": "x"}},
-        {"type": "tool_search_output", "call_id": "c", "execution": "client", "tools": [TOOL]},
-    ],
-    "a bare search for tools": [
-        SEARCHED,
-        {"type": "tool_search_output", "call_id": "c", "tools": []},
-    ],
-    "more tools": [{"type": "additional_tools", "role": "developer", "tools": [TOOL]}],
-    "bare tools": [{"type": "additional_tools", "tools": [TOOL]}],
-    "MCP's tools": [{"type": "mcp_list_tools", "server_label": "s", "tools": []}],
-    "MCP's call": [
-        {"type": "mcp_call", "server_label": "s", "name": "f", "arguments": "{}", "output": "x"}
-    ],
-    "approval": [
-        {
-            "type": "mcp_approval_request",
-            "id": "a",
-            "server_label": "s",
-            "name": "f",
-            "arguments": "{}",
-        },
-        {"type": "mcp_approval_response", "approval_request_id": "a", "approve": True},
-    ],
-}
 
 
 pytestmark = pytest.mark.usefixtures("_as_before")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("items", ITEMS.values(), ids=ITEMS)
+@cases
 def test_items_that_are_given(client: TestClient, items: list[Json]) -> None:
     made = ok(client.post(CONVERSATIONS, json={}))
     place = f"{CONVERSATIONS}/{made['id']}/items"

@@ -3,13 +3,12 @@
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from mlx_server.families.json_families import QWEN3
 from mlx_server.models.checkpoint import Checkpoint, read_checkpoint
 from mlx_server.prompts.infill import infill_prompt, infill_tokens_of
 from mlx_server.requests import ContextFile, Infill
 from mlx_server.sources.replay_checkpoint import replay_checkpoint
+from tests.tables import cases
 
 MOST = 4096
 FILES = (ContextFile("a.py", "A = 1\n"), ContextFile("b.py", "B = 2"))
@@ -21,46 +20,6 @@ QWEN = (
     "<|repo_name|>myproject\n<|file_sep|>a.py\nA = 1\n<|file_sep|>b.py\nB = 2\n"
     "<|file_sep|>filename\n<|fim_prefix|>P<|fim_suffix|>S<|fim_middle|>",
 )
-FORMATS: dict[str, tuple[str, str, str]] = {
-    "qwen": QWEN,
-    "granite 4": (
-        "<|fim_prefix|> <|fim_middle|> <|fim_suffix|> <|fim_pad|>",
-        "<|fim_prefix|>P<|fim_suffix|>S<|fim_middle|>",
-        "<|fim_prefix|>a.py\nA = 1\n\nb.py\nB = 2\n\nP<|fim_suffix|>S<|fim_middle|>",
-    ),
-    "codegemma": (
-        "<|fim_prefix|> <|fim_suffix|> <|fim_middle|> <|file_separator|>",
-        "<|fim_prefix|>P<|fim_suffix|>S<|fim_middle|>",
-        "<|file_separator|>a.py\nA = 1\n<|file_separator|>b.py\nB = 2\n"
-        "<|file_separator|>filename\n<|fim_prefix|>P<|fim_suffix|>S<|fim_middle|>",
-    ),
-    "starcoder 2": (
-        "<fim_prefix> <fim_middle> <fim_suffix> <fim_pad> <repo_name> <file_sep>",
-        "<fim_prefix>P<fim_suffix>S<fim_middle>",
-        "<repo_name>myproject<file_sep>a.py\nA = 1\n<file_sep>b.py\nB = 2"
-        "<file_sep><fim_prefix>filename\nP<fim_suffix>S<fim_middle>",
-    ),
-    "deepseek": (
-        "<｜fim▁begin｜> <｜fim▁hole｜> <｜fim▁end｜>",
-        "<｜fim▁begin｜>P<｜fim▁hole｜>S<｜fim▁end｜>",
-        "<｜fim▁begin｜>a.py\nA = 1\n\nb.py\nB = 2\n\nP<｜fim▁hole｜>S<｜fim▁end｜>",
-    ),
-    "codestral": (
-        "[SUFFIX] [PREFIX] [MIDDLE]",
-        "[SUFFIX]S[PREFIX]P",
-        "[SUFFIX]S[PREFIX]a.py\nA = 1\n\nb.py\nB = 2\n\nP",
-    ),
-    "seed-coder": (
-        "<[fim-prefix]> <[fim-suffix]> <[fim-middle]>",
-        "<[fim-suffix]>S<[fim-prefix]>P<[fim-middle]>",
-        "<[fim-suffix]>S<[fim-prefix]>a.py\nA = 1\n\nb.py\nB = 2\n\nP<[fim-middle]>",
-    ),
-    "glm": (
-        "<|code_prefix|> <|code_middle|> <|code_suffix|>",
-        "<|code_prefix|>P<|code_suffix|>S<|code_middle|>",
-        "<|code_prefix|>a.py\nA = 1\n\nb.py\nB = 2\n\nP<|code_suffix|>S<|code_middle|>",
-    ),
-}
 
 
 def checkpoint_with(folder: Path, special: str) -> Checkpoint:
@@ -74,7 +33,7 @@ def prompt_of(checkpoint: Checkpoint, infill: Infill, most: int = MOST) -> list[
     return infill_prompt(checkpoint, tokens, infill, most).tokens
 
 
-@pytest.mark.parametrize(("special", "alone", "with_files"), FORMATS.values(), ids=FORMATS)
+@cases
 def test_prompts_are_in_the_format_that_the_vocabulary_shows(
     tmp_path: Path, special: str, alone: str, with_files: str
 ) -> None:

@@ -10,26 +10,12 @@ from mlx_server.api.completions import CompletionBody
 from tests.api import wire
 from tests.api.strict import assert_strict
 from tests.api.wire import TEXT, VOCABULARY, Json, ScriptedEngine, error, events, ok, streamed
+from tests.tables import cases
 
 PATH = "/v1/completions"
 BODY: Json = {"model": wire.MODEL, "prompt": "ab", "max_tokens": 100}
 IDS = [3, 4, 5]
 IDS_TEXT = '!"#'
-
-
-REQUESTS: dict[str, Json] = {
-    "plain": {},
-    "cut off": {"max_tokens": 4, "logprobs": 0},
-    "answers to several prompts": {"prompt": ["a", "bc"], "n": 2, "logprobs": 1},
-    "log probabilities": {"logprobs": 0},
-    "and alternatives": {"logprobs": 3},
-    "echo": {"echo": True},
-    "echo with log probabilities": {"echo": True, "logprobs": 2},
-    "only the prompt": {"echo": True, "max_tokens": 0},
-    "only the prompt's log probabilities": {"echo": True, "logprobs": 2, "max_tokens": 0},
-    "a stop string": {"stop": ["!", "界"], "logprobs": 2},
-    "a stop string in the echo": {"stop": "ab", "echo": True, "logprobs": 2},
-}
 
 
 pytestmark = pytest.mark.usefixtures("_as_before")
@@ -83,7 +69,7 @@ def as_typed(body: Json) -> Json:
     return body
 
 
-@pytest.mark.parametrize("asked", REQUESTS.values(), ids=REQUESTS)
+@cases
 def test_bodies_and_chunks_are_what_the_sdk_expects(client: TestClient, asked: Json) -> None:
     body = ok(post(client, **asked))
     chunks = events(post(client, **streamed(asked)))

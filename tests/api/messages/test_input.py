@@ -102,28 +102,7 @@ def test_documents_in_base64_are_read(kind: str, data: bytes, said: str) -> None
     assert "Weather" in message.content
 
 
-IGNORED_BLOCKS: dict[str, tuple[Json, str]] = {
-    "a call of Anthropic's": (
-        {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {}},
-        "server_tool_use",
-    ),
-    "its result": (
-        {"type": "web_search_tool_result", "tool_use_id": "s", "content": []},
-        "web_search_tool_result",
-    ),
-    "a thought that cannot be read": (
-        {"type": "redacted_thinking", "data": "xyz"},
-        "redacted_thinking",
-    ),
-    "a summary that failed": ({"type": "compaction", "content": None}, "compaction"),
-    "a change of tools": (
-        {"type": "tool_removal", "tool": {"type": "tool_reference", "name": "f"}},
-        "tool_removal",
-    ),
-}
-
-
-@pytest.mark.parametrize(("block", "name"), IGNORED_BLOCKS.values(), ids=IGNORED_BLOCKS)
+@cases
 def test_blocks_that_mean_nothing_here_are_left_out_and_listed(block: Json, name: str) -> None:
     found = parsed(messages=[HI, assistant(block, text("So.")), HI], tools=[TOOL])
     assert found.ignored == (f"messages.content.{name}",)
