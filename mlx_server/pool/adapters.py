@@ -44,10 +44,6 @@ class _LoadedAdapter:
         return len(self.users)
 
     @property
-    def evictable(self) -> bool:
-        return not self.leases
-
-    @property
     def unreserved_bytes(self) -> int:
         """The bytes in use that no lease reserved.
 
@@ -101,7 +97,7 @@ class AdapterPool:
         """Bytes of the adapters that can be dropped to make room."""
 
     def _recount(self) -> None:
-        self.idle_bytes = sum(held.nbytes for held in self._adapters.values() if held.evictable)
+        self.idle_bytes = sum(held.nbytes for held in self._adapters.values() if not held.users)
 
     def unreserved_bytes(self, model: str) -> int:
         """Bytes of the model's adapters that can't be dropped and that no lease reserved."""
@@ -150,7 +146,7 @@ class AdapterPool:
         for key in sorted(self._adapters, key=lambda key: self._adapters[key].last_used):
             if self.idle_bytes <= to_bytes:
                 return
-            if self._adapters[key].evictable:
+            if not self._adapters[key].users:
                 self._drop(*key)
 
     async def drop(self, model: str, name: str) -> None:

@@ -329,16 +329,12 @@ class MemoryScheduler:
         try:
             await self._claim()
             loaded = await self._preparation.load(prepared, report)
-        except (ModelReplaced, Overloaded) as error:
-            self._preparation.failed(entry, error)
-            self.do(self.policy.load_failed(prepared.id, now()))
-            return
-        except Unavailable:
-            return  # the engine was lost, after which `engine_lost` cleans up, or is stopping
         except Exception as error:
-            self._preparation.failed(entry, error)
-            self.do(self.policy.load_failed(prepared.id, now()))
-            return
+            is_other = isinstance(error, ModelReplaced | Overloaded)
+            if is_other or not isinstance(error, Unavailable):
+                self._preparation.failed(entry, error)
+                self.do(self.policy.load_failed(prepared.id, now()))
+            return  # else the engine was lost, after which `engine_lost` cleans up, or is stopping
         log.info(
             "%s is ready: family %s, %d MB",
             prepared.id,
