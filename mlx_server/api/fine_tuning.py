@@ -48,7 +48,7 @@ ENDED = frozenset({"succeeded", "failed", "cancelled"})
 KIND: Literal["fine-tuning job"] = "fine-tuning job"
 
 LOOK_SECONDS = 0.05
-"""How soon after the beginning of an answer the training is told to pause."""
+"""How soon after the beginning of an answer the training pauses."""
 IDLE_SECONDS = 2.0
 """How long no answer is generated before it goes on."""
 STORED_SECONDS = 1.0

@@ -42,7 +42,7 @@ class JsonSchemaFormat(WireModel):
     @model_validator(mode="before")
     @classmethod
     def _llama_cpp(cls, given: Any) -> Any:
-        """llama.cpp's README has the schema itself beside the type."""
+        """llama.cpp's README has the schema itself next to the type."""
         if isinstance(given, dict) and "schema" in given and given.get("json_schema") is None:
             rest = {name: value for name, value in given.items() if name != "schema"}
             return {**rest, "json_schema": {"schema": given["schema"]}}

@@ -170,7 +170,7 @@ class EngineProcess:
 
 
 class OtherServersEngine(EngineProcess):
-    """The engine of the server that takes this one's place, behind a connection to that server,
+    """The engine of the server that takes this one's place, through a connection to that server,
     which starts and ends the process."""
 
     def __init__(self, arguments: WorkerArguments, connection: socket.socket) -> None:

@@ -229,7 +229,7 @@ async def _take(budget: SharedBudget, count: int, resource: str) -> None:
             await taken
     except BaseException as error:
         is_taken = taken.done() and not taken.cancelled()
-        budget.give_back(count if is_taken else 0)  # those behind it are served
+        budget.give_back(count if is_taken else 0)  # those after it are served
         if isinstance(error, TimeoutError):
             raise Overloaded(
                 f"Other requests use all {budget.most} {resource}. Try again in a moment."

@@ -2,7 +2,7 @@
 
 A request that ends its engine would end the next one too, and with it the answers of all others. So
 those that an engine had take turns: each waits until the one before has had a token. If an engine
-is lost in a turn, that request has ended it as far as can be told; the second time it fails alone.
+is lost in a turn, that request has ended it as far as is known; the second time it fails alone.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ class Attempts:
         self.losses = 0
         """The number of engines that were lost while they had it."""
         self.strikes = 0
-        """How many of these in a row it has ended, as far as can be told."""
+        """How many of these in a row it has ended, as far as is known."""
         self.doubts = 0
         """How many of these in a row it or another one has ended."""
         self.was_sent = self.has_answered = False

@@ -5,7 +5,7 @@ starts each further server as a child, and ends with the last one. Once its own 
 it executes this module in its place, which holds the sockets and watches the children.
 
 A new server says over a socket pair that it is ready, or why it can't serve. Only then is the one
-before told to leave: it takes no more connections, and ends when its answers have. When the other
+before asked to leave: it takes no more connections, and ends when its answers have. When the other
 end of its pair is closed a server stops, so none outlives the first process.
 """
 

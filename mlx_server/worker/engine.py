@@ -218,7 +218,7 @@ class Engine:
                 self._commands[model] = command
                 self._loads.begin(command)
                 self._constraints.expect(model, Path(tokenizer or path), stop_tokens)
-                if not self.models.is_busy:  # it is read beside the weights
+                if not self.models.is_busy:  # it is read while the weights load
                     self._constraints.read_ahead()
             case messages.UnloadModel(model):
                 return self._unload(model)

@@ -328,7 +328,7 @@ def is_padded(caches: Iterable[Any]) -> bool:
 
 def can_take_back(caches: Iterable[Any]) -> bool:
     """Whether these caches of a decoding batch can give tokens back. Those of a model whose rows
-    are computed alone can't: what it makes of several tokens is known to nobody."""
+    are computed alone can't: what it makes of several tokens is not known."""
     return all(type(leaf) in KINDS for leaf in leaves(caches))
 
 
