@@ -27,6 +27,9 @@ def chat(
     model: Annotated[
         str | None, typer.Argument(metavar="MODEL", help="Id of the model [the first one served].")
     ] = None,
+    question: Annotated[
+        str | None, typer.Argument(metavar="QUESTION", help="Ask this and end.")
+    ] = None,
     url: Annotated[
         str | None, typer.Option(help="URL of the server [http://127.0.0.1:8000].")
     ] = None,
@@ -52,6 +55,7 @@ def chat(
     mlx-server chat qwen3 --system "Be brief." --temperature 0
     mlx-server chat --url http://studio.local:8000 --api-key KEY
     mlx-server chat --connector release-notes
+    mlx-server chat qwen3 "Name three fish."
     echo "Name three fish." | mlx-server chat
     echo "What is on it?" | mlx-server chat --image screenshot.png
 
@@ -62,8 +66,8 @@ def chat(
     """
     given = {"temperature": temperature, "max_tokens": max_tokens}
     options = {name: value for name, value in given.items() if value is not None}
-    in_terminal = sys.stdin.isatty() and sys.stdout.isatty()
-    question = "" if in_terminal else _piped()
+    in_terminal = sys.stdin.isatty() and sys.stdout.isatty() and not question
+    question = question or ("" if in_terminal else _piped())
     pictures = [*map(picture_part, image or ())]
     with connected(url, api_key, model) as (client, model_id):
         chat = Chat(client, model_id, system, options, connector or (), pictures=pictures)

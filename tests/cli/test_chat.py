@@ -255,11 +255,13 @@ def test_an_error_does_not_end_the_chat(serve: Serve) -> None:
 
 
 @pytest.mark.slow
-def test_piped_chat_prints_the_answer_only(serve: Serve) -> None:
+@pytest.mark.parametrize(("named", "stdin"), [([], "hi\n"), (["first", "hi"], "unread")])
+def test_one_question_prints_the_answer_only(serve: Serve, named: list[str], stdin: str) -> None:
     server = serve(Reply(delta(content="Hel") + delta(content="lo \ud83d") + DONE))
-    result = ran("chat", "--url", server.url + "/v1/", stdin="hi\n")
+    result = ran("chat", *named, "--url", server.url + "/v1/", stdin=stdin)
     assert (result.returncode, result.stdout, result.stderr) == (0, "Hello ?\n", "")
     assert server.requests[0]["model"] == "first"
+    assert server.requests[0]["messages"] == [{"role": "user", "content": "hi"}]
 
 
 @pytest.mark.slow
