@@ -5,7 +5,6 @@ A client that closes only its sending side, which HTTP allows, counts as disconn
 can't tell the two apart.
 """
 
-import asyncio
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
@@ -35,6 +34,7 @@ from mlx_server.http.resumable import RESUMABLE_HEADER, ResumableStreams, Stream
 from mlx_server.http.security import wants, with_client
 from mlx_server.http.sse import (
     OPENAI,
+    DisconnectGuard,
     EventStream,
     Frames,
     Output,
@@ -117,26 +117,10 @@ T = TypeVar("T")
 
 
 async def while_connected(http: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`. Cancels it and raises ClientDisconnect when the client leaves.
-
-    The body must have been read, so that the next message can only be the disconnect.
-    """
-    working = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(_disconnected(http))
-    try:
-        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            return working.result()
-        raise ClientDisconnect
-    finally:
-        for task in (working, leaving):
-            task.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)
-
-
-async def _disconnected(http: Request) -> None:
-    while (await http.receive())["type"] != "http.disconnect":
-        pass
+    """The result of `work`. Cancels it and raises ClientDisconnect when the client leaves."""
+    with DisconnectGuard(http.receive):
+        return await work
+    raise ClientDisconnect
 
 
 async def respond(

@@ -11,7 +11,6 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import anyio
 import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -128,19 +127,21 @@ class EventStream(Response):
         self._source = source
         self._frames = frames
         self._last_write = 0.0
+        self._comment: asyncio.Task[None] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
-        async with (
-            aclosing(self._source),
-            aclosing(self._chunks),
-            anyio.create_task_group() as tasks,
-        ):
-            tasks.start_soon(_cancel_when_gone, receive, tasks.cancel_scope)
-            await send(start)
-            tasks.start_soon(self._keep_alive, send)
-            await self._stream(send)
-            tasks.cancel_scope.cancel()
+        async with aclosing(self._source), aclosing(self._chunks):
+            with DisconnectGuard(receive):
+                await send(start)
+                self._last_write = asyncio.get_running_loop().time()
+                self._keep_alive(send)
+                try:
+                    await self._stream(send)
+                finally:
+                    self._timer.cancel()
+                    if self._comment:
+                        self._comment.cancel()
 
     async def _stream(self, send: Send) -> None:
         async with aclosing(encoded(self._chunks, self._frames)) as frames:
@@ -152,16 +153,40 @@ class EventStream(Response):
         self._last_write = asyncio.get_running_loop().time()
         await send({"type": "http.response.body", "body": data, "more_body": True})
 
-    async def _keep_alive(self, send: Send) -> None:
-        clock = asyncio.get_running_loop().time
-        self._last_write = clock()
-        while True:
-            await asyncio.sleep(self._last_write + KEEP_ALIVE_SECONDS - clock())
-            if clock() - self._last_write >= KEEP_ALIVE_SECONDS:
-                await self._write(send, self._frames.keep_alive())
+    def _keep_alive(self, send: Send) -> None:
+        """Writes a comment if nothing was written for a while, and calls itself again."""
+        loop = asyncio.get_running_loop()
+        if loop.time() - self._last_write >= KEEP_ALIVE_SECONDS:
+            self._comment = loop.create_task(self._write(send, self._frames.keep_alive()))
+            self._last_write = loop.time()
+        due = self._last_write + KEEP_ALIVE_SECONDS
+        self._timer = loop.call_at(due, self._keep_alive, send)
 
 
-async def _cancel_when_gone(receive: Receive, scope: anyio.CancelScope) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    scope.cancel()
+class DisconnectGuard:
+    """Cancels the task that runs its block when the client leaves, and ends the block then.
+
+    The body must have been read, so that the next message can only be the disconnect.
+    """
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._is_gone = False
+
+    def __enter__(self) -> None:
+        task = asyncio.current_task()
+        assert task
+        self._task, self._cancelling = task, task.cancelling()
+        self._watching = asyncio.ensure_future(self._watch())
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> bool:
+        self._watching.cancel()
+        # as in `asyncio.timeout`, a cancellation of the task by others goes on
+        was_cancelled = self._is_gone and self._task.uncancel() <= self._cancelling
+        return was_cancelled and kind is asyncio.CancelledError
+
+    async def _watch(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self._is_gone = True
+        self._task.cancel()
