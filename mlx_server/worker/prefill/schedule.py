@@ -246,6 +246,10 @@ FIRST_WEIGHT, WORTH_SHARING, ANSWER = 3, 0.95, 32
 """Prompts that don't fit into a piece share several if the sum of the mean time to a first token,
 so many times, and of the time until all answers of so many tokens end is less by this factor."""
 
+CROWD = 8
+"""Without a curve that shows what a pass of all would save, half of so many prompts are computed
+first: their first tokens come sooner, and the others' hardly later."""
+
 SAVED_SECONDS = 1.0
 """The most seconds of owed steps that are postponed while several prompts wait."""
 
@@ -418,7 +422,9 @@ class PrefillBudget:
         rows hardly longer.
 
         left: the tokens of each prompt, in the order in which they are computed."""
-        if self._curve.is_flat or not self._steps or len(left) < 2:
+        if self._curve.is_flat:
+            return len(left) // 2 if len(left) >= CROWD else None
+        if not self._steps or len(left) < 2:
             return None
         tokens = self._stretched(self._gap, self._step(decoding) if decoding else 0.0, 1, 0)
         # an answer ends before the next of long prompts is computed

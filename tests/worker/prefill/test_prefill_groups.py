@@ -80,6 +80,15 @@ def test_prompts_are_computed_apart_where_a_pass_of_all_is_no_faster(
     assert mean <= of_one_pass * all_at_once.first_token
 
 
+@pytest.mark.parametrize(("count", "groups"), [(7, [7]), (8, [4, 4]), (16, [8, 4, 4])])
+def test_half_of_a_crowd_is_computed_first_where_no_curve_is_known(
+    count: int, groups: list[int], tiny_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pieces = computed(monkeypatch)
+    together(tiny_model, [Ask(a_prompt(8, seed=number)) for number in range(count)])
+    assert [len(piece) for piece in pieces] == groups
+
+
 @pytest.mark.parametrize(("cached", "expected"), [(1000, 1), (5000, 2)])
 def test_a_short_prompt_is_not_padded_to_one_that_is_mostly_cached(
     cached: int, expected: int
