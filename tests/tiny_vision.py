@@ -489,7 +489,7 @@ MOLMO = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16, "hi
 
 WHOLE_FAMILIES: dict[str, TinyVision] = {
     "molmo2": TinyVision(
-        {"model_type": "molmo2", "additional_vocab_size": 8},
+        {"model_type": "molmo2", "additional_vocab_size": 8, "head_dim": 32},
         {},
         {
             "image_patch_id": id_of("<im_patch>"),

@@ -655,8 +655,9 @@ def test_no_setting_takes_a_picture_beyond_the_limits(folder: Path, tmp_path: Pa
                 assert sum(w * h for w, h in sizes) < 3 * limits.PICTURE_PIXELS, (path, wrong)
 
 
-def test_an_adapter_and_a_cache_of_8_bits_go_with_pictures(tmp_path: Path) -> None:
-    folder = tiny_vision(tmp_path / "model", "qwen3_5")
+@pytest.mark.parametrize("family", ["qwen3_5", "molmo2"])
+def test_an_adapter_and_a_cache_of_8_bits_go_with_pictures(tmp_path: Path, family: str) -> None:
+    folder = tiny_vision(tmp_path / "model", family)
     model = load(folder)
     adapters, vision = AdapterWeights(model), sight(model).vision
     adapters.load("a", mlx_adapter(tmp_path / "adapter", folder, scale=4.0))
