@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
-from functools import cache
+from functools import cache, lru_cache
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -644,11 +644,16 @@ def _is_bounded(vision: Vision) -> bool:
 def borrowing(vision: Vision, placeholder: str) -> Vision:
     """The vision with what its processor makes of pictures of all shapes. Raises FileRefused if
     it fails."""
-    recipe = vision.recipe
-    assert isinstance(recipe, Borrowed)
+    assert isinstance(vision.recipe, Borrowed)
+    family = replace(vision.family, placeholder=placeholder)
+    return replace(vision, recipe=_measured(vision.recipe), family=family)
+
+
+@lru_cache(16)
+def _measured(recipe: Borrowed) -> Borrowed:
     pixels = side = tokens = 0
     for shape in ((640, 480), *SHAPES):
-        ((size,),) = recipe.fit(vision.tokens).resizes(*shape)
+        ((size,),) = recipe.fit(limits.PICTURE_TOKENS).resizes(*shape)
         try:
             made, _ = processed(recipe.folder, recipe.stamp, size, bytes(3 * size[0] * size[1]))
         except FileRefused:
@@ -658,9 +663,7 @@ def borrowing(vision: Vision, placeholder: str) -> Vision:
         areas = [width * height for width, height in made.sizes]
         pixels, tokens = max(pixels, sum(areas)), max(tokens, len(made.ids))
         side = max(side, math.isqrt(max(areas)) + 1)
-    recipe = replace(recipe, pixels=pixels, side=side, tokens=tokens)
-    family = replace(vision.family, placeholder=placeholder)
-    return replace(vision, recipe=recipe, family=family)
+    return replace(recipe, pixels=pixels, side=side, tokens=tokens)
 
 
 def within_memory(
