@@ -90,18 +90,7 @@ def serving(*tasks: str) -> Any:
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize(
-    ("tasks", "requested", "expected"),
-    [
-        ("embed rerank generate upstream", None, "generate"),
-        ("embed upstream generate", None, "upstream"),
-        ("embed generate", "", "generate"),
-        ("embed generate", "embed", "embed"),
-        ("", "not there", "not there"),
-        ("", None, None),
-        ("embed rerank", None, None),
-    ],
-)
+@cases
 async def test_a_request_without_a_model_gets_the_first_that_generates(
     tasks: str, requested: str | None, expected: str | None
 ) -> None:

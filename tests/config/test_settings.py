@@ -80,16 +80,7 @@ def test_without_bytes_on_disk_there_is_no_folder() -> None:
     assert load().server.prompt_cache.memory is None
 
 
-@pytest.mark.parametrize(
-    ("text", "problems_of"),
-    [
-        ("{disk: -1}", "disk"),
-        ("{disk: 12TB}", "12GB"),
-        ("{memory: lots}", "memory"),
-        ("{disc: 1GB}", "did you mean `disk`"),
-        ("[]", "should be a mapping"),
-    ],
-)
+@cases
 def test_mistakes_about_the_prompt_cache_are_told(text: str, problems_of: str) -> None:
     found = problem(f"server: {{prompt_cache: {text}}}\n" + MINIMAL)
     assert (found.line, problems_of in str(found)) == (1, True)

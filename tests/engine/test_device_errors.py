@@ -15,16 +15,7 @@ def test_a_command_buffer_that_failed(text: str, kind: str) -> None:
     assert device_error(RuntimeError(FAILED + text)) == kind
 
 
-@pytest.mark.parametrize(
-    ("text", "kind"),
-    [
-        ("cudaMallocAsync(&data, size, stream) failed: out of memory", "out_of_memory"),
-        ("cudaStreamSynchronize(stream_) failed: an illegal memory access was encountered", "lost"),
-        ("cudaGraphLaunch(exec, stream) failed: unspecified launch failure", "lost"),
-        ("cuLaunchKernelEx failed: the launch timed out and was terminated", "lost"),
-        ("an illegal memory access", None),
-    ],
-)
+@cases
 def test_a_cuda_call_that_failed(text: str, kind: str | None) -> None:
     assert device_error(RuntimeError(text)) == kind
 

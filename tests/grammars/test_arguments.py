@@ -114,19 +114,7 @@ def test_each_choice_makes_variants(schema: Any, sets: list[str], reported: list
     assert [found.keyword for found in unsupported_one_by_one(tool)] == reported
 
 
-PATTERN = {"type": "string", "pattern": r"^(?=a)b"}
-
-
-@pytest.mark.parametrize(
-    ("schema", "reported"),
-    [
-        ({"properties": {"a": {"pattern": "^a+$"}}}, []),
-        ({"properties": {"a": PATTERN}}, ["pattern"]),
-        ({"properties": {"a": {"$ref": "#/$defs/p"}}, "$defs": {"p": PATTERN}}, ["pattern"]),
-        ({"properties": {"a": {"anyOf": [PATTERN, {}]}}}, ["pattern"]),
-        ({"properties": {"a": {"items": PATTERN}}}, []),
-    ],
-)
+@cases
 def test_patterns_of_texts_without_quotes_may_be_reported(schema: Any, reported: list[str]) -> None:
     assert [found.keyword for found in unsupported_as_text(Tool("f", "", schema))] == reported
 

@@ -115,19 +115,7 @@ def test_text_is_never_a_control_token(wanted: Format) -> None:
 LISTED = {"properties": {"a": {"type": "integer"}}}
 
 
-@pytest.mark.parametrize(
-    ("more", "closed"),
-    [
-        ({}, True),
-        ({"required": ["a"]}, True),
-        ({"required": ["b"]}, False),
-        ({"minProperties": 1}, False),
-        ({"additionalProperties": True}, False),
-        ({"patternProperties": {"^b": {}}}, False),
-        ({"allOf": [{"properties": {"b": {}}}]}, False),
-        ({"$ref": "#/$defs/more", "$defs": {"more": {"properties": {"b": {}}}}}, False),
-    ],
-)
+@cases
 def test_arguments_are_those_listed_unless_more_is_said(
     more: dict[str, object], closed: bool
 ) -> None:
@@ -201,18 +189,7 @@ def test_what_is_refused_is_what_would_not_compile(pattern: str) -> None:
     assert compiles(pattern) is not bool(refused)
 
 
-@pytest.mark.parametrize(
-    ("pattern", "found_in", "not_in"),
-    [
-        ("a", ["a", "xay", "\na"], ["", "b"]),
-        ("^a$|b", ["a", "xb"], ["ac", "ca"]),
-        (r"^a\$", ["a$", "a$b"], ["a", "ba$"]),
-        ("a/[/b]$", ["xa/b", "a//"], ["a/c", "a/bc"]),
-        (r"^\d[^\d]", ["1a"], ["11", "a1a"]),
-        (r"^\p{Lu}+$", ["É"], ["é"]),
-        ("", ["", "a"], []),
-    ],
-)
+@cases
 def test_a_pattern_is_searched_for(pattern: str, found_in: list[str], not_in: list[str]) -> None:
     matcher = compiled(f"start: T\nT: /{patterns.search_pattern(pattern)}/")
     assert [text for text in found_in if not matches(matcher, text)] == []

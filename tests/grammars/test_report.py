@@ -93,17 +93,7 @@ def test_one_of_is_held_where_no_value_follows_two_options(options: Any, is_held
     assert reported == ([] if is_held else ["oneOf at #"])
 
 
-@pytest.mark.parametrize(
-    ("bounds", "taken", "refused"),
-    [
-        ({"maximum": 2**53}, 2**53, 2**53 + 1),
-        ({"maximum": 2**63 - 1}, 2**53, 2**63),
-        ({"exclusiveMinimum": -(2**63)}, 2 - 2**53, -(2**63)),
-        ({"minimum": -(2**53)}, -(2**53), -(2**53) - 1),
-        ({"exclusiveMaximum": 2**53 - 1}, 2**53 - 2, 2**53 - 1),
-        ({"exclusiveMinimum": 1 - 2**53}, 2 - 2**53, 1 - 2**53),
-    ],
-)
+@cases
 def test_bounds_that_doubles_have_are_exact(bounds: Any, taken: int, refused: int) -> None:
     asked = {"type": "integer", **bounds}
     assert not schema_unenforced(asked)

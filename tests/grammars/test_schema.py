@@ -53,19 +53,7 @@ def test_references_out_of_the_schema_or_around_in_it_are_refused(found: Any, na
     assert named in refusal(found)
 
 
-@pytest.mark.parametrize(
-    "found",
-    [
-        {"$ref": "#/$defs/a~1b", "$defs": {"a/b": {"type": "integer"}}},
-        {"$ref": "#/$defs/a%25b", "$defs": {"a%b": {"type": "integer"}}},
-        {"$ref": "#whole", "$defs": {"a": {"$anchor": "whole", "type": "integer"}}},
-        {"$ref": "#whole", "definitions": {"a": {"$id": "#whole", "type": "integer"}}},
-        {"$ref": "#/components/schemas/A", "components": {"schemas": {"A": {"type": "integer"}}}},
-        {"$id": "http://a/b", "$schema": "evil://x", "type": "integer"},
-        {"$schema": "http://json-schema.org/draft-04/schema#", "type": "integer"},
-        {"x-guidance": {"lenient": True, "whitespace_pattern": "x"}, "type": "integer"},
-    ],
-)
+@cases
 def test_what_may_stand_around_a_schema(found: dict[str, Any]) -> None:
     matcher = matcher_of(JsonFormat(found))
     assert matches(matcher, "12")

@@ -21,7 +21,7 @@ from mlx_server.models.architectures import (
 )
 from mlx_server.models.files import BITS, MODES, quantization_of, why_not_read
 from tests.tables import cases
-from tests.tiny_encoders import BERT, ENCODERS, MODERN, POSITIONS, XLM_R, ranking
+from tests.tiny_encoders import BERT, ENCODERS, MODERN, XLM_R, ranking
 
 GEMMA3 = {
     "model_type": "gemma3",
@@ -95,18 +95,7 @@ def test_what_can_not_be_done_is_named(config: dict[str, Any], what: str) -> Non
     assert what in (why_unknown(config) or "")
 
 
-@pytest.mark.parametrize(
-    ("config", "tokens"),
-    [
-        (BERT, POSITIONS),
-        (XLM_R, POSITIONS - 2),
-        ({**XLM_R, "max_position_embeddings": 8194}, 8192),
-        ({"model_type": "roberta"}, 510),
-        ({"model_type": "bert", "max_position_embeddings": "x"}, 512),
-        ({"model_type": "modernbert"}, 8192),
-        ({"model_type": "roberta", "max_position_embeddings": 1}, 1),
-    ],
-)
+@cases
 def test_the_longest_text(config: dict[str, Any], tokens: int) -> None:
     """RoBERTa's positions begin after its padding token's."""
     assert context_of(config) == tokens

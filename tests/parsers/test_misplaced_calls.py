@@ -114,18 +114,7 @@ def test_bare_json_stands_anywhere_where_it_is_the_familys_own_format() -> None:
         assert read(none, layout=layout) == ([], none)
 
 
-@pytest.mark.parametrize(
-    ("text", "is_held"),
-    [
-        ('{"name": "write", "arguments": {"te', True),
-        ('{"na', True),
-        ('{"name": "wri', True),
-        ('{"name": "Ada", ', False),
-        ('{"text": "', False),
-        ("```python\nimport", False),
-        ("[1,", False),
-    ],
-)
+@cases
 def test_text_is_held_only_while_it_may_be_a_call(text: str, is_held: bool) -> None:
     parser = MarkupParser(MarkupLayout(reasoning=()), ParseContext(tools=TOOLS))
     assert text_of(parser.feed(-1, text)) == ("" if is_held else text.rstrip())

@@ -3,7 +3,6 @@
 from typing import Any
 
 import msgspec
-import pytest
 
 from mlx_server.prompts.message_normalization import TemplateCapabilities
 from mlx_server.prompts.template_capabilities import default_system, template_capabilities
@@ -24,18 +23,7 @@ def test_a_template_is_asked_for_its_manners(body: str, capabilities: dict[str, 
 SAY = EACH + "{{ m.role }}: {{ m.content }}" + END
 
 
-@pytest.mark.parametrize(
-    ("source", "expected"),
-    [
-        (SAY, "never"),
-        ("{% if response_format %}Answer in JSON.{% endif %}" + SAY, "never"),
-        (
-            "{% if response_format %}{{ response_format.json_schema.schema }}{% endif %}" + SAY,
-            "response_format",
-        ),
-        ("{% if json_schema %}{{ json_schema }}{% endif %}" + SAY, "json_schema"),
-    ],
-)
+@cases
 def test_a_template_may_render_the_schema_itself(source: str, expected: str) -> None:
     assert template_capabilities(ChatTemplate(source), {}).schema == expected
 

@@ -63,16 +63,7 @@ def test_what_would_lose_a_word_or_has_no_call_is_none(value: Any) -> None:
         found(value)
 
 
-@pytest.mark.parametrize(
-    ("value", "id"),
-    [
-        ({"id": "x", "name": "f", "arguments": {}}, "x"),
-        ({"call_id": "x", "tool_calls": [{"name": "f", "arguments": {}}]}, "x"),
-        ({"id": "out", "tool_calls": [{"id": "x", "name": "f", "arguments": {}}]}, "x"),
-        ({"id": "", "name": "f", "arguments": {}}, None),
-        ({"id": 7, "name": "f", "arguments": {}}, None),
-    ],
-)
+@cases
 def test_the_id_is_the_nearest_text(value: Any, id: str | None) -> None:
     assert [call.id for call in found(value)] == [id]
 
@@ -251,17 +242,6 @@ def test_what_can_not_be_found_out_is_said_to_be_so(schema: Any) -> None:
 KNOWN = ("city", "unit")
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "inside"),
-    [
-        ("arguments", {"city": "Rome"}, {"city": "Rome"}),
-        ("input", '{"city": "Rome", "unit": "c"}', {"city": "Rome", "unit": "c"}),
-        ("parameters", {}, {}),
-        ("arguments", {"town": "Rome"}, None),
-        ("arguments", "Rome", None),
-        ("arguments", '["city"]', None),
-        ("where", {"city": "Rome"}, None),
-    ],
-)
+@cases
 def test_what_is_inside(key: str, value: Any, inside: Any) -> None:
     assert unwrapped(key, value, KNOWN) == inside

@@ -49,16 +49,7 @@ def test_what_shows_an_account_or_a_machine_is_redacted(secret: str) -> None:
         assert secret not in redacted(f"It is at {secret} now")
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "`max_tokens` must be <= 4096 for openai/gpt-oss-120b",
-        "tools.0.function.parameters: /properties/city/type is wrong, see /v1/models",
-        "This model's maximum context length is 131072 tokens, you asked for 140,000.",
-        "claude-sonnet-4-5-20250929 has no logprobs; basic output only",
-        "Unexpected token: '<' at 5",
-    ],
-)
+@cases
 def test_words_on_the_request_are_not_redacted(text: str) -> None:
     assert redacted(text) == text
 
@@ -108,19 +99,7 @@ def test_an_error_by_another_name(
         assert "{" not in message
 
 
-@pytest.mark.parametrize(
-    "said",
-    [
-        "prompt is too long: 210000 tokens > 200000 maximum",
-        "the request exceeds the available context size. try increasing it",
-        "input length and `max_tokens` exceed context limit: 1 + 2 > 3",
-        "This model's maximum prompt length is 8192 but the request has 9000 tokens.",
-        "The number of input tokens 9000 cannot exceed the limit 8192",
-        "`inputs` tokens + `max_new_tokens` must be <= 4096. Given: 5000",
-        "Range of input length should be [1, 30720]",
-        "the prompt has 9000 tokens, more than max_model_len",
-    ],
-)
+@cases
 def test_a_prompt_that_is_too_long_in_other_words(
     said: str, client: TestClient, upstream: PlayingServer
 ) -> None:

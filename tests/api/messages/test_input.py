@@ -17,7 +17,6 @@ from tests.tables import cases, messages_of
 
 SIGNER = Signer(b"key")
 HI: Json = {"role": "user", "content": "hi"}
-HO: Json = {"role": "assistant", "content": "ho"}
 CACHED: Json = {"cache_control": {"type": "ephemeral"}}
 SCHEMA: Json = {"type": "object", "properties": {"a": {"type": "integer"}}}
 TOOL: Json = {"name": "f", "description": "does f", "input_schema": SCHEMA}
@@ -147,17 +146,7 @@ def test_thoughts_come_back(block: Json, reasoning: str | None, is_own: bool) ->
     assert found.ignored == (() if is_own else ("messages.content.signature",))
 
 
-@pytest.mark.parametrize(
-    ("last", "continues"),
-    [
-        (assistant(thinking("Hm."), text("Yes, ")), True),
-        ({"role": "assistant", "content": "Yes, "}, True),
-        (assistant(text("I look."), use("1")), False),
-        ({"role": "assistant", "content": ""}, False),
-        (HI, False),
-        (system("Go on."), False),
-    ],
-)
+@cases
 def test_an_answer_that_the_client_has_begun_is_continued(last: Json, continues: bool) -> None:
     assert conversation(messages=[HI, last]).continue_final_message == continues
 
@@ -249,16 +238,7 @@ def test_choices(choice: Json, expected: Any) -> None:
     assert not parsed(tools=[TOOL], tool_choice=alone).request.parallel_calls
 
 
-@pytest.mark.parametrize(
-    ("asked", "param"),
-    [
-        ({"tool_choice": {"type": "any"}}, "tool_choice"),
-        ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "g"}}, "tool_choice"),
-        ({"tools": [TOOL], "tool_choice": {"type": "tool"}}, "tool_choice.name"),
-        ({"tools": [TOOL, TOOL]}, "tools[1].name"),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools"),
-    ],
-)
+@cases
 def test_tools_that_can_not_be_offered(asked: Json, param: str) -> None:
     error = refused(**asked)
     assert error.param == param
@@ -266,19 +246,7 @@ def test_tools_that_can_not_be_offered(asked: Json, param: str) -> None:
         assert repr(asked["tools"][-1]["type"]) in error.message
 
 
-REFERENCE: Json = {"type": "tool_reference", "tool_name": "later"}
-
-
-@pytest.mark.parametrize(
-    ("given", "offered"),
-    [
-        ([HI], ["f"]),
-        ([assistant(use("1")), user(result("1", "later"))], ["f"]),
-        ([assistant(use("1")), user(result("1", [REFERENCE]))], ["f", "later"]),
-        ([HO, user({**REFERENCE, "tool_name": "last"}), HI], ["f", "last"]),
-        ([assistant(use("1", "last")), user(result("1", [REFERENCE]))], ["f", "last", "later"]),
-    ],
-)
+@cases
 def test_a_deferred_tool_is_offered_once_it_is_named(given: list[Json], offered: list[str]) -> None:
     found = conversation(messages=given, tools=[LATER, TOOL, LAST])
     assert [tool.name for tool in found.tools] == offered

@@ -43,18 +43,7 @@ from tests.tables import cases
 FINAL = "<|channel|>final<|message|>"
 
 
-@pytest.mark.parametrize(
-    ("text", "passed_on"),
-    [
-        ('{"name": "note", "arguments": {"text": "x", ', False),
-        ('{"parameters": {"text": "x"}, ', False),
-        ('{"text": "x", ', True),
-        ('{"name": "other", ', True),
-        ('{"name": "note", "arguments": {}} is', True),
-        ("[", False),
-        ("[1", True),
-    ],
-)
+@cases
 def test_text_is_held_as_long_as_it_may_be_a_call(text: str, passed_on: bool) -> None:
     reading = parser()
     events = [event for token in ids(FINAL + text) for event in reading.feed(token, "")]
