@@ -200,6 +200,16 @@ def _lists_all(parameters: Mapping[str, Any]) -> bool:
     return all(isinstance(name, str) and name in listed for name in required)
 
 
+def framed(frame: Mapping[str, Any], key: str, schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the schema of an object, `frame`, whose member `key` has this schema."""
+    view = View(schema)
+    carried = _CopiedDefinitions(view)
+    inner = carried.copy(Part((), view.root))
+    inner = {keyword: value for keyword, value in inner.items() if keyword not in DEFINITIONS}
+    members = {**frame["properties"], key: inner}
+    return {**frame, "properties": members, "$defs": carried.definitions()}
+
+
 class _CopiedDefinitions:
     """Copies the targets of references into one `$defs`, under new names."""
 

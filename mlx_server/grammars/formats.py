@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from mlx_server import limits
 from mlx_server.errors import InvalidGrammar
 from mlx_server.grammars import patterns
-from mlx_server.grammars.arguments import object_of
+from mlx_server.grammars.arguments import framed, object_of
 from mlx_server.grammars.check import ReadableSchema, readable
 from mlx_server.grammars.compiled import compiled
 from mlx_server.grammars.compiled import lark_of as converted
@@ -269,6 +269,17 @@ def arguments(parameters: Mapping[str, Any], lark: Lark, *, strict: bool = False
     schema = object_of(parameters)
     check_schema(schema, strict=strict)
     return lark.schema(compiled(schema).grammar)
+
+
+def call_json(
+    parameters: Mapping[str, Any], lark: Lark, frame: Mapping[str, Any], key: str, *, strict: bool
+) -> str:
+    """Returns the rule of a call as one JSON object, `frame`, whose member `key` has the arguments.
+    The rule may stand beside one of formatted JSON, as an expression of a call's beginning may not:
+    the first lexeme would decide."""
+    schema = object_of(parameters)
+    check_schema(schema, strict=strict)
+    return lark.schema(compiled(framed(frame, key, schema)).grammar)
 
 
 def format_rule(format: Format, lark: Lark) -> str:

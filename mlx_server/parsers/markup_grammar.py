@@ -5,6 +5,7 @@ MarkupParser reads whatever the grammar allows: delimiters have the same meaning
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import groupby
 
 from mlx_server.engine.messages import Grammar
@@ -13,7 +14,7 @@ from mlx_server.grammars.lark import Lark, literally
 from mlx_server.messages import Tool
 from mlx_server.parsers.markup_layout import MarkupLayout
 from mlx_server.parsers.parse_context import OutputSpec, is_tag
-from mlx_server.requests import Format, NamedTool
+from mlx_server.requests import Format, JsonFormat, NamedTool
 from mlx_server.tool_parsers.call_format import (
     BlockGrammar,
     UnmarkedBlockGrammar,
@@ -180,9 +181,12 @@ class RequiredGrammar(MarkupGrammar):
         return self._whole(texts=[format_rule(format, self.lark)])
 
     def calls_or_text(self, tools: Sequence[Tool], format: Format) -> Grammar | None:
-        if self.marked:
-            self.unmarked = []  # indistinguishable from formatted text
-        bare = self._bare(tools, several=True)
+        if not self.marked:
+            bare = self._bare(tools, several=True)
+        else:  # the beginnings of others are indistinguishable from formatted text
+            written = [b.as_json for b in self.unmarked if b.as_json is not None]
+            rules = written if isinstance(format, JsonFormat) else []
+            bare = [one_of(writable(partial(rule, self.lark), tools)) for rule in rules]
         return self._whole(self._several(tools), bare, [format_rule(format, self.lark)])
 
     def _several(self, tools: Sequence[Tool]) -> list[str]:

@@ -9,12 +9,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from mlx_server.grammars.formats import arguments
+from mlx_server.grammars.formats import arguments, call_json
 from mlx_server.grammars.grammar import SPACE
 from mlx_server.grammars.lark import Lark, literally
 from mlx_server.messages import Tool
 from mlx_server.tool_parsers import values
-from mlx_server.tool_parsers.call_format import BlockGrammar, CallFormat, UnmarkedBlockGrammar
+from mlx_server.tool_parsers.call_format import (
+    BlockGrammar,
+    CallFormat,
+    UnmarkedBlockGrammar,
+    one_of,
+)
 from mlx_server.tool_parsers.calls import ToolCallEmitter, ToolCallWriter
 from mlx_server.tool_parsers.model_json import Malformed, loads
 from mlx_server.tool_parsers.source import Source, Steps
@@ -163,6 +168,13 @@ class JsonCallForm:
             lark.frame(rule, self._frame(tool, key_of_arguments))
         return f"{key} {rule} {lark.terminal(CLOSING)}"
 
+    def as_json(self, lark: Lark, tool: Tool) -> str:
+        frames = ((key, self._frame(tool, key)) for key in self.arguments)
+        return one_of(
+            call_json(tool.parameters, lark, frame, key, strict=tool.strict)
+            for key, frame in frames
+        )
+
     def _frame(self, tool: Tool, key: str) -> dict[str, Any]:
         """Returns the schema of the call, for `Lark.frame`."""
         members = [
@@ -272,7 +284,12 @@ def array_block(form: JsonCallForm, closes: str = "", before: str = "[") -> Bloc
 def bare_block(form: JsonCallForm) -> UnmarkedBlockGrammar:
     """Returns a block of one or more objects without delimiters."""
     return UnmarkedBlockGrammar(
-        call=form.call, between=";", read_on=READ_ON, head=form.head, rest=form.rest
+        call=form.call,
+        between=";",
+        read_on=READ_ON,
+        head=form.head,
+        rest=form.rest,
+        as_json=form.as_json,
     )
 
 

@@ -321,6 +321,23 @@ def test_calls_or_text_of_a_format(way: Way) -> None:
     assert both
 
 
+def test_a_call_of_a_format_without_delimiters_may_take_a_formatted_texts_place() -> None:
+    """Their first keys are the same, and the tool's schema has references."""
+    path = Tool("path", "", {"properties": {"at": {"$ref": "#/$defs/x"}}, "required": ["at"],
+                             "$defs": {"x": {"type": "integer"}}})  # fmt: skip
+    way = Way(LLAMA3, control=True)
+    wanted = OutputSpec(way.reading([path]), "auto", JsonFormat(PERSON))
+    matcher = way.matcher(wanted)
+    for said, is_allowed in {
+        '{"name": "Ada", "born": 1815}': True,
+        '{"name": "path", "parameters": {"at": 5}}': True,
+        '{"name": "path", "parameters": {"at": "5"}}': False,
+        '{"name": "path", "born": 1815}': False,
+    }.items():
+        tokens = way.encode(said)
+        assert (matcher.deep_copy().validate_tokens(tokens) == len(tokens)) is is_allowed, said
+
+
 def nasty(way: Way) -> list[Tool]:
     marks = [*way.family.layout_with(tools()).calls, *way.family.thinking_delimiters()[1]]
     keys = [f"key_{n}" for n in range(40)]
