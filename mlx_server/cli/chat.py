@@ -81,7 +81,9 @@ def chat(
 def _piped() -> str:
     if text := sys.stdin.read().strip():
         return text
-    raise BadRequest('There is no question on standard input. Try: echo "hi" | mlx-server chat')
+    raise BadRequest(
+        'There is no question on standard input. Try: mlx-server chat MODEL "Name three fish."'
+    )
 
 
 def _print_text(delta: Delta) -> None:

@@ -44,10 +44,10 @@ def replaced(config: Path | None, wanted: Callable[[int, str], bool]) -> str:
     }
     named = [pid for pid, url in running.items() if wanted(pid, url)]
     if len(named) != 1:
-        found = ", ".join(sorted(running.values())) or "none"
+        urls = ", ".join(sorted(running.values()))
+        how = f"Of the servers that run ({urls}) name one by --port" if urls else "No server runs"
         raise ServerError(
-            f"Which server? In {data_dir.name}, the data directory, there are: {found}. Name one "
-            "by --port; one that has another directory is found by its --config, or with its "
-            "MLX_SERVER_DATA."
+            f"{how}. One that has another data directory than {data_dir.name!r} is found by its "
+            "--config or its MLX_SERVER_DATA."
         )
     return handover.ask(data_dir / servers.FOLDER, named[0])

@@ -176,7 +176,9 @@ def test_one_that_can_not_start_changes_nothing(server: LiveServer) -> None:
         assert http.post("/v1/completions", json={"model": TINY, "prompt": "a"}).is_success
     unknown = restarted(server, "restart", "--port", "1")
     assert isinstance(unknown.exception, ServerError)
-    assert server.url in unknown.exception.message
+    assert f"that run ({server.url}) name one by --port" in unknown.exception.message
+    none = CliRunner().invoke(app, ["restart"], env={"MLX_SERVER_DATA": str(file.parent / "no")})
+    assert "No server runs. One that has another data" in str(none.exception)
     # what has replaced a server does not outlive the first process
     ask(server)
     assert "takes the requests from now on" in server.log
