@@ -259,7 +259,7 @@ class CompletionsOutput:
     """What OpenAI's chat completions and its older completions have in common."""
 
     PREFIX: ClassVar[str]
-    """Of ids."""
+    """The beginning of the completions' ids."""
     BODY: ClassVar[str]
     CHUNK: ClassVar[str]
     """The names of the objects."""

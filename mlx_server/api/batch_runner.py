@@ -99,7 +99,7 @@ class BatchJob(msgspec.Struct, kw_only=True):
     errors: list[dict[str, Any]] = []
     """Why it has failed."""
     files: list[str] = []
-    """Those of the output files that are not empty."""
+    """The ids of the output files that are not empty."""
 
     @property
     def input_name(self) -> str:
@@ -128,7 +128,7 @@ def batch_of(body: bytes) -> BatchJob:
     return msgspec.json.decode(body, type=BatchJob)
 
 
-class Line(msgspec.Struct):
+class BatchLine(msgspec.Struct):
     """A request of either API's batch."""
 
     custom_id: str
@@ -201,8 +201,8 @@ class Answered(msgspec.Struct):
         return usage.counts() if usage else {}
 
 
-def line_of(raw: bytes) -> Line:
-    return msgspec.json.decode(raw, type=Line)
+def line_of(raw: bytes) -> BatchLine:
+    return msgspec.json.decode(raw, type=BatchLine)
 
 
 def lines_of(file: BinaryIO) -> Iterator[bytes]:
@@ -520,7 +520,9 @@ class BatchRunner:
         finally:
             await cancelled(tasks)
 
-    async def _answer_line(self, batch: BatchJob, owner: str, line: Line, journal: Journal) -> None:
+    async def _answer_line(
+        self, batch: BatchJob, owner: str, line: BatchLine, journal: Journal
+    ) -> None:
         for attempt in range(ATTEMPTS):
             reply = await self._reply(batch.endpoint, owner, line.request)
             while isinstance(reply.error, Overloaded):

@@ -117,7 +117,7 @@ async def embeddings(http: Request) -> Response:
 
 
 SMALL_BYTES = 64 << 10
-"""Of vectors that are written at once."""
+"""Vectors of at most so many bytes are written at once."""
 
 
 def vectors_response(

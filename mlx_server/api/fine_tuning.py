@@ -102,7 +102,7 @@ class FineTuningJob(msgspec.Struct, kw_only=True):
     created_at: int
     model: str
     name: str
-    """That of the adapter."""
+    """The adapter's name."""
     training_file: str
     validation_file: str | None
     epochs: int

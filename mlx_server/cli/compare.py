@@ -65,9 +65,9 @@ URL = re.compile(r"https?://")
 @dataclass(frozen=True)
 class Request:
     prompt: str
-    """For the page."""
+    """The last message's text, which the page shows."""
     schema: Mapping[str, Any] | None = None
-    """That of the answer's JSON, if it has one."""
+    """The schema that the answer's JSON has to follow, if any."""
     tools: Sequence[Tool] = ()
 
 
@@ -82,7 +82,7 @@ class ParsedAnswer:
 
 
 @dataclass(frozen=True)
-class Measured:
+class ComparisonResult:
     """How the second model differs from the first one."""
 
     divergences: Sequence[Divergence]
@@ -93,7 +93,7 @@ class Measured:
     @classmethod
     def of(
         cls, found: Iterable[Finding], read: Callable[[int, Answers], list[ParsedAnswer]]
-    ) -> "Measured":
+    ) -> "ComparisonResult":
         """read: parses the answers of a side."""
         with Console(stderr=True).status("The first model answers, then both are compared"):
             results = [*found]
@@ -198,7 +198,7 @@ def _side(config: Path | None, named: str) -> tuple[PreparedModel, Side]:
 
 def _local(
     config: Path | None, first: str, second: str, lines: Sequence[bytes], tokens: int
-) -> Measured:
+) -> ComparisonResult:
     prepared, one = _side(config, first)
     _, other = _side(config, second)
     conversations = [*map(_conversation, lines)]
@@ -209,7 +209,7 @@ def _local(
         stops=sorted(prepared.family.stops(prepared.checkpoint)),
     )
     pairs = partial(zip, [each.tools for each in conversations], strict=True)
-    return Measured.of(
+    return ComparisonResult.of(
         findings(job),
         lambda _, side: [parsed_answer(prepared, *pair) for pair in pairs(side.tokens)],
     )
@@ -217,7 +217,7 @@ def _local(
 
 def _served(
     first: str, second: str, lines: Sequence[bytes], asked: Sequence[Request], tokens: int
-) -> Measured:
+) -> ComparisonResult:
     models = ServedModel(first), ServedModel(second)
     bodies = [*map(_body, lines)]
 
@@ -230,7 +230,7 @@ def _served(
             for body, each in zip(bodies, asked, strict=True)
         ]
 
-    return Measured.of(served_findings(models, bodies, tokens), answers)
+    return ComparisonResult.of(served_findings(models, bodies, tokens), answers)
 
 
 def _body(line: bytes) -> dict[str, Any]:
@@ -289,7 +289,7 @@ def _request(line: bytes) -> Request:
 Row = tuple[str, str, str]
 
 
-def _rows(asked: Sequence[Request], measured: Measured) -> Iterable[Row]:
+def _rows(asked: Sequence[Request], measured: ComparisonResult) -> Iterable[Row]:
     firsts = [first for first in measured.firsts if first is not None]
     tokens = sum(len(each.kl) for each in measured.divergences)
     yield "requests, tokens of answers", f"{len(asked)}, {tokens}", ""
@@ -361,7 +361,10 @@ HEIGHT, WIDTH = 60, 6
 
 
 def page(
-    rows: Iterable[Row], asked: Sequence[Request], measured: Measured, names: tuple[str, str]
+    rows: Iterable[Row],
+    asked: Sequence[Request],
+    measured: ComparisonResult,
+    names: tuple[str, str],
 ) -> str:
     """A page with the table and, for each answer, a bar a token."""
     title = escape(f"{names[1]} compared with {names[0]}")

@@ -140,7 +140,7 @@ class Fingerprint(msgspec.Struct):
     files: str
     """The stamp of the model's."""
     logprobs: Sequence[Sequence[float]]
-    """Those of the tokens of fixed texts."""
+    """The log probabilities of the tokens of fixed texts."""
     noise: float
 
 

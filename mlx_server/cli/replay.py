@@ -59,7 +59,7 @@ def serve_recorded(
 def recorded_settings(
     model: str, config: Path | None, upstream: str | None, api_key_env: str | None, port: int | None
 ) -> Settings:
-    """Those of models.yaml, with this model alone."""
+    """The settings of models.yaml, with this model alone."""
     settings = load_settings(config, overrides={"port": port})
     named = {id: m for id, m in settings.models.items() if model in (id, *m.aliases)}
     if upstream is not None:

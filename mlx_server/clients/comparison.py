@@ -42,7 +42,7 @@ def without_key(named: str) -> str:
 
 
 @dataclass(frozen=True)
-class Likely:
+class ExpectedToken:
     """What a server expected at one token."""
 
     logprob: float
@@ -77,11 +77,11 @@ class ServedModel:
         """Returns what `read` makes of a chat completion."""
         return self._post("/v1/chat/completions", {**body, "max_tokens": tokens, **GREEDY}, read)
 
-    def expected(self, tokens: Sequence[int], begin: int) -> list[Likely]:
+    def expected(self, tokens: Sequence[int], begin: int) -> list[ExpectedToken]:
         """Returns what was expected of the tokens from `begin` on."""
         body = {"prompt": tokens, "max_tokens": 0, "echo": True, "logprobs": limits.TOP_LOGPROBS}
 
-        def read(given: Any) -> list[Likely]:
+        def read(given: Any) -> list[ExpectedToken]:
             scored = given["choices"][0].get("logprobs") or {}
             logprobs, tops = scored.get("token_logprobs"), scored.get("top_logprobs")
             if not logprobs or not tops or not len(logprobs) == len(tops) == len(tokens):
@@ -123,8 +123,8 @@ def _tokens(given: Any) -> list[int]:
     return [*map(int, given["tokens"])]
 
 
-def _likely(logprob: Any, tops: Any) -> Likely:
-    likely = Likely(float(logprob), {token: float(tops[token]) for token in tops})
+def _likely(logprob: Any, tops: Any) -> ExpectedToken:
+    likely = ExpectedToken(float(logprob), {token: float(tops[token]) for token in tops})
     if not tops or not all(map(math.isfinite, (likely.logprob, *likely.tops.values()))):
         raise ValueError("a log probability is no number")
     return likely
@@ -144,7 +144,7 @@ def served_findings(
         if second.tokens(text) != answer:
             raise ComparisonFailed("The servers' models have different vocabularies.")
         forced.append(([*prompt, *answer], len(prompt)))
-    found = list[list[list[Likely]]]()
+    found = list[list[list[ExpectedToken]]]()
     for side in (first, second):
         found.append([side.expected(*each) for each in forced])
         answers = [each[begin:] for each, begin in forced]

@@ -387,7 +387,7 @@ class SamplingDefaults(Strict):
 
     @property
     def choices(self) -> SamplingChoices:
-        """Those that are set, without the length."""
+        """The sampling parameters that are set, without `max_tokens`."""
         chosen = {name: value for name, value in values(self).items() if value is not None}
         chosen.pop("max_tokens", None)
         return cast(SamplingChoices, chosen)

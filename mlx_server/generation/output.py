@@ -299,7 +299,7 @@ def _parser(prepared: PreparedModel, index: int, row: Generate, request: Generat
 
 
 def _text_of(logprob: TokenLogprob) -> str:
-    """Its characters; none for a part of one."""
+    """The token's characters; none for a part of a character."""
     return logprob.bytes.decode(errors="ignore")
 
 

@@ -87,7 +87,7 @@ class EventLog:
 @dataclass(frozen=True)
 class StreamOwner:
     path: str
-    """Of the request."""
+    """The path of the request."""
     owner: str
     source: str
     """See `authorise`."""

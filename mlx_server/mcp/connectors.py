@@ -108,7 +108,7 @@ class Connectors:
 
     @property
     def names(self) -> list[str]:
-        """Of those in models.yaml."""
+        """The names of the connectors in models.yaml."""
         return list(self._configured)
 
     @asynccontextmanager

@@ -31,7 +31,7 @@ from mlx_server.requests import McpServer
 US = Implementation(name="mlx-server", version=__version__)
 
 TYPE_CHARACTERS = 64
-"""Of a picture's media type."""
+"""The longest media type of a picture that is read."""
 
 CLOSE_SECONDS = 2.0
 END_SECONDS = 1.0
@@ -189,7 +189,7 @@ class ToolResult:
     text: str
     """All of it as text."""
     parts: tuple[ContentPart, ...] = ()
-    """Its texts and pictures, if it has pictures."""
+    """The texts and pictures of a result that has pictures."""
 
     def cut(self, longest: int) -> "ToolResult":
         """The result in as many bytes: too much text is truncated, and too large pictures are left

@@ -231,7 +231,7 @@ class OutputProcessor:
         """parallel: whether several calls are allowed; if not, the first one ends the answer."""
         self.finished = False
         self._logprobs = deque[TokenLogprob]()
-        """Those of the latest tokens, whose text may still come."""
+        """The log probabilities of the latest tokens, whose text may still come."""
         self._rest = b""
         """The end of the latest token of a text, which the next text may begin with."""
         self._later = 0

@@ -326,7 +326,7 @@ class Policy:
 
     @property
     def _below(self) -> list[Reservation]:
-        """Those of lower tiers that wait or are preempted."""
+        """The reservations of lower tiers that wait or are preempted."""
         stopped = [*self._granted.preempted, *self._waiting]
         return [each for each in stopped if each.turn[0] > Tier.DEFAULT]
 

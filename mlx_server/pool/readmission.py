@@ -46,7 +46,7 @@ class Attempts:
         self.was_sent = self.has_answered = False
         """Whether the present engine was given its rows, and whether one has had a token."""
         self.number = 0
-        """Its place in the order of arrival."""
+        """The request's place in the order of arrival."""
         self.lost_by: EngineDied | None = None
         """The latest error by which it was lost."""
         self.came_after = 0

@@ -270,7 +270,7 @@ class Granted(dict[Ticket, Reservation]):
 
     @property
     def running(self) -> list[Reservation]:
-        """Those that are not preempted, the last in turn first."""
+        """The reservations that are not preempted, the last in turn first."""
         running = (each for each in self.values() if not each.preempted)
         return sorted(running, key=lambda each: each.turn, reverse=True)
 

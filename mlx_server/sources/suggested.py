@@ -25,7 +25,7 @@ class SuggestedModel(msgspec.Struct, frozen=True):
     family: str
     quantization: str
     bytes: int
-    """Of the weights, on disk and in memory."""
+    """The size of the weights, on disk and in memory."""
     context: int
     kv: KvCost
     good_at: str

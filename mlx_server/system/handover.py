@@ -143,7 +143,7 @@ class Successor:
             self.channel.shutdown(socket.SHUT_WR)
 
     def code(self) -> int:
-        """Its exit code, as a shell would show it."""
+        """The exit code of the process, as a shell would show it."""
         if self.process:
             code = self.process.wait()
         else:
@@ -161,7 +161,7 @@ def _followed(child: Successor) -> socket.socket:
 
 @dataclass
 class LogOptions:
-    """Of the process that executes this module."""
+    """The log options of the process that executes this module."""
 
     level: str = "info"
     format: str = "text"

@@ -265,7 +265,7 @@ class Batch:
 
     @property
     def tiers(self) -> set[Tier]:
-        """Those of the rows and prompts that can be stepped."""
+        """The tiers of the rows and prompts that can be stepped."""
         waiting = (prompt.tier for prompt in self._turns if self._places.may_begin(prompt))
         prefilling = {self._group.tier} if self._group else set[Tier]()
         returning = (one.samplers[0].tier for one in self._returning)

@@ -102,7 +102,7 @@ class Measurement:
 
 
 class CostMeasurements:
-    """Those of all models in memory."""
+    """The measurements of all models in memory."""
 
     def __init__(self, folder: Path | None, clock: Callable[[], float]) -> None:
         """folder: of the files; None measures nothing."""

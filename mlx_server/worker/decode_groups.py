@@ -582,7 +582,7 @@ class DecodeGroups:
 
     @property
     def tiers(self) -> set[Tier]:
-        """Those that steps serve: a group is of its highest row's."""
+        """The tiers that steps serve: a group has the tier of its highest row."""
         return {_tier(group) for group in self._groups}
 
     def served(self, tier: Tier) -> list[Row]:

@@ -148,7 +148,7 @@ class Engine:
         self._loads = ModelLoads(concurrency, self._batches, share, clock)
         self._measurements = CostMeasurements(curves, clock)
         self._commands: dict[str, messages.LoadModel] = {}
-        """Those that loaded the models."""
+        """The commands that loaded the models."""
         self._buffers = Buffers(mx.get_memory_limit())
         self._device_errors = Streak()
         self.broken = False

@@ -109,7 +109,7 @@ def seeing(
 
 
 class Packing:
-    """That of the present pass."""
+    """Which positions of the present forward pass are real, and which are padding."""
 
     shape: tuple[int, int] | None = None
     padding = 0
@@ -117,7 +117,7 @@ class Packing:
     real: mx.array
     """The flat places of the real positions."""
     places: mx.array
-    """And of the padding's."""
+    """The flat places of the padding."""
     back: mx.array
     """For each position of the pass, padding included, its place among the real ones."""
 

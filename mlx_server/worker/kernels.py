@@ -84,7 +84,7 @@ class Product:
     inputs: int
     outputs: int
     nbytes: float
-    """Of all of them, and of all experts."""
+    """The bytes of all of these matrices, and of all experts."""
     weights: float
     """The weights that a row is multiplied with by one expert, or by the matrices without any."""
     mode: str = AFFINE

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from mlx_server.cli.compare import Measured, Request, app, calls_well, parsed_answer
+from mlx_server.cli.compare import ComparisonResult, Request, app, calls_well, parsed_answer
 from mlx_server.clients import comparison
 from mlx_server.engine.comparison import Answers, ComparisonJob, Divergence, Finding, Side
 from mlx_server.errors import ComparisonFailed
@@ -171,7 +171,7 @@ def test_what_can_not_follow_does_not_end_a_comparison(answered: dict[str, Any])
 def test_models_that_answer_nothing_can_not_be_compared() -> None:
     nothing = Divergence([], [])
     with pytest.raises(ComparisonFailed, match="no tokens to compare"):
-        Measured.of([nothing], lambda *_: [])
+        ComparisonResult.of([nothing], lambda *_: [])
 
 
 WRONG_REQUESTS: tuple[tuple[dict[str, Any], str], ...] = (

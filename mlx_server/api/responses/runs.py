@@ -67,7 +67,7 @@ class Run:
         self.log: EventLog | None = None
         """Set for a background response that is streamed."""
         self.task: asyncio.Task[None] | None = None
-        """Of a background response that goes on."""
+        """Generates a background response until it has ended."""
         self.ended = False
         self.failure: ServerError | None = None
         self._record = record

@@ -37,7 +37,7 @@ UNKNOWN = 64
 STEP_CALLS = 400
 """The calls of the matcher between two of a row's tokens, each of one or two microseconds."""
 LOOP_CALLS = 4000
-"""Those to end a text that repeats itself."""
+"""The calls of the matcher to end a text that repeats itself."""
 MASK_CALLS = 50
 """What it costs to compute a mask, in such calls."""
 FEW = 4

@@ -137,7 +137,7 @@ class SchemaTexts:
         self._words, self._items = dict[str, None](), dict[str, None]()
         """Listed values, and samples of the items of arrays."""
         self._steps = dict[Fraction, None]()
-        """Those of `multipleOf`."""
+        """The values of `multipleOf`."""
         self._view = View({})
         self.roots, self.inner = list[str](), list[str]()
         """The samples of the schemas, and of those inside them."""

@@ -238,7 +238,7 @@ def _shrink_to_use(entry: Any) -> None:
 
 @dataclass(frozen=True)
 class Hold:
-    """What a row that waits is about to continue."""
+    """Keeps a cached prompt from being dropped: a row that waits is about to continue it."""
 
     prompt: CachedPrompt
     length: int

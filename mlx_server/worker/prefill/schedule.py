@@ -588,7 +588,7 @@ class ScheduledPrompt(Protocol):
 
     @property
     def rows(self) -> Sized:
-        """Those that are computed together."""
+        """The rows that are computed together."""
 
 
 P = TypeVar("P", bound=ScheduledPrompt)

@@ -86,7 +86,8 @@ class Acceptance:
 
 
 class Gate:
-    """Of one model: what it has learnt is kept while the model is loaded."""
+    """Decides whether drafts of one model pay, and keeps what it has learnt while the model is
+    loaded."""
 
     def __init__(self, curve: CostCurve) -> None:
         self._curve = curve
