@@ -646,11 +646,11 @@ def borrowing(vision: Vision, placeholder: str) -> Vision:
     it fails."""
     assert isinstance(vision.recipe, Borrowed)
     family = replace(vision.family, placeholder=placeholder)
-    return replace(vision, recipe=_measured(vision.recipe), family=family)
+    return replace(vision, recipe=_measured(vision.recipe, vision.token), family=family)
 
 
 @lru_cache(16)
-def _measured(recipe: Borrowed) -> Borrowed:
+def _measured(recipe: Borrowed, token: int) -> Borrowed:
     pixels = side = tokens = 0
     for shape in ((640, 480), *SHAPES):
         ((size,),) = recipe.fit(limits.PICTURE_TOKENS).resizes(*shape)
@@ -660,6 +660,8 @@ def _measured(recipe: Borrowed) -> Borrowed:
             if not tokens:
                 raise
             continue  # it has no tokens for such a shape
+        if token not in made.ids:
+            raise FileRefused("gets no image token from mlx-vlm's processor")
         areas = [width * height for width, height in made.sizes]
         pixels, tokens = max(pixels, sum(areas)), max(tokens, len(made.ids))
         side = max(side, math.isqrt(max(areas)) + 1)

@@ -71,6 +71,7 @@ class BorrowedProcessor:
         else:
             model = whole_model(config)
             model(mx.zeros((1, 2), mx.int32), cache=make_caches(model))
+        model.eval()
         before = _state(model)
         whole_features(model, picture_inputs(inputs))
         if package not in THREE_POSITIONS and _state(model) != before:

@@ -30,7 +30,7 @@ from tests.pool.preparing import of
 from tests.sources.replay_tokenizers import SOME_FAMILIES
 from tests.tiny import tiny_llama
 from tests.tiny_encoders import BERT, ranking, tiny_encoder
-from tests.tiny_vision import tiny_vision
+from tests.tiny_vision import id_of, tiny_vision
 
 
 def test_a_model_is_what_its_files_and_its_owner_say(a: ModelSpec) -> None:
@@ -185,6 +185,26 @@ def test_a_model_that_mlx_lm_lacks_is_refused_if_it_takes_no_picture(
         prepare(spec, lambda *_: None, upcast=True)
     monkeypatch.setattr("mlx_server.pool.prepare.can_see", lambda: False)
     with pytest.raises(ModelUnusable, match=f"this be installed: {re.escape(INSTALL)}"):
+        prepare(spec, lambda *_: None, upcast=True)
+
+
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [("glm_ocr", "image_token_id"), ("kimi_k25", "media_placeholder_token_id")],
+)
+def test_no_model_is_said_to_see_whose_pictures_have_no_image_token(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, family: str, name: str
+) -> None:
+    pytest.importorskip("PIL", reason="the extra `vision` is not installed")
+    folder, why = tiny_vision(tmp_path, family), "gets no image token from mlx-vlm's processor"
+    changed = read(folder) | {name: id_of("<image>")}
+    (folder / "config.json").write_text(json.dumps(changed))
+    spec = ModelSpec("seer", str(folder))
+    if family == "kimi_k25":  # mlx-lm has its text model
+        assert prepare(spec, lambda *_: None, upcast=True).vision is None
+        assert f"seer is shown no pictures: each {why}" in caplog.text
+        return
+    with pytest.raises(ModelUnusable, match=why):
         prepare(spec, lambda *_: None, upcast=True)
 
 
