@@ -107,6 +107,11 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
 
 
 @pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
 def _may_connect() -> Iterator[None]:
     """For a test that asks for it."""
     with outbound.allowed():

@@ -103,11 +103,6 @@ async def test_a_request_without_a_model_gets_the_first_that_generates(
         assert refused.value.param == "model"
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @pytest.mark.parametrize(("healthy", "status"), [(True, 200), (False, 503)])
 def test_a_dead_engine_is_a_status_that_is_no_success(
     client: TestClient, monkeypatch: pytest.MonkeyPatch, healthy: bool, status: int

@@ -18,7 +18,7 @@ from tests.worker.engine_runs import grammar_of
 
 P = ParamSpec("P")
 
-HANG = 60.0
+HANG = 120.0
 """Seconds after which whatever is still waiting waits for ever."""
 
 ENDLESS = 1_000_000

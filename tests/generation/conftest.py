@@ -14,11 +14,6 @@ from tests.families import byte_level, write_checkpoint
 from tests.generation.scripted import CONTEXT, TEMPLATE
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = write_checkpoint(

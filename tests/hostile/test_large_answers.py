@@ -84,14 +84,6 @@ class LargeEngine(ScriptedEngine):
 
 
 @pytest.fixture(scope="module")
-def watch() -> Iterator[Watch]:
-    watch = Watch()
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(asyncio.Handle, "_run", watch.measured(asyncio.Handle._run))
-        yield watch
-
-
-@pytest.fixture(scope="module")
 def engine() -> LargeEngine:
     return LargeEngine()
 

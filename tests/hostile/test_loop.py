@@ -168,15 +168,6 @@ def running(server: HttpServer, watch: Watch) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def watch() -> Iterator[Watch]:
-    watch = Watch()
-    with pytest.MonkeyPatch.context() as patched:
-        # uvloop's callbacks pass by no place where they could be measured
-        patched.setattr(asyncio.Handle, "_run", watch.measured(asyncio.Handle._run))
-        yield watch
-
-
-@pytest.fixture(scope="module")
 def url(watch: Watch, tmp_path_factory: pytest.TempPathFactory, tiny_path: Path) -> Iterator[str]:
     settings = Settings(
         server=ServerSettings(port=0, drain_seconds=0),

@@ -3,7 +3,6 @@
 `scripts/attack` sends ten times as much, and looks at the server from outside.
 """
 
-import asyncio
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -21,14 +20,6 @@ pytestmark = pytest.mark.alone
 BYTES = 200_000
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 HI = {"role": "user", "content": "hi"}
-
-
-@pytest.fixture(scope="module")
-def watch() -> Iterator[Watch]:
-    watch = Watch()
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(asyncio.Handle, "_run", watch.measured(asyncio.Handle._run))
-        yield watch
 
 
 @pytest.fixture(scope="module")

@@ -1,13 +1,11 @@
 """Real groups of ranks on loopback, each started by a real engine process."""
 
 import asyncio
-import functools
 import random
 import signal
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import ParamSpec
 
 import numpy as np
 import psutil
@@ -19,6 +17,7 @@ from mlx_server.engine.messages import Embed, Embedded, Generate, LoadModel, Pro
 from mlx_server.engine.worker_arguments import Mode, RankGroup, WorkerArguments
 from mlx_server.errors import EngineDied, ModelUnusable
 from mlx_server.requests import SamplingParams
+from tests.engine.clients import asynchronous
 from tests.live.ranks import loopback_group
 from tests.live.server import assert_gone
 from tests.tiny import IM_END, tiny_llama
@@ -27,22 +26,11 @@ from tests.worker.batch_runs import a_prompt
 from tests.worker.engine_runs import grammar_of
 from tests.worker.kinds import Kind
 
-P = ParamSpec("P")
-
-HANG = 120.0
 NOTICED = 20.0
 """Seconds in which the loss of a rank is an error, on a busy machine too."""
 
 GREEDY = SamplingParams(temperature=0)
 FOUR_HEADS = {"num_key_value_heads": 4}
-
-
-def asynchronous(test: Callable[P, Coroutine[object, object, None]]) -> Callable[P, None]:
-    @functools.wraps(test)
-    def run(*args: P.args, **kwargs: P.kwargs) -> None:
-        asyncio.run(asyncio.wait_for(test(*args, **kwargs), HANG))
-
-    return run
 
 
 @asynccontextmanager

@@ -6,10 +6,5 @@ from mlx_server.mcp import StoredLogin
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
 def kept(tmp_path: Path) -> StoredLogin:
     return StoredLogin.in_folder(tmp_path, "wiki/1")

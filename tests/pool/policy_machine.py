@@ -5,7 +5,7 @@ It believes nothing the policy says of itself: it keeps its own books of what is
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from hypothesis import note
 from hypothesis import strategies as st
@@ -60,16 +60,8 @@ class PolicyMachine(PolicyBooks, RuleBasedStateMachine):
         honest=st.booleans(),
         prompt=st.booleans(),
     )
-    def begin(
-        self,
-        sizes: list[int],
-        pinned: set[int],
-        ttls: list[int | None],
-        budget: int,
-        honest: bool,
-        prompt: bool,
-    ) -> None:
-        self.open(sizes, pinned, ttls, budget, honest, prompt)
+    def begin(self, **world: Any) -> None:
+        self.open(**world)
 
     # What the policy wants done
 

@@ -131,11 +131,6 @@ CLIENTS = 40
 HANG = 20.0
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 class SlowDisk:
     """A source whose files are read when the test lets it answer."""
 

@@ -15,7 +15,7 @@ from mlx_server.families.harmony import GPT_OSS
 from mlx_server.families.json_families import PLAIN, SMOLLM2
 from mlx_server.families.literal_families import GEMMA3
 from mlx_server.messages import Conversation, Message, Tool, ToolCall
-from mlx_server.models.checkpoint import Checkpoint, read_checkpoint
+from mlx_server.models.checkpoint import Checkpoint
 from mlx_server.parsers.parse_context import OutputSpec, ParseContext
 from mlx_server.prompts.message_normalization import without_volatile_lines
 from mlx_server.requests import JsonFormat, NamedTool, ToolChoice
@@ -54,11 +54,6 @@ SYSTEMS = {
     "nowhere": SAY.replace("<|im_start|>", NO_SYSTEM + "<|im_start|>"),
     "at the question": AT_THE_QUESTION,
 }
-
-
-@pytest.fixture(scope="module")
-def demo(demo_path: Path) -> Checkpoint:
-    return read_checkpoint(demo_path)
 
 
 def shown(family: ModelFamily, prompted: Checkpoint, asked: Conversation) -> str:

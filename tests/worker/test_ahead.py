@@ -1,7 +1,6 @@
 """The beginnings of next prompts are computed while no request waits, and answers stay the same."""
 
 from pathlib import Path
-from random import Random
 
 import pytest
 
@@ -13,6 +12,7 @@ from tests.worker.engine_runs import active_memory
 from tests.worker.kinds import KINDS, Kind
 from tests.worker.lora_files import network
 from tests.worker.one_pass import expected
+from tests.worker.prefill.disk_runs import words
 
 pytestmark = pytest.mark.slow
 
@@ -52,11 +52,6 @@ class Engine(Bench):
     @property
     def used(self) -> int:
         return sum(report.used for report in self.reports if isinstance(report, ComputedAhead))
-
-
-def words(seed: int, count: int) -> list[int]:
-    random = Random(seed)
-    return [random.randrange(256) for _ in range(count)]
 
 
 def conversation() -> tuple[list[int], list[int], list[int]]:

@@ -104,13 +104,6 @@ def test_weights_that_were_saved_without_a_head(tmp_path: Path, tiny_model: Any)
     same(drain(engine), [reference(tiny_model, text, "last", None) for text in TEXTS])
 
 
-@pytest.fixture
-def engine(tiny_path: Path) -> Engine:
-    engine = Engine(concurrency=4)
-    load(engine, tiny_path)
-    return engine
-
-
 @pytest.fixture(scope="module")
 def exact(tiny_model: Any) -> list[Any]:
     return [reference(tiny_model, text, "last", None) for text in TEXTS]

@@ -18,6 +18,7 @@ from tests.worker.architectures import LINEAR
 from tests.worker.bench import Bench
 from tests.worker.kinds import KINDS, SIZES, Kind
 from tests.worker.lora_files import network
+from tests.worker.prefill.disk_runs import words
 from tests.worker.test_kinds import prompts
 
 pytestmark = pytest.mark.slow
@@ -33,11 +34,6 @@ HEADS, WIDTH = 2, 32
 @pytest.fixture(scope="module", params=QUANTIZED, ids=lambda kind: kind.name)
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Path(request.param.save(tmp_path_factory.mktemp("bits") / request.param.name))
-
-
-def words(seed: int, count: int) -> list[int]:
-    random = Random(seed)
-    return [random.randrange(256) for _ in range(count)]
 
 
 # The cache
