@@ -3,10 +3,12 @@
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Annotated
 
+import typer
 import yaml
 
-from mlx_server.cli.root import ConfigFile, command_app
+from mlx_server.cli.root import command_app
 from mlx_server.cli.startup import with_local_models
 from mlx_server.config.models_yaml import DEFAULT_FILE, load_settings
 from mlx_server.errors import SettingsError, public_message
@@ -19,7 +21,11 @@ app = command_app()
 
 
 @app.command()
-def init(config: ConfigFile = None) -> None:
+def init(
+    config: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write this file instead of ./models.yaml.")
+    ] = None,
+) -> None:
     """Write a first models.yaml, which can be served without a network.
 
     It has the demo model, recorded answers, a sample of an MCP server, and the models that the

@@ -10,6 +10,7 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from itertools import islice
 from typing import Any
 
 import pydantic
@@ -94,10 +95,19 @@ def _body(error: ServerError, scope: Scope, status: int | None) -> dict[str, Any
     return anthropic_error(error, scope, status) if is_anthropic(scope) else error.body()
 
 
+COMPARED_KEYS = 40
+"""The most keys of a body, and the most characters of one, that are compared with a missing one."""
+
+
 def validation_error(error: pydantic.ValidationError, body: Any) -> BadRequest:
     """The error for the first problem of a client's body."""
     loc, problem = problem_of(error, body)
-    return _bad_request(_param_name(loc), problem)
+    wrong = _bad_request(_param_name(loc), problem)
+    if problem["type"] == "missing" and len(loc) == 1 and isinstance(body, dict):
+        keys = [key for key in islice(body, COMPARED_KEYS) if len(key) <= COMPARED_KEYS]
+        for misspelt in difflib.get_close_matches(str(loc[0]), keys, n=1, cutoff=0.8):
+            wrong.message += f": did you write `{misspelt}` for it?"
+    return wrong
 
 
 def problem_of(error: pydantic.ValidationError, body: Any) -> tuple[Loc, Problem]:

@@ -231,6 +231,12 @@ def test_no_such_route(client: TestClient, path: str) -> None:
     assert ("Did you mean /v1/models?" in found["message"]) == (path == "/v1/modles")
 
 
+def test_a_misspelt_field_is_named(client: TestClient) -> None:
+    body = {"model": "tiny", "x" * 1000: 1, "mesages": []}
+    found = error(client.post("/v1/chat/completions", json=body), status=400)
+    assert found["message"] == "`messages`: is missing: did you write `mesages` for it?"
+
+
 @pytest.mark.parametrize("path", ["/v1/models/other", "/v1/models/a/b", "/v1/models/%0d%0a"])
 def test_no_such_model(client: TestClient, path: str) -> None:
     found = error(client.get(path), status=404)
