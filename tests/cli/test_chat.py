@@ -289,7 +289,10 @@ def test_an_unusable_url_or_key(nothing_at_home: None) -> None:
 
 
 @pytest.mark.slow
-def test_ctrl_c_stops_the_answer_and_not_the_chat(serve: Serve) -> None:
+@pytest.mark.parametrize("typed", [b"", b"/exi"])
+def test_ctrl_c_stops_the_answer_and_neither_the_chat_nor_what_is_typed(
+    serve: Serve, typed: bytes
+) -> None:
     server = serve()
     terminal, inside = pty.openpty()
     command = [sys.executable, "-m", "mlx_server", "chat", "m", "--url", server.url]
@@ -298,11 +301,12 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(serve: Serve) -> None:
         expect(terminal, b"> ")
         os.write(terminal, b"hi\n")
         expect(terminal, b"partial")
+        os.write(terminal, typed)
         child.send_signal(signal.SIGINT)
         expect(terminal, b"Stopped.")
         assert server.left.wait(10)
-        expect(terminal, b"> ")
-        os.write(terminal, b"/exit\n")
+        expect(terminal, typed or b"> ")
+        os.write(terminal, b"/exit\n".removeprefix(typed))
         assert child.wait(10) == 0
     os.close(terminal)
 
@@ -332,25 +336,6 @@ def test_blocks_are_one_message_and_markdown_is_shown_as_such(serve: Serve) -> N
     asked = [request["messages"][-1]["content"] for request in server.requests]
     assert asked == ["one\nblock", "goes \non", "quoted\n\nlines"]
     assert server.requests[0]["model"] == "first"
-
-
-@pytest.mark.slow
-def test_what_is_typed_during_an_answer_is_kept(serve: Serve) -> None:
-    server = serve()
-    terminal, inside = pty.openpty()
-    command = [sys.executable, "-m", "mlx_server", "chat", "m", "--url", server.url]
-    with subprocess.Popen(command, stdin=inside, stdout=inside, stderr=inside) as child:
-        os.close(inside)
-        expect(terminal, b"> ")
-        os.write(terminal, b"hi\n")
-        expect(terminal, b"partial")
-        os.write(terminal, b"/exi")
-        child.send_signal(signal.SIGINT)
-        expect(terminal, b"Stopped.")
-        expect(terminal, b"/exi")
-        os.write(terminal, b"t\n")
-        assert child.wait(10) == 0
-    os.close(terminal)
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from mlx_server.errors import ContextTooLong, SettingsError
 from mlx_server.families import FAMILIES, family_of
@@ -84,52 +85,8 @@ def test_a_family_that_there_is_not(demo: Checkpoint, name: str) -> None:
         assert family.name in caught.value.message
 
 
-FAMILY_OF = {
-    model_type: family
-    for family, model_types in {
-        "apertus": "apertus",
-        "command": "cohere cohere2",
-        "deepseek_v32": "deepseek_v32 deepseek_v41",
-        "ernie4_5": "ernie4_5 ernie4_5_moe",
-        "exaone4": "exaone4 exaone_moe",
-        "gemma3": "gemma gemma2 gemma3 gemma3_text gemma3n",
-        "gemma4": "gemma4 gemma4_text",
-        "glm4": "glm glm4",
-        "glm4_5": "glm4_moe glm4_moe_lite glm_moe_dsa laguna",
-        "gpt_oss": "gpt_oss",
-        "granite": "granite granitemoe granitemoehybrid",
-        "hunyuan": "hunyuan hunyuan_v1_dense",
-        "internlm": "internlm2 internlm3",
-        "jamba": "jamba",
-        "kimi_k2": "kimi_k25 kimi_linear",
-        "kimi_k3": "kimi_k3",
-        "lfm2": "lfm2 lfm2-vl lfm2_moe",
-        "llama3": "llama",
-        "llama4": "llama4 llama4_text",
-        "longcat": "longcat_flash longcat_flash_ngram",
-        "minicpm": "minicpm minicpm3",
-        "minimax_m2": "minimax",
-        "minimax_m3": "minimax_m3_vl",
-        "mistral": "ministral3 mistral3 mistral4 mixtral pixtral",
-        "olmo3": "olmo3 olmo_hybrid",
-        "phi4": "phi3 phi3small phimoe",
-        "plamo": "plamo plamo2 plamo3",
-        "qwen3": "qwen2 qwen2_moe qwen2_vl qwen3 qwen3_moe qwen3_next qwen3_vl qwen3_vl_moe",
-        "qwen3_5": "qwen3_5 qwen3_5_moe",
-        "seed_oss": "seed_oss",
-        "smollm3": "smollm3",
-        "step3_5": "step3p5",
-        "solar_open": "solar_open",
-        # types whose models have nothing in common but what their templates show
-        "plain": "Klear afm7 afmoe baichuan_m1 bailing_hybrid bailing_moe bailing_moe_linear "
-        "bailing_moe_v3 bitnet dbrx deepseek deepseek_v2 deepseek_v3 dots1 exaone falcon_h1 gear "
-        "gpt2 gpt_bigcode gpt_neox gptj helium iquestloopcoder kimi_vl lille-130m mamba mamba2 "
-        "mellum mimo mimo_v2_flash muse_glimmer muse_spark nanbeige nanochat nemotron "
-        "nemotron-nas nemotron_h olmo olmo2 olmoe openelm phi phixtral prism_hadamard_qwen35 qwen "
-        "recurrent_gemma rwkv7 spark2_5 stablelm starcoder2 talkie telechat3 youtu_llm",
-    }.items()
-    for model_type in model_types.split()
-}
+MODEL_TYPES = yaml.safe_load(Path(__file__).with_name("model_types.yaml").read_text("utf-8"))
+FAMILY_OF = {each: family for family, types in MODEL_TYPES.items() for each in types.split()}
 """Of a template that shows no calls."""
 
 

@@ -37,54 +37,7 @@ TOOL: Any = {
 FINAL = "<|channel|>final<|message|>"
 OSS_CALL = '<|channel|>commentary to=functions.add <|constrain|>json<|message|>{"a": 1}<|call|>'
 
-SAID = """\
-- match: leaves
-  output: '{"city": "Paris", "population": 2018}'
-- match: ends early
-  output: '{"city": "Paris"'
-- match: is prose
-  output: Paris, I think.
-- match: follows
-  output: '{"city": "Paris", "people": 2018}'
-- match: is cut
-  output: '{"city": "Par'
-  finish: length
-- match: thinks
-  output: |-
-    <think>
-    Let me see. Paris it is.
-    </think>
-
-    {"city": "Paris", "people": 1}
-- match: goes astray
-  output: '{"city": "Paris", "population": 2018}'
-  off_grammar: noise
-- match: calls wrongly
-  output: |-
-    <tool_call>
-    {"name": "add", "arguments": {"a": "five"}}
-    </tool_call>
-- match: |
-    How much is it? 🙂
-  output: |-
-    <tool_call>
-    {"name": "add", "arguments": {"a": 1}}
-    </tool_call>
-- match: |
-    How much is it? 🙂
-  tools: [add]
-  output: It is 2.
-- last: 'regex:"weather": "☀"'
-  output: It is sunny.
-- model: gpt-4o
-  match: Who?
-  output: Somebody else.
-- system: You are a judge.
-  match: Who?
-  output: A judge.
-- output: one
-- output: two
-"""
+SAID = Path(__file__).with_name("recorded_answers.yaml").read_text("utf-8")
 OSS_SAID = [
     {
         "match": "leaves",

@@ -1,9 +1,11 @@
 """The memory budget of machines, and the memory that a process takes."""
 
+import json
 import subprocess
 import sys
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -70,93 +72,10 @@ def layers(model_type: str, count: int, heads: int, kv_heads: int, **more: Any) 
     }
 
 
-def alternating(count: int) -> dict[str, Any]:
-    return {"layer_types": ["sliding_attention", "full_attention"] * (count // 2)}
-
-
-GPT_OSS = {
-    "head_dim": 64,
-    "hidden_size": 2880,
-    "intermediate_size": 2880,
-    "num_experts_per_tok": 4,
-    "sliding_window": 128,
-}
-
+PUBLISHED = Path(__file__).with_name("checkpoints.jsonl")
 CHECKPOINTS = {
-    "SmolLM3-3B-4bit": Checkpoint(
-        1.73, layers("smollm3", 36, 16, 4, hidden_size=2048, intermediate_size=11008), 8
-    ),
-    "Qwen3-8B-4bit": Checkpoint(
-        4.61, layers("qwen3", 36, 32, 8, hidden_size=4096, intermediate_size=12288), 8
-    ),
-    "gpt-oss-20b-MXFP4-Q8": Checkpoint(
-        12.1, layers("gpt_oss", 24, 64, 8, **GPT_OSS, **alternating(24)), 24
-    ),
-    "gpt-oss-20b": Checkpoint(
-        13.76, layers("gpt_oss", 24, 64, 8, **GPT_OSS, **alternating(24)), 24
-    ),
-    "gemma-3-27b-it-4bit": Checkpoint(
-        16.8,
-        layers(
-            "gemma3_text",
-            62,
-            32,
-            16,
-            hidden_size=5376,
-            intermediate_size=21504,
-            sliding_window=1024,
-            sliding_window_pattern=6,
-        ),
-        32,
-    ),
-    "Qwen3-30B-A3B-4bit": Checkpoint(
-        17.2,
-        layers(
-            "qwen3_moe",
-            48,
-            32,
-            4,
-            hidden_size=2048,
-            moe_intermediate_size=768,
-            num_experts=128,
-            num_experts_per_tok=8,
-        ),
-        32,
-    ),
-    "Llama-3.3-70B-Instruct-4bit": Checkpoint(
-        39.7, layers("llama", 80, 64, 8, hidden_size=8192, intermediate_size=28672), 64
-    ),
-    "GLM-4.5-Air-4bit": Checkpoint(
-        60.1,
-        layers(
-            "glm4_moe",
-            46,
-            96,
-            8,
-            hidden_size=4096,
-            moe_intermediate_size=1408,
-            n_routed_experts=128,
-            num_experts_per_tok=8,
-        ),
-        96,
-    ),
-    "gpt-oss-120b": Checkpoint(
-        65.25, layers("gpt_oss", 36, 64, 8, **GPT_OSS, **alternating(36)), 96
-    ),
-    "Qwen3-Coder-480B-A35B-4bit": Checkpoint(
-        270.1,
-        layers(
-            "qwen3_moe",
-            62,
-            96,
-            8,
-            hidden_size=6144,
-            moe_intermediate_size=2560,
-            num_experts=128,
-            num_experts_per_tok=8,
-        ),
-        512,
-    ),
+    row["name"]: Checkpoint(row["gigabytes"], layers(**row["layers"]), row["least"])
+    for row in map(json.loads, PUBLISHED.read_text("utf-8").splitlines())
 }
 
 USEFUL = 2048
