@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -120,85 +121,8 @@ def obj(required: list[str] | None = None, **properties: Any) -> dict[str, Any]:
 
 
 STRING, INTEGER = {"type": "string"}, {"type": "integer"}
-KINDS: list[Any] = [STRING, INTEGER, {"type": "boolean"}, {"type": "number"}]
-LARGE = obj(**{f"member_{n}": KINDS[n % 4] for n in range(14)})
 
-SCHEMAS: dict[str, Any] = {
-    "simple": obj(["name", "age"], name=STRING, age=INTEGER, tags={"type": "array"}),
-    "nested": {
-        "$defs": {
-            "place": obj(city=STRING, country={"enum": ["Norway", "Chile", "Fiji"]}),
-            "person": obj(["name", "home"], name=STRING, home={"$ref": "#/$defs/place"}),
-        },
-        **obj(
-            owner={"$ref": "#/$defs/person"},
-            others={"type": "array", "items": {"$ref": "#/$defs/person"}, "minItems": 1},
-            level={"enum": ["low", "medium", "high"]},
-        ),
-    },
-    "forty properties": obj(**{f"p{n}": KINDS[n % 4] for n in range(40)}),
-    "forty, one required": obj(["last"], **{f"p{n}": KINDS[n % 4] for n in range(40)}, last=STRING),
-    "tree": {
-        "$defs": {
-            "node": obj(value=STRING, children={"type": "array", "items": {"$ref": "#/$defs/node"}})
-        },
-        "$ref": "#/$defs/node",
-    },
-    "list": {
-        "$defs": {
-            "node": obj(next={"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]}, value=INTEGER)
-        },
-        "$ref": "#/$defs/node",
-    },
-    "optional recursion": {
-        "$defs": {"node": obj(["value"], next={"$ref": "#/$defs/node"}, value=INTEGER)},
-        "$ref": "#/$defs/node",
-    },
-    "formats": obj(
-        at={"type": "string", "format": "date-time"},
-        id={"type": "string", "format": "uuid"},
-        mail={"type": "string", "format": "email"},
-        code={"type": "string", "pattern": "^[A-Z]{2}-[0-9]{3,}$"},
-        word={"type": "string", "pattern": "^a.*z$"},
-    ),
-    "lengths": obj(
-        ["long", "many", "large"],
-        long={"type": "string", "minLength": 40},
-        short={"type": "string", "maxLength": 3},
-        many={"type": "array", "items": INTEGER, "minItems": 5},
-        large={"type": "integer", "minimum": 1000},
-        above={"type": "number", "exclusiveMinimum": 0},
-    ),
-    "large items": {"type": "array", "items": LARGE},
-    "large option": obj(["a"], a=STRING, b=LARGE),
-    "patterns": obj(
-        mail={"type": "string", "pattern": r"^[^@]+@[^@]+\.[^@]+$"},
-        word={"type": "string", "pattern": "(foo|bar)"},
-        version={"type": "string", "pattern": r"\d+\.\d+\.\d+"},
-        name={"type": "string", "pattern": "^[a-z]+$", "minLength": 12},
-    ),
-    "numbers": obj(
-        step={"type": "integer", "multipleOf": 35, "minimum": 1000},
-        share={"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
-    ),
-    "options": {
-        "type": "array",
-        "minItems": 2,
-        "items": {
-            "oneOf": [
-                obj(kind={"const": "circle"}, radius={"type": "number"}),
-                obj(kind={"const": "rectangle"}, width=INTEGER, height=INTEGER),
-            ]
-        },
-    },
-    "text or number": {
-        "type": "array",
-        "items": {"anyOf": [{"type": "string", "pattern": r"^[^@]+@[^@]+\.[^@]+$"}, INTEGER]},
-    },
-    "any members": {"type": "object"},
-    "strings only": {"type": "object", "additionalProperties": STRING, "minProperties": 1},
-    "anything": True,
-}
+SCHEMAS: dict[str, Any] = json.loads(Path(__file__).with_name("schemas.json").read_text("utf-8"))
 
 
 WIDE = obj(["m1"], **{f"m{n}": {"anyOf": [INTEGER, STRING]} for n in range(150)})
