@@ -181,12 +181,13 @@ class RequiredGrammar(MarkupGrammar):
         return self._whole(texts=[format_rule(format, self.lark)])
 
     def calls_or_text(self, tools: Sequence[Tool], format: Format) -> Grammar | None:
-        if not self.marked:
-            bare = self._bare(tools, several=True)
-        else:  # the beginnings of others are indistinguishable from formatted text
-            written = [b.as_json for b in self.unmarked if b.as_json is not None]
-            rules = written if isinstance(format, JsonFormat) else []
-            bare = [one_of(writable(partial(rule, self.lark), tools)) for rule in rules]
+        as_json: list[str] = []
+        if self.marked:  # the beginnings of others are indistinguishable from formatted text
+            unmarked = self.unmarked if isinstance(format, JsonFormat) else []
+            rules = [b.as_json for b in unmarked if b.as_json is not None]
+            as_json = [one_of(writable(partial(rule, self.lark), tools)) for rule in rules]
+            self.unmarked = [b for b in unmarked if b.begins_with_name]
+        bare = [*self._bare(tools, several=True), *as_json]
         return self._whole(self._several(tools), bare, [format_rule(format, self.lark)])
 
     def _several(self, tools: Sequence[Tool]) -> list[str]:

@@ -130,6 +130,8 @@ class UnmarkedBlockGrammar(BlockGrammar):
     includes `begins`, and ends where the block can't be text any more."""
     rest: Callable[[Lark, Tool], str]
     """Returns the rest of that call."""
+    begins_with_name: bool = False
+    """Whether it begins with a tool's name, as no JSON does."""
     as_json: Callable[[Lark, Tool], str] | None = None
     """Returns the rule of a call that may stand beside formatted JSON, if one can."""
 

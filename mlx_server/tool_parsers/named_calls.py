@@ -381,7 +381,12 @@ class NamedCallFormat:
             "space": self.space,
         }
         if not self.opens:
-            return UnmarkedBlockGrammar(**parts, head=self._beginning_of, rest=self._rest)
+            return UnmarkedBlockGrammar(
+                **parts,
+                head=self._beginning_of,
+                rest=self._rest,
+                begins_with_name=not (self.begins or self.before_name),
+            )
         is_list = self.around[0] == "["
         return BlockGrammar(**parts, before=self.around[0], may_be_empty=is_list)
 

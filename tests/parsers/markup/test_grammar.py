@@ -338,6 +338,15 @@ def test_a_call_of_a_format_without_delimiters_may_take_a_formatted_texts_place(
         assert (matcher.deep_copy().validate_tokens(tokens) == len(tokens)) is is_allowed, said
 
 
+def test_a_call_that_begins_with_its_tools_name_may_take_a_formatted_texts_place() -> None:
+    way = next(way for way in WAYS if way.family.name == "functionary")
+    matcher = way.matcher(OutputSpec(way.reading(tools()), "auto", JsonFormat(PERSON)))
+    called = f"{tools()[0].name}\n{{"
+    for said, is_allowed in {called: True, '{"name": "': True, "Certainly": False}.items():
+        tokens = way.encode(said)
+        assert (matcher.deep_copy().validate_tokens(tokens) == len(tokens)) is is_allowed, said
+
+
 def nasty(way: Way) -> list[Tool]:
     marks = [*way.family.layout_with(tools()).calls, *way.family.thinking_delimiters()[1]]
     keys = [f"key_{n}" for n in range(40)]
