@@ -79,6 +79,10 @@ def test_a_list_of_adapters_ends_and_says_so(
     assert len(set(looked_at)) == FEW
     assert f"adapters has {MANY} entries" in caplog.text
     assert catalog.find("a039").name == "a039"
+    caplog.clear()
+    monkeypatch.setattr(limits, "LISTED_ADAPTERS", MANY)
+    assert len(catalog.all()) == MANY
+    assert caplog.text == ""
 
 
 def pipe(path: Path) -> None:
