@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from mlx_server.cli import app, startup
 from mlx_server.config.settings import Settings
+from mlx_server.system import logs
 from tests.live.fork_server import ran
 
 pytestmark = pytest.mark.usefixtures("folder")
@@ -19,6 +20,7 @@ def test_serve_runs_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = ModuleType("mlx_server.app")
     fake.run = lambda settings, log_file: served.append(settings)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "mlx_server.app", fake)
+    monkeypatch.setattr(logs, "configure", lambda *_: None)  # it would be so for later tests too
     monkeypatch.setattr(startup, "check_named", lambda settings, named: None)  # no hub is asked
     flags = ["--port", "0", "--host", "::1", "--api-key", "a", "--api-key", "b"]
     flags += ["--concurrency", "3", "--log-level", "debug"]
