@@ -630,7 +630,7 @@ class Batch:
         others = [w.left for w in waiting if w.tier is first.tier]
         left = [first.left, *sorted(others)][: min(self._room, MOST_TOGETHER)]
         decoding, budget = len(self.decoder.served(first.tier)), self._budget_of(first.tier)
-        if first.is_alone or not (count := budget.together(decoding, left)):
+        if first.is_alone or not (count := budget.together(decoding, left, tokens)):
             return tokens, self._room
         return max(tokens, count * max(left[:count])), count
 

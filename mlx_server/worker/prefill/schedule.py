@@ -248,7 +248,7 @@ so many times, and of the time until all answers of so many tokens end is less b
 
 CROWD = 8
 """Without a curve that shows what a pass of all would save, half of so many prompts are computed
-first: their first tokens come sooner, and the others' hardly later."""
+first if one piece has them: their first tokens come sooner, and the others' hardly later."""
 
 SAVED_SECONDS = 1.0
 """The most seconds of owed steps that are postponed while several prompts wait."""
@@ -364,9 +364,10 @@ class PrefillBudget:
         may_wait = self._in_company and self._steps and self._waited < GATHERING * self._gap
         if (due and not (gathers and may_wait)) or self._owes_steps(waiting, step):
             return 0
-        # What one step leaves of the gap, or more if one step exceeds the share of the steps.
+        # What one step and earlier prompts leave of the gap, or more if one step exceeds the share
+        # of the steps.
         even = step / self._step_debt(1.0)
-        seconds = min(self._gap, max(self._gap - step, even))
+        seconds = min(self._gap, max(self._gap - step, even)) - self._waited
         tokens = self._stretched(seconds, step, rows, context)
         if 0 < left - tokens < tokens:
             longest = self._longer_gap(LAST_PIECE, self._bounded(seconds), step)
@@ -415,15 +416,17 @@ class PrefillBudget:
         room = LONGEST * self._gap - step
         return min(times * seconds, room) if room >= seconds else times * seconds
 
-    def together(self, decoding: int, left: Sequence[int]) -> int | None:
+    def together(self, decoding: int, left: Sequence[int], piece: int) -> int | None:
         """Returns how many waiting prompts to compute in the same pieces; None: as many as fit into
         one. Fewer pay where they are computed no faster together, so that some have their first
         tokens sooner. More pay where steps of a few rows take much of the time, and those of more
         rows hardly longer.
 
-        left: the tokens of each prompt, in the order in which they are computed."""
+        left: the tokens of each prompt, in the order in which they are computed. piece: the tokens
+        of the first piece."""
         if self._curve.is_flat:
-            return len(left) // 2 if len(left) >= CROWD else None
+            half = len(left) // 2
+            return half if len(left) >= CROWD and half * max(left[:half]) <= piece else None
         if not self._steps or len(left) < 2:
             return None
         tokens = self._stretched(self._gap, self._step(decoding) if decoding else 0.0, 1, 0)
@@ -511,8 +514,10 @@ class PrefillBudget:
         """Notes that so many new rows decode. own: whether they had a pass of their own. sent:
         whether their first tokens are sent; else a step sends them before the next piece."""
         self._joined = not sent
-        if self._advance and own:
+        if own and (sent or self._advance):
             self._owed += self._step_debt(self._step(rows))
+        if own and sent:
+            self._waited += self._step(rows)
 
     def _owes_steps(self, waiting: int, step: float) -> bool:
         """Whether steps are due. While several prompts wait, steps are postponed for a while: they

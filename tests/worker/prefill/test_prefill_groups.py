@@ -80,13 +80,35 @@ def test_prompts_are_computed_apart_where_a_pass_of_all_is_no_faster(
     assert mean <= of_one_pass * all_at_once.first_token
 
 
-@pytest.mark.parametrize(("count", "groups"), [(7, [7]), (8, [4, 4]), (16, [8, 4, 4])])
+@pytest.mark.parametrize(
+    ("lengths", "groups"),
+    [
+        ([8] * 7, [7]),
+        ([8] * 8, [4, 4]),
+        ([8] * 16, [8, 4, 4]),
+        ([60] * 8, [2, 2, 2, 2]),  # as many as a piece has
+    ],
+)
 def test_half_of_a_crowd_is_computed_first_where_no_curve_is_known(
-    count: int, groups: list[int], tiny_model: Any, monkeypatch: pytest.MonkeyPatch
+    lengths: list[int], groups: list[int], tiny_model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pieces = computed(monkeypatch)
-    together(tiny_model, [Ask(a_prompt(8, seed=number)) for number in range(count)])
+    prompts = [a_prompt(length, seed=number) for number, length in enumerate(lengths)]
+    together(tiny_model, [Ask(prompt) for prompt in prompts])
     assert [len(piece) for piece in pieces] == groups
+
+
+def test_a_stream_goes_on_next_to_prompts_of_which_only_the_last_token_is_left() -> None:
+    """Also where their first tokens need no step."""
+    simulation = simulation_after([2000, 64, 200], "m1:8b")
+    simulation.batch.is_launched_ahead = False
+    stream = simulation.ask(300, 10_000)
+    simulation.run(until=stream)
+    begun = simulation.now
+    for _ in range(50):
+        simulation.ask([3], 1)
+        simulation.step()
+    assert max(stream.between(begun, simulation.now)) < 2 * LONGEST_GAP
 
 
 @pytest.mark.parametrize(("cached", "expected"), [(1000, 1), (5000, 2)])
@@ -130,7 +152,7 @@ def test_prompts_that_share_several_pieces_answer_as_alone(
     asks = [Ask(a_prompt(length)) for length in (70, 33, 61, 64, 5)]
     expected = [ids(alone(model, ask)) for ask in asks]
     pieces, run = computed(monkeypatch), Run(model, piece=48)
-    monkeypatch.setattr(run.budget, "together", lambda decoding, left: len(left))
+    monkeypatch.setattr(run.budget, "together", lambda _, left, piece: len(left))
     for number, ask in enumerate(asks[:-1]):
         run.join(number, ask)
     run.step()
