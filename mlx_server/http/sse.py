@@ -157,8 +157,9 @@ class EventStream(Response):
         """Writes a comment if nothing was written for a while, and calls itself again."""
         loop = asyncio.get_running_loop()
         if loop.time() - self._last_write >= KEEP_ALIVE_SECONDS:
-            self._comment = loop.create_task(self._write(send, self._frames.keep_alive()))
             self._last_write = loop.time()
+            if not self._comment or self._comment.done():  # else the client reads slowly
+                self._comment = loop.create_task(self._write(send, self._frames.keep_alive()))
         due = self._last_write + KEEP_ALIVE_SECONDS
         self._timer = loop.call_at(due, self._keep_alive, send)
 

@@ -12,8 +12,9 @@ from unittest.mock import Mock
 import pytest
 from uvicorn.server import ServerState
 
-from mlx_server.http import server
+from mlx_server.http import server, sse
 from mlx_server.http.server import LoopErrors, _to_try, let_last_words_out
+from mlx_server.http.sse import Chunks, EventStream
 from mlx_server.pool.prepare import Task
 
 URL = "http://[::1]:9000"
@@ -45,6 +46,39 @@ def test_connections_that_can_not_be_taken_fill_no_log(caplog: pytest.LogCapture
     taken, other = caplog.records
     assert taken.getMessage() == "new connections can't be accepted for now: Too many open files"
     assert other.levelno == logging.ERROR
+
+
+def test_comments_do_not_pile_up_for_a_slow_reader(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sse, "KEEP_ALIVE_SECONDS", 0.0)
+    sent: list[bytes] = []
+
+    async def run() -> set[asyncio.Task[Any]]:
+        reads = asyncio.Event()
+
+        async def chunks() -> Chunks:
+            yield {"a": 1}
+
+        async def receive() -> Any:
+            await asyncio.Event().wait()
+
+        async def send(message: Any) -> None:
+            if "body" in message:
+                await reads.wait()
+                sent.append(message["body"])
+
+        answer = chunks()
+        stream = asyncio.create_task(EventStream(answer, {}, source=answer)({}, receive, send))
+        for _ in range(100):
+            await asyncio.sleep(0)
+        reads.set()
+        await stream
+        await asyncio.sleep(0)
+        return asyncio.all_tasks() - {asyncio.current_task()}
+
+    assert not asyncio.run(run())
+    assert sent == [b'data: {"a":1}\n\n', sse.DONE]
 
 
 HANG = 20.0
