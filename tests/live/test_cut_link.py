@@ -18,9 +18,10 @@ import pytest
 
 from mlx_server.engine.worker_arguments import Mode, RankGroup, RankHost
 from mlx_server.errors import EngineDied
+from tests.engine.clients import asynchronous
 from tests.live.ranks import free_ports
 from tests.live.server import assert_gone
-from tests.live.test_ranks import asynchronous, running, the_others, up_to
+from tests.live.test_ranks import running, the_others, up_to
 from tests.tiny import tiny_llama
 
 OURS, THEIRS = "10.213.77.1", "10.213.77.2"
