@@ -59,8 +59,8 @@ def member_schemas(schema: Keywords, key: str, view: View) -> list[Keywords]:
     """Returns the schemas that the parts of an object's schema have for this key."""
     parts = parts_of(schema, view)
     own = [listed[key] for part in parts if key in (listed := properties_in(part))]
-    found = own or [part.get("additionalProperties") for part in parts]
-    return [each for each in found if isinstance(each, Mapping)]
+    schemas = own or [part.get("additionalProperties") for part in parts]
+    return [each for each in schemas if isinstance(each, Mapping)]
 
 
 def lenient_member(schema: Keywords, key: str, view: View) -> Keywords:
@@ -77,9 +77,9 @@ def types_of_member(schema: Keywords, key: str) -> frozenset[str]:
     return types_of(lenient_member(schema, key, view), view)
 
 
-def _any_of(found: Sequence[Any]) -> Keywords:
+def _any_of(values: Sequence[Any]) -> Keywords:
     """Returns a schema that allows what any of these schemas allows."""
-    schemas = [schema for schema in found if isinstance(schema, Mapping)]
+    schemas = [schema for schema in values if isinstance(schema, Mapping)]
     return {"anyOf": schemas} if len(schemas) > 1 else next(iter(schemas), {})
 
 
@@ -143,10 +143,10 @@ _SAYS_MORE = frozenset(
 
 def properties_of(schema: Schema) -> dict[str, Schema]:
     """Returns the properties that the schema lists, itself or through its `$ref` and `allOf`."""
-    found: dict[str, Schema] = {}
+    properties: dict[str, Schema] = {}
     for part in flattened(Part((), schema), View(schema)):
-        found |= {key: one for key, one in properties_in(part.schema).items() if key not in found}
-    return found
+        properties |= {k: v for k, v in properties_in(part.schema).items() if k not in properties}
+    return properties
 
 
 def lists_properties(schema: Mapping[str, Any]) -> bool:
@@ -157,7 +157,7 @@ def lists_properties(schema: Mapping[str, Any]) -> bool:
 def members(view: View, key: str) -> list[Part]:
     """Returns all the schemas that constrain one member."""
     parts = flattened(Part((), view.root), view)
-    return [found for part in parts if (found := _member(part, key))]
+    return [inner for part in parts if (inner := _member(part, key))]
 
 
 def is_forbidden(view: View, key: str) -> bool:
@@ -171,9 +171,9 @@ def member(schema: Schema, key: str) -> Mapping[str, Any]:
     `patternProperties`: matching a client's pattern here could take for ever.
     """
     view = View(schema)
-    found = [part for part in members(view, key) if part.schema is not True]
+    parts = [part for part in members(view, key) if part.schema is not True]
     carried = _CopiedDefinitions(view)
-    own = [carried.copy(_followed(part, view)) for part in found]
+    own = [carried.copy(_followed(part, view)) for part in parts]
     root = own[0] if len(own) == 1 else {"allOf": own} if own else {}
     definitions = carried.definitions()
     return {**root, "$defs": definitions} if definitions else root
@@ -232,11 +232,11 @@ class _CopiedDefinitions:
         return copied
 
     def definitions(self) -> dict[str, Any]:
-        found = {}
+        definitions = {}
         while self._waiting:
             part = self._waiting.pop()
-            found[self._names[part.path]] = self.copy(part)
-        return found
+            definitions[self._names[part.path]] = self.copy(part)
+        return definitions
 
     def _name(self, target: Part) -> str:
         if target.path not in self._names:
@@ -249,9 +249,9 @@ class _CopiedDefinitions:
 
 def _followed(part: Part, view: View) -> Part:
     """Follows references as long as a schema is nothing but a reference."""
-    seen = set()
-    while isinstance(part.schema, Mapping) and part.path not in seen:
-        seen.add(part.path)
+    paths = set()
+    while isinstance(part.schema, Mapping) and part.path not in paths:
+        paths.add(part.path)
         target = view.target(part)
         if not target or set(part.schema) - {"$ref", "title", "description", "default", *_NAMES}:
             break
@@ -284,14 +284,14 @@ class Variant(NamedTuple):
 
     def choices(self) -> list[Alternatives]:
         """Returns the choices that are still to be made."""
-        found: list[Alternatives] = []
+        choices: list[Alternatives] = []
         for part in flattened(Part((), self.schema), View(self.schema)):
-            found += [*_of_options(part), *_of_counts(part, self.schema)]
-        return [choice for choice in found if choice.path not in self.made]
+            choices += [*_of_options(part), *_of_counts(part, self.schema)]
+        return [choice for choice in choices if choice.path not in self.made]
 
     def taking(self, choice: Alternatives) -> "list[Variant]":
-        parts, made = self.schema.get("allOf", ()), (*self.made, choice.path)
-        return [Variant({**self.schema, "allOf": [*parts, one]}, made) for one in choice.options]
+        parts, paths = self.schema.get("allOf", ()), (*self.made, choice.path)
+        return [Variant({**self.schema, "allOf": [*parts, one]}, paths) for one in choice.options]
 
 
 def _of_options(part: Part) -> Iterator[Alternatives]:
@@ -318,19 +318,19 @@ def _of_counts(part: Part, whole: Keywords) -> Iterator[Alternatives]:
 
 def variants_of(schema: Mapping[str, Any]) -> list[Variant]:
     """Returns the schema's variants; only the schema itself if it offers no choice."""
-    waiting, found = [Variant(schema)], list[Variant]()
+    waiting, variants = [Variant(schema)], list[Variant]()
     most = min(
         limits.SCHEMA_VARIANTS, limits.SCHEMA_VARIANT_MEMBERS // (1 + len(properties_of(schema)))
     )
     while waiting:
         variant = waiting.pop(0)
-        room = most - len(found) - len(waiting)
+        room = most - len(variants) - len(waiting)
         choice = next((c for c in variant.choices() if 0 < len(c.options) <= room), None)
         if choice:
             waiting += variant.taking(choice)
         else:
-            found.append(variant)
-    return found
+            variants.append(variant)
+    return variants
 
 
 def _may_be_object(schema: Any) -> bool:
@@ -367,15 +367,15 @@ class ValueSchema:
 
     @cached_property
     def types(self) -> frozenset[str]:
-        found = frozenset[str]().union(*(option._own_types() for option in self.options))
-        return found - {"integer"} if "number" in found else found
+        types = frozenset[str]().union(*(option._own_types() for option in self.options))
+        return types - {"integer"} if "number" in types else types
 
     def _own_types(self) -> frozenset[str]:
-        found = types_of(self.schema, self.root)
+        types = types_of(self.schema, self.root)
         if "$ref" not in self.schema:
-            return found
-        siblings = {key: said for key, said in self.schema.items() if key != "$ref"}
-        return found & types_of(siblings, self.root)
+            return types
+        siblings = {key: value for key, value in self.schema.items() if key != "$ref"}
+        return types & types_of(siblings, self.root)
 
     def of(self, schema: Any) -> "ValueSchema":
         """Returns a part of the schema as a value's."""
@@ -393,8 +393,8 @@ class ValueSchema:
     def _referred_to(self) -> "ValueSchema":
         """Follows one reference only: following more at once would lose the keywords next to
         them."""
-        found = self.root.target(Part((), {"$ref": self.schema["$ref"]}))
-        return self.of(found.schema if found else ANYTHING)
+        target = self.root.target(Part((), {"$ref": self.schema["$ref"]}))
+        return self.of(target.schema if target else ANYTHING)
 
     @property
     def alternatives(self) -> "list[ValueSchema]":
@@ -412,8 +412,8 @@ class ValueSchema:
     @property
     def also(self) -> "list[ValueSchema]":
         """The schemas that its references and `allOf` apply to the same value."""
-        found = [self._referred_to()] if "$ref" in self.schema else []
-        return [*found, *map(self.of, self.schema.get("allOf", ()))]
+        values = [self._referred_to()] if "$ref" in self.schema else []
+        return [*values, *map(self.of, self.schema.get("allOf", ()))]
 
     @property
     def choices(self) -> "list[list[ValueSchema]]":
@@ -424,7 +424,7 @@ class ValueSchema:
     def options(self) -> "tuple[ValueSchema, ...]":
         """The schemas one of which a value follows: alternatives, and references that stand
         alone, are followed. Each schema comes once."""
-        found, seen = list[ValueSchema](), dict[int, ValueSchema]()
+        leaves, seen = list[ValueSchema](), dict[int, ValueSchema]()
         waiting = [(self, limits.COERCED_DEPTH)]
         while waiting:
             value, depth = waiting.pop()
@@ -435,14 +435,14 @@ class ValueSchema:
             if depth and nearer:
                 waiting += [(one, depth - 1) for one in reversed(nearer)]
             else:
-                found.append(value)
-        return tuple(found)
+                leaves.append(value)
+        return tuple(leaves)
 
     @property
     def items(self) -> "ValueSchema | None":
         """The schema of a list's items; None if it has none, or one for each position."""
-        found = self.schema.get("items", ANYTHING)
-        return self.of(found) if isinstance(found, Mapping) else None
+        schema = self.schema.get("items", ANYTHING)
+        return self.of(schema) if isinstance(schema, Mapping) else None
 
     @property
     def lists_all_members(self) -> bool:
@@ -454,8 +454,8 @@ class ValueSchema:
     @property
     def others(self) -> "ValueSchema | None":
         """The schema of members that are not listed; None if there may be none."""
-        found = self.schema.get("additionalProperties", ANYTHING)
-        return None if found is False else self.of(found)
+        schema = self.schema.get("additionalProperties", ANYTHING)
+        return None if schema is False else self.of(schema)
 
     @property
     def listed(self) -> list[Any] | None:
@@ -466,14 +466,14 @@ class ValueSchema:
     @property
     def pattern(self) -> str:
         """The regular expression that is found in each text; empty if the schema has none."""
-        found: str = self.schema.get("pattern", "")
-        return found
+        pattern: str = self.schema.get("pattern", "")
+        return pattern
 
     @property
     def format(self) -> str:
         """The name of the texts' format; empty if the schema has none."""
-        found: str = self.schema.get("format", "")
-        return found
+        format_name: str = self.schema.get("format", "")
+        return format_name
 
     def counts(self, least: str, most: str) -> tuple[int, int | None]:
         """Returns the values of these keywords, which may be written 2.0."""
@@ -489,8 +489,8 @@ class ValueSchema:
 
     def is_any(self, type: str) -> bool:
         """Whether the schema allows all values of this type."""
-        said = KEYWORDS.get(type, ())
-        others = (key for keys in KEYWORDS.values() for key in keys if key not in said)
+        keywords = KEYWORDS.get(type, ())
+        others = (key for keys in KEYWORDS.values() for key in keys if key not in keywords)
         return self.says_only("type", *others)
 
 
@@ -511,8 +511,8 @@ def listed_members(of: ValueSchema) -> list[MemberSchema]:
 def arguments_of(tool: Tool) -> list[list[MemberSchema]]:
     """Returns the arguments of each way to call the tool, in the schema's order; those that are
     required but not listed come last. No others are offered."""
-    found = (_arguments(tool, way.schema) for way in variants_of(tool.parameters))
-    return [way for way in found if way is not None]
+    variants = (_arguments(tool, way.schema) for way in variants_of(tool.parameters))
+    return [way for way in variants if way is not None]
 
 
 def _arguments(tool: Tool, schema: Keywords) -> list[MemberSchema] | None:

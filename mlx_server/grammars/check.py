@@ -148,8 +148,8 @@ def _needs_escape(value: Any) -> str | None:
 
 
 def _check_multiples(view: View, parts: list[Part]) -> None:
-    said = [part.schema for part in parts if not isinstance(part.schema, bool)]
-    multiples = sum(_digits(schema) for schema in said if "multipleOf" in schema)
+    schemas = [part.schema for part in parts if not isinstance(part.schema, bool)]
+    multiples = sum(_digits(schema) for schema in schemas if "multipleOf" in schema)
     if not multiples:
         return
     joined = math.prod(
@@ -195,17 +195,17 @@ class ReadableSchema:
     def read(self, schema: Mapping[str, Any], path: Path = ()) -> dict[str, Any]:
         if len(path) > limits.SCHEMA_DEPTH:
             raise InvalidGrammar("The schema is nested too deeply.")
-        found: dict[str, Any] = {}
-        for key, said in schema.items():
-            value = _plain_types(said) if key == "type" else said
+        own: dict[str, Any] = {}
+        for key, entry in schema.items():
+            value = _plain_types(entry) if key == "type" else entry
             fits, expected = SHAPES.get(key, _ANY)
-            if not fits(value) and said is not None:
+            if not fits(value) and entry is not None:
                 self.lost.append(f"{key} at {pointer(path)}")
-            if not fits(value) or value != said:
-                self._add_fault((*path, key), said, expected)
+            if not fits(value) or value != entry:
+                self._add_fault((*path, key), entry, expected)
             if fits(value):
-                found[key] = self._inner(value, (*path, key)) if key in HOLDERS else value
-        return found
+                own[key] = self._inner(value, (*path, key)) if key in HOLDERS else value
+        return own
 
     def _inner(self, value: Any, at: Path) -> Any:
         if isinstance(value, list):
@@ -240,22 +240,22 @@ class ReadableSchema:
 
 
 def readable(schema: Mapping[str, Any]) -> ReadableSchema:
-    found = _read(schema)
-    found.drop_lost_references()
-    return found
+    result = _read(schema)
+    result.drop_lost_references()
+    return result
 
 
 def _read(schema: Mapping[str, Any]) -> ReadableSchema:
-    found = ReadableSchema()
-    found.schema = found.read(schema)
-    return found
+    result = ReadableSchema()
+    result.schema = result.read(schema)
+    return result
 
 
-def _plain_types(said: Any) -> Any:
+def _plain_types(types: Any) -> Any:
     """Returns names of types as JSON Schema has them: others write `STRING`, `str` or a null."""
-    if isinstance(said, list):
-        return ["null" if name is None else _plain_type(name) for name in said]
-    return _plain_type(said)
+    if isinstance(types, list):
+        return ["null" if name is None else _plain_type(name) for name in types]
+    return _plain_type(types)
 
 
 def _plain_type(name: Any) -> Any:

@@ -137,7 +137,7 @@ def _outline(option: Part, view: View, *, is_member: bool = False) -> Schema:
     """Returns what tells an option from others, without references."""
     if option.schema is False:
         return False
-    found: list[Schema] = []
+    schemas: list[Schema] = []
     for path, schema in islice(flattened(option, view), MOST_JOINED):
         assert isinstance(schema, Mapping)
         own = {key: schema[key] for key in ("type", "const", "enum", "required") if key in schema}
@@ -145,8 +145,8 @@ def _outline(option: Part, view: View, *, is_member: bool = False) -> Schema:
         tags = [name for name in required_by(schema) if name in listed and not is_member]
         members = ((name, Part((*path, "properties", name), listed[name])) for name in tags)
         own["properties"] = {name: _outline(each, view, is_member=True) for name, each in members}
-        found.append(own)
-    return {"allOf": found} if len(found) > 1 else (found or [True])[0]
+        schemas.append(own)
+    return {"allOf": schemas} if len(schemas) > 1 else (schemas or [True])[0]
 
 
 def _reason(view: View) -> str:
@@ -171,10 +171,10 @@ def _try_long_texts(parts: Iterable[Part]) -> None:
     fail at its first characters.
     """
     tried = set[str]()
-    for path, found in parts:
-        if isinstance(found, bool) or "pattern" not in found:
+    for path, schema in parts:
+        if isinstance(schema, bool) or "pattern" not in schema:
             continue
-        text = {key: found[key] for key in ("pattern", *_LENGTHS) if key in found}
+        text = {key: schema[key] for key in ("pattern", *_LENGTHS) if key in schema}
         if max(text.get(key, 0) for key in _LENGTHS) < LONG_TEXT:
             continue
         source = f"start: %json {json.dumps({'type': 'string', **text})}"

@@ -106,16 +106,16 @@ def first_text(grammar: str, control: Sequence[str]) -> str:
     """Returns the text up to the first place where the grammar may end. Raises InvalidGrammar."""
     vocabulary = _Bytes(control)
     matcher = LLMatcher(vocabulary.tokenizer(), grammar, log_level=0, limits=LIMITS)
-    found: list[int] = []
+    ids: list[int] = []
     while not (matcher.is_error() or matcher.is_accepting() or matcher.is_stopped()):
         mask = int.from_bytes(matcher.compute_bitmask(), "little") & ~(1 << END)
         if matcher.is_error():
             break
-        found.append(_plainest(mask, found[-1] if found else END))
-        matcher.consume_token(found[-1])
+        ids.append(_plainest(mask, ids[-1] if ids else END))
+        matcher.consume_token(ids[-1])
     if matcher.is_error():
         raise InvalidGrammar(in_a_line(matcher.get_error()))
-    return b"".join(vocabulary.tokens[id] for id in found).decode()
+    return b"".join(vocabulary.tokens[id] for id in ids).decode()
 
 
 def _plainest(mask: int, last: int) -> int:

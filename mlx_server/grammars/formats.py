@@ -44,7 +44,7 @@ def lark_of(source: str) -> str:
     if twice:  # llguidance would use the last definition
         raise _gbnf_refused(f"{twice[0]} is defined twice")
     plain = _GBNF_PIECE.sub(_plain, source)
-    return converted(_LINE_BREAK.sub(lambda found: " " if found["head"] is None else "\n", plain))
+    return converted(_LINE_BREAK.sub(lambda match: " " if match["head"] is None else "\n", plain))
 
 
 def _plain(piece: re.Match[str]) -> str:
@@ -61,17 +61,17 @@ def _plain(piece: re.Match[str]) -> str:
         return ""
     text = piece["text"]
     opening = "[^" if text.startswith("[^") else text[0]
-    inner = _CHARACTER.sub(lambda found: _spelled(found, opening), text[len(opening) : -1])
+    inner = _CHARACTER.sub(lambda match: _spelled(match, opening), text[len(opening) : -1])
     return f"{opening}{inner}{text[-1]}"
 
 
-def _spelled(found: re.Match[str], opening: str) -> str:
-    if found[0] == "-" and opening != '"':
+def _spelled(match: re.Match[str], opening: str) -> str:
+    if match[0] == "-" and opening != '"':
         return "-"
-    code = found[1] or found[2] or found[3]
-    number = int(code, 16) if code else ord(found[5] or _ONE.get(found[4], found[4]))
+    code = match[1] or match[2] or match[3]
+    number = int(code, 16) if code else ord(match[5] or _ONE.get(match[4], match[4]))
     if number > 0x10FFFF or 0xD800 <= number < 0xE000:
-        raise _gbnf_refused(f"{found[0]} is not a character")
+        raise _gbnf_refused(f"{match[0]} is not a character")
     character = chr(number)
     is_plain = number > 0x7F or character.isalnum()
     return character if is_plain else f"\\x{number:02x}"
@@ -118,16 +118,16 @@ def user_grammar_body(source: str) -> str:
 def _tokens(source: str) -> Iterator[_LarkToken]:
     at, line = 0, 1
     while at < len(source):
-        found = _TOKEN.match(source, at)
-        if not found or not found.lastgroup:
+        match = _TOKEN.match(source, at)
+        if not match or not match.lastgroup:
             raise _refused(line, f"{source[at : at + 20]!r} is not Lark")
-        kind, text = found.lastgroup, found[0]
+        kind, text = match.lastgroup, match[0]
         if text in ("%json", "%regex", "%llguidance"):
-            _, end = _value_at(source, found.end(), line)
-            kind, text = text, source[found.end() : end]
+            _, end = _value_at(source, match.end(), line)
+            kind, text = text, source[match.end() : end]
         yield _LarkToken(kind, text, line)
-        at = end if kind.startswith("%") else found.end()
-        line += source.count("\n", found.start(), at)
+        at = end if kind.startswith("%") else match.end()
+        line += source.count("\n", match.start(), at)
 
 
 def _value_at(source: str, at: int, line: int) -> tuple[Any, int]:
@@ -200,8 +200,8 @@ def _token_text(token: _LarkToken) -> str:
     return text
 
 
-def _schema(found: Any) -> str:
-    json_schema = compiled(found)
+def _schema(schema: Any) -> str:
+    json_schema = compiled(schema)
     json_schema.require_all()
     return f"%json {json_schema.grammar}"
 
@@ -213,9 +213,9 @@ def _refused(line: int, why: str) -> InvalidGrammar:
 def check_schema(schema: Any, *, strict: bool, param: str | None = None) -> None:
     """Raises InvalidGrammar if the schema can't be used or, if strict, not enforced entirely."""
     try:
-        found = compiled(schema)
+        json_schema = compiled(schema)
         if strict:
-            found.require_all()
+            json_schema.require_all()
     except InvalidGrammar as error:
         error.param = param
         raise
@@ -252,11 +252,11 @@ def _usable(tool: Tool, param: str) -> Tool:
 
 def _loosened(tool: Tool) -> Tool:
     try:
-        found = readable(tool.parameters)
-        check_schema(object_of(found.schema), strict=False)
+        schema = readable(tool.parameters)
+        check_schema(object_of(schema.schema), strict=False)
     except InvalidGrammar:
-        found = ReadableSchema({"type": "object"}, ["parameters"])
-    return replace(tool, parameters=found.schema, unenforced=(*tool.unenforced, *found.lost))
+        schema = ReadableSchema({"type": "object"}, ["parameters"])
+    return replace(tool, parameters=schema.schema, unenforced=(*tool.unenforced, *schema.lost))
 
 
 def schema_unenforced(schema: Schema) -> tuple[str, ...]:
@@ -285,8 +285,8 @@ def call_json(
 def format_rule(format: Format, lark: Lark) -> str:
     """Returns the rule of an answer in this format, with nothing before or after it."""
     match format:
-        case JsonFormat(schema=found):
-            return lark.schema(compiled(found).grammar)
+        case JsonFormat(schema=schema):
+            return lark.schema(compiled(schema).grammar)
         case RegexFormat(pattern):
             return lark.terminal(patterns.terminal_of(patterns.unanchored(pattern)))
         case ChoiceFormat(options):
@@ -304,8 +304,8 @@ def check(format: Format, param: str) -> None:
     """Raises InvalidGrammar if the format can't be used."""
     try:
         match format:
-            case JsonFormat(schema=found, strict=strict):
-                check_schema(found, strict=strict)
+            case JsonFormat(schema=schema, strict=strict):
+                check_schema(schema, strict=strict)
             case RegexFormat(pattern):
                 _check_pattern(pattern)
             case ChoiceFormat(options):

@@ -131,12 +131,12 @@ def visited(view: View) -> Iterator[Visited]:
     """Yields the schemas that constrain a value. One that is used both joined and alone comes
     twice."""
     waiting = [Visited(Part((), view.root), False)]
-    seen = set()
+    visits = set()
     while waiting:
         now = waiting.pop()
-        if (now.part.path, now.joined) in seen:
+        if (now.part.path, now.joined) in visits:
             continue
-        seen.add((now.part.path, now.joined))
+        visits.add((now.part.path, now.joined))
         yield now
         waiting += reversed(_visits_from(view, now))
 
@@ -147,20 +147,20 @@ def _visits_from(view: View, visited: Visited) -> list[Visited]:
     if isinstance(schema, bool) or not (links.used or links.target):
         return []
     merged = _merged(schema, joined=joined)
-    found = [
+    visits = [
         Visited(part, joined or part.path[at] in merged)
         for part in links.used
         if part.path[at] not in _UNSUPPORTED
     ]
-    return [*found, Visited(links.target, "$ref" in merged)] if links.target else found
+    return [*visits, Visited(links.target, "$ref" in merged)] if links.target else visits
 
 
 def _merged(schema: Mapping[str, Any], *, joined: bool) -> frozenset[str]:
     """Returns the keywords whose schemas constrain the same value as others do."""
-    found = _IN_PLACE.intersection(schema)
-    if not found or joined or len(_constraints(schema)) > 1:
-        return found
-    return found if len(schema.get("allOf", ())) > 1 else _NONE
+    keywords = _IN_PLACE.intersection(schema)
+    if not keywords or joined or len(_constraints(schema)) > 1:
+        return keywords
+    return keywords if len(schema.get("allOf", ())) > 1 else _NONE
 
 
 _NONE = frozenset[str]()
@@ -172,13 +172,13 @@ def _constraints(schema: Mapping[str, Any]) -> set[str]:
 
 def unsupported_keywords(view: View) -> list[UnsupportedKeyword]:
     costs = _Costs()
-    found: dict[UnsupportedKeyword, None] = {}
+    keywords: dict[UnsupportedKeyword, None] = {}
     for now in visited(view):
         if isinstance(now.part.schema, bool) or _REPORTED.isdisjoint(now.part.schema):
             continue
-        found |= dict.fromkeys(_unsupported_of(now, view))
-        found |= dict.fromkeys(costs.unsupported_keywords(now))
-    return list(found)
+        keywords |= dict.fromkeys(_unsupported_of(now, view))
+        keywords |= dict.fromkeys(costs.unsupported_keywords(now))
+    return list(keywords)
 
 
 class _Costs:
@@ -402,15 +402,15 @@ def simplify(view: View, unsupported: Iterable[UnsupportedKeyword]) -> None:
         and (part.path in dropped or not _SIMPLIFIED.isdisjoint(part.schema))
     ]
     changed = False
-    for (path, found), target, pattern in parts:
-        assert isinstance(found, dict)
+    for (path, schema), target, pattern in parts:
+        assert isinstance(schema, dict)
         if pattern is not None:
-            match_names(found, pattern)
-        removed = _simplify(found, dropped.get(path, _NOTHING))
+            match_names(schema, pattern)
+        removed = _simplify(schema, dropped.get(path, _NOTHING))
         changed = changed or not HOLDERS.isdisjoint(removed)
         changed = changed or pattern is not None
         if target:
-            found["$ref"] = reference(target.path)
+            schema["$ref"] = reference(target.path)
     if changed:
         view.forget()
 
@@ -441,6 +441,6 @@ def _may_spell(view: View) -> bool:
     """Whether an object with listed properties also allows members of any other name."""
     named = ("properties", "required", "patternProperties")
     return any(
-        isinstance(found, dict) and any(found.get(key) for key in named) and not is_closed(found)
-        for _, found in view.reached()
+        isinstance(schema, dict) and any(schema.get(key) for key in named) and not is_closed(schema)
+        for _, schema in view.reached()
     )

@@ -61,8 +61,8 @@ class Lark:
 
     def first_control(self, literal: str) -> str:
         """Returns the first control token in the text; empty if it has none."""
-        found = self._marks.search(literal)
-        return found[0] if found else ""
+        match = self._marks.search(literal)
+        return match[0] if match else ""
 
     def up_to(self, delimiter: str, text: str = "") -> str:
         """Adds a rule of any text up to and including the first delimiter.
@@ -105,8 +105,8 @@ class Lark:
         if not marks:
             return whole
         # one expression for all of them: separate ones would multiply the lexer's states
-        found = self.terminal(f"{whole} ({' | '.join(marks)}) {whole}")
-        return self.terminal(f"{whole} & ~{found}")
+        terminal = self.terminal(f"{whole} ({' | '.join(marks)}) {whole}")
+        return self.terminal(f"{whole} & ~{terminal}")
 
     def source(self, start: str) -> Grammar:
         """Returns the grammar of an answer that matches the body `start`."""

@@ -73,15 +73,15 @@ def _unsupported_piece(piece: re.Match[str]) -> str | None:
 def _unsupported_class(written: str) -> str | None:
     if written in ("[]", "[^]"):
         return f"a class of nothing ({written})"
-    for found in _RANGE.finditer(written[1:-1].removeprefix("^")):
-        first, last = found[1], found[2] or ""
+    for match in _RANGE.finditer(written[1:-1].removeprefix("^")):
+        first, last = match[1], match[2] or ""
         for item in (first, last):
             if _ESCAPE.fullmatch(item) and item not in _KNOWN_IN_CLASS:
                 return f"an escape that is unknown in a class ({item})"
         if last in _SHORT or last == r"\s":
-            return f"a range that ends in no character ({found[0]})"
+            return f"a range that ends in no character ({match[0]})"
         if last and _code(first) > _code(last) >= 0:
-            return f"a range that ends before it begins ({found[0]})"
+            return f"a range that ends before it begins ({match[0]})"
     return None
 
 
@@ -111,8 +111,8 @@ def excessive_part(pattern: str) -> str | None:
     """Returns a verb phrase that says which limit the pattern exceeds; None if it exceeds none."""
     if len(pattern) > limits.PATTERN_CHARACTERS:
         return f"has {len(pattern)} characters, more than {limits.PATTERN_CHARACTERS}"
-    found = written_out(pattern)
-    return found if isinstance(found, str) else None
+    pieces = written_out(pattern)
+    return pieces if isinstance(pieces, str) else None
 
 
 @lru_cache(256)
@@ -156,7 +156,7 @@ def search_pattern(pattern: str) -> str | None:
     found; None if a grammar can't express it."""
     if unsupported(pattern):
         return None
-    found = []
+    patterns = []
     for option in _alternatives(pattern):
         whole = [*PIECE.finditer(option)]
         pieces = [*PIECE.finditer(_without_anchors(option))]
@@ -164,8 +164,8 @@ def search_pattern(pattern: str) -> str | None:
             return None
         before = "" if whole and whole[0][0] in _BEGIN else ANYTHING
         after = "" if whole and whole[-1][0] in _END else ANYTHING
-        found.append(before + "".join(_escaped(_as_rust(piece)) for piece in pieces) + after)
-    return f"(?:{'|'.join(found)})"
+        patterns.append(before + "".join(_escaped(_as_rust(piece)) for piece in pieces) + after)
+    return f"(?:{'|'.join(patterns)})"
 
 
 def unanchored(pattern: str) -> str:
@@ -205,8 +205,8 @@ def _as_rust(piece: re.Match[str]) -> str:
     return _SHORT.get(piece[0], piece[0])
 
 
-def _range(found: re.Match[str]) -> str:
-    return "-".join(_item(item) for item in found.groups() if item)
+def _range(match: re.Match[str]) -> str:
+    return "-".join(_item(item) for item in match.groups() if item)
 
 
 def _item(item: str) -> str:
@@ -215,7 +215,7 @@ def _item(item: str) -> str:
 
 def without_nested_classes(rust: str) -> str:
     """Returns what `as_rust` wrote, with no class inside another one."""
-    return _SHORTENED.sub(lambda found: _LONG.get(found[0], found[0]), rust)
+    return _SHORTENED.sub(lambda match: _LONG.get(match[0], match[0]), rust)
 
 
 def terminal_of(pattern: str) -> str:
@@ -228,5 +228,5 @@ def terminal_of(pattern: str) -> str:
 def _escaped(piece: str) -> str:
     if piece.startswith("\\"):
         return "\\n" if piece == "\\\n" else piece
-    inner = re.sub(r"(\\.)|/", lambda found: found[1] or r"\/", piece, flags=re.DOTALL)
+    inner = re.sub(r"(\\.)|/", lambda match: match[1] or r"\/", piece, flags=re.DOTALL)
     return inner.replace("\n", "\\n")

@@ -78,24 +78,24 @@ class View:
         """Returns the schemas to which a part of this very schema leads. Raises InvalidGrammar."""
         if isinstance(part.schema, bool) or LEADING.isdisjoint(part.schema):
             return _NO_LINKS
-        found = self._links.get(part.path)
-        if found is None:
-            found = self._links[part.path] = Links(children(part), self.target(part))
-        return found
+        links = self._links.get(part.path)
+        if links is None:
+            links = self._links[part.path] = Links(children(part), self.target(part))
+        return links
 
     @cached_property
     def _anchors(self) -> dict[str, Part]:
-        found: dict[str, Part] = {}
+        anchors: dict[str, Part] = {}
         for part in subschemas_of(self.root, DEFINITIONS):
             for name in _anchors_of(part.schema):
-                found.setdefault(name, part)
-        return found
+                anchors.setdefault(name, part)
+        return anchors
 
     @cached_property
     def referred_places(self) -> frozenset[Path]:
         """The paths of all targets of references, and of everything around them."""
         links = map(self.links, self.reached())
-        targets = [found.target.path for found in links if found.target]
+        targets = [each.target.path for each in links if each.target]
         return frozenset(path[:size] for path in targets for size in range(1 + len(path)))
 
     def target(self, part: Part) -> Part | None:
@@ -130,38 +130,38 @@ class View:
         """Returns the root and all parts that it uses; definitions only if something refers to
         them."""
         if self._reached is None:
-            found, waiting = dict[Path, Part](), [Part((), self.root)]
+            parts, waiting = dict[Path, Part](), [Part((), self.root)]
             while waiting:
                 part = waiting.pop()
-                if part.path not in found:
-                    found[part.path] = part
+                if part.path not in parts:
+                    parts[part.path] = part
                     used, target = self.links(part)
                     waiting += [*reversed(used), *([target] if target else ())]
-            self._reached = [*found.values()]
+            self._reached = [*parts.values()]
         return self._reached
 
     def _followed(self, name: str, at: Path) -> Part:
         steps = name.split("/")[1:]
         path = tuple(step.replace("~1", "/").replace("~0", "~") for step in steps)
         try:
-            *_, found = self._along(path)
+            *_, schema = self._along(path)
         except (KeyError, IndexError, ValueError, TypeError):
             raise refused(at, f"refers to {shorten('#' + name)}, which is not there") from None
-        if not isinstance(found, _SCHEMA):
+        if not isinstance(schema, _SCHEMA):
             raise refused(at, f"refers to {shorten('#' + name)}, which is not a schema")
         self._refuse_other_base(path)
-        return Part(path, found)
+        return Part(path, schema)
 
     def _along(self, path: Path) -> Iterator[Any]:
-        found: Any = self.root
-        yield found
+        value: Any = self.root
+        yield value
         for step in path:
-            found = found[int(step)] if isinstance(found, list) else found[step]
-            yield found
+            value = value[int(step)] if isinstance(value, list) else value[step]
+            yield value
 
     def _refuse_other_base(self, path: Path) -> None:
-        for depth, found in enumerate(self._along(path)):
-            base = found.get("$id") if depth and isinstance(found, Mapping) else None
+        for depth, value in enumerate(self._along(path)):
+            base = value.get("$id") if depth and isinstance(value, Mapping) else None
             if isinstance(base, str) and not base.startswith("#"):
                 raise refused(
                     (*path[:depth], "$id"), "changes where references in it lead: leave it out"
@@ -187,7 +187,7 @@ def children(part: Part, definitions: tuple[str, ...] = ()) -> list[Part]:
     """Returns the schemas directly inside this one. Values of a wrong type are ignored (see
     check.py)."""
     path, schema = part
-    found: list[Part] = []
+    parts: list[Part] = []
     for key, value in () if isinstance(schema, bool) else schema.items():
         shape = _SHAPES.get(key)
         if shape is None or (shape is DEFINITIONS and key not in definitions):
@@ -195,28 +195,28 @@ def children(part: Part, definitions: tuple[str, ...] = ()) -> list[Part]:
         if isinstance(value, list):
             if shape is LISTED or key == "items":
                 at = enumerate(value)
-                found += [
+                parts += [
                     Part((*path, key, str(n)), one) for n, one in at if isinstance(one, _SCHEMA)
                 ]
         elif shape is SINGLE:
             if isinstance(value, _SCHEMA):
-                found.append(Part((*path, key), value))
+                parts.append(Part((*path, key), value))
         elif shape is not LISTED and isinstance(value, _OBJECT):
             named = value.items()
-            found += [
+            parts += [
                 Part((*path, key, str(n)), one) for n, one in named if isinstance(one, _SCHEMA)
             ]
-    return found
+    return parts
 
 
 def flattened(start: Part, view: View, keywords: Sequence[str] = ("allOf",)) -> Iterator[Part]:
     """Yields this schema, the target of its `$ref`, the schemas of its `allOf`, and theirs in
     turn. What is not as JSON Schema has it is passed over."""
-    waiting, seen = deque([start]), set[int]()
+    waiting, ids = deque([start]), set[int]()
     while waiting:
         path, schema = part = waiting.popleft()
-        if isinstance(schema, Mapping) and id(schema) not in seen:
-            seen.add(id(schema))
+        if isinstance(schema, Mapping) and id(schema) not in ids:
+            ids.add(id(schema))
             yield part
             target = view.referred(schema)
             waiting += [target] if target else []
@@ -232,8 +232,8 @@ def required_by(schema: Schema) -> list[str]:
 
 
 def properties_in(schema: Schema) -> Mapping[str, Any]:
-    found = schema.get("properties") if isinstance(schema, Mapping) else None
-    return found if isinstance(found, Mapping) else {}
+    properties = schema.get("properties") if isinstance(schema, Mapping) else None
+    return properties if isinstance(properties, Mapping) else {}
 
 
 def _anchors_of(schema: Schema) -> Iterator[str]:
@@ -320,8 +320,8 @@ def type_of(value: Any) -> str:
 def named(schema: Mapping[str, Any]) -> frozenset[str]:
     """Returns the types in the schema's own `type`, where every integer is a number; all types if
     it has none."""
-    said = schema.get("type")
-    names = said if isinstance(said, list) else [said]
+    named_types = schema.get("type")
+    names = named_types if isinstance(named_types, list) else [named_types]
     types = frozenset(name for name in names if isinstance(name, str)) & ALL
     return (types | {"integer"} if "number" in types else types) or ALL
 
@@ -368,8 +368,8 @@ class _Types:
         return self._known[id(schema)]
 
     def _constraints(self, schema: Mapping[str, Any], depth: int) -> Iterator[frozenset[str]]:
-        said = schema.get("type")
-        yield named({"type": ALIASES.get(said, said) if isinstance(said, str) else said})
+        types = schema.get("type")
+        yield named({"type": ALIASES.get(types, types) if isinstance(types, str) else types})
         for key in ("anyOf", "oneOf"):
             if options := listed(schema, key):
                 yield frozenset().union(*(self.of(option, depth) for option in options))

@@ -39,22 +39,22 @@ ParameterVariants = Sequence[Sequence[MemberSchema]]
 
 
 def one_by_one_rule(variants: ParameterVariants, write: ParameterWriter, lark: Lark) -> str:
-    def in_turn(found: Sequence[MemberSchema]) -> str:
-        texts = (text if required else f"({text})?" for text, required in _all(found, write))
+    def in_turn(members: Sequence[MemberSchema]) -> str:
+        texts = (text if required else f"({text})?" for text, required in _all(members, write))
         return " ".join(texts) or '""'
 
-    return _any([in_turn(found) for found in variants], lark)
+    return _any([in_turn(members) for members in variants], lark)
 
 
 def comma_separated_rule(
     variants: ParameterVariants, write: ParameterWriter, lark: Lark, comma: str
 ) -> str:
     """comma: what separates two parameters, as symbols of a rule."""
-    return _any([_parted(found, write, lark, comma) for found in variants], lark)
+    return _any([_parted(members, write, lark, comma) for members in variants], lark)
 
 
-def _parted(found: Sequence[MemberSchema], write: ParameterWriter, lark: Lark, comma: str) -> str:
-    written = _all(found, write)
+def _parted(members: Sequence[MemberSchema], write: ParameterWriter, lark: Lark, comma: str) -> str:
+    written = _all(members, write)
     rest, options = "", []
     for text, required in reversed(written):
         options.append(f"{text} {rest}")
@@ -74,9 +74,9 @@ def _any(written: Sequence[str], lark: Lark) -> str:
     return lark.rule(" | ".join(written))
 
 
-def _all(found: Sequence[MemberSchema], write: ParameterWriter) -> list[ParameterRules]:
+def _all(members: Sequence[MemberSchema], write: ParameterWriter) -> list[ParameterRules]:
     written: list[ParameterRules] = []
-    for member in found:
+    for member in members:
         text = write(member)
         if text is not None:
             written.append((text, member.required))
@@ -225,17 +225,17 @@ BARS, JOINTS = (BAR, "|"), (JOINT, "_", " ", r"\_")
 @lru_cache
 def respelled_delimiter(delimiter: str) -> tuple[str, ...]:
     """Returns the delimiter in each other spelling; nothing for one of ordinary characters."""
-    found = (delimiter.replace(BAR, b).replace(JOINT, j) for b, j in product(BARS, JOINTS))
-    return tuple(dict.fromkeys(each for each in found if each != delimiter))
+    spellings = (delimiter.replace(BAR, b).replace(JOINT, j) for b, j in product(BARS, JOINTS))
+    return tuple(dict.fromkeys(each for each in spellings if each != delimiter))
 
 
 def respelled(record: T) -> Iterator[T]:
     """Yields the dataclass with all of its texts in each other spelling."""
-    make, seen = type(record), [record]
+    make, records = type(record), [record]
     for bar, joint in product(BARS, JOINTS):
         texts = {name: _spelled(value, bar, joint) for name, value in vars(record).items()}
-        if (other := make(**texts)) not in seen:
-            seen.append(other)
+        if (other := make(**texts)) not in records:
+            records.append(other)
             yield other
 
 

@@ -133,10 +133,10 @@ def _calls(value: Any, tools: Collection[str], *, repairs: bool) -> Iterator[Fou
 def _calls_of_object(
     value: Mapping[str, Any], tools: Collection[str], *, repairs: bool
 ) -> Iterator[FoundCall]:
-    said = {key: found for key, found in value.items() if key not in OTHER_KEYS}
-    said = {k: found for k, found in said.items() if k not in EMPTY_KEYS or found}
-    if len(said) == 1:
-        ((key, inside),) = said.items()
+    members = {key: v for key, v in value.items() if key not in OTHER_KEYS}
+    members = {k: v for k, v in members.items() if k not in EMPTY_KEYS or v}
+    if len(members) == 1:
+        ((key, inside),) = members.items()
         if (key in LIST_KEYS and isinstance(inside, list)) or (
             key in FRAME_KEYS and isinstance(inside, Mapping)
         ):
@@ -148,26 +148,26 @@ def _calls_of_object(
         if key in tools and isinstance(inside, Mapping) and inside:
             yield FoundCall(key, inside, _id(value))
             return
-    names = [key for key in said if key in NAME_KEYS]
-    arguments = [key for key in said if key in ARGUMENT_KEYS]
-    if len(names) != 1 or len(arguments) != 1 or len(said) != 2:
+    names = [key for key in members if key in NAME_KEYS]
+    arguments = [key for key in members if key in ARGUMENT_KEYS]
+    if len(names) != 1 or len(arguments) != 1 or len(members) != 2:
         raise Malformed("a call needs a name and arguments, and nothing else")
-    name, found = said[names[0]], said[arguments[0]]
+    name, arguments_value = members[names[0]], members[arguments[0]]
     if not isinstance(name, str) or not name:
         raise Malformed("a call's name should be text")
     has_mistakes = False
-    if isinstance(found, str):
-        found, has_mistakes = _parsed_json(found, repairs=repairs)
-    if found is None:
-        found = {}
-    if not isinstance(found, Mapping):
+    if isinstance(arguments_value, str):
+        arguments_value, has_mistakes = _parsed_json(arguments_value, repairs=repairs)
+    if arguments_value is None:
+        arguments_value = {}
+    if not isinstance(arguments_value, Mapping):
         raise Malformed("arguments should be an object")
-    yield FoundCall(name, found, _id(value), has_mistakes)
+    yield FoundCall(name, arguments_value, _id(value), has_mistakes)
 
 
 def _id(value: Mapping[str, Any]) -> str | None:
-    found = next((value[key] for key in ("id", "tool_call_id", "call_id") if key in value), None)
-    return found if isinstance(found, str) and found else None
+    call_id = next((value[key] for key in ("id", "tool_call_id", "call_id") if key in value), None)
+    return call_id if isinstance(call_id, str) and call_id else None
 
 
 WRAPPERS = frozenset((*ARGUMENT_KEYS, "properties"))
@@ -236,33 +236,33 @@ def read_tree(tree: Any, schema: Schema, key: str, mistake: Mistake | None = Non
     return _read_tree(tree, lenient_member(schema, key, view), view, mistake)
 
 
-def _read_tree(tree: Any, wanted: Schema, view: View, mistake: Mistake | None) -> Any:
-    if mistake and isinstance(tree, dict) and len(tree) == 1 and _wants_list(wanted, view):
+def _read_tree(tree: Any, schema: Schema, view: View, mistake: Mistake | None) -> Any:
+    if mistake and isinstance(tree, dict) and len(tree) == 1 and _wants_list(schema, view):
         mistake()
         (tree,) = tree.values()
         tree = tree if isinstance(tree, list) else [tree]
     match tree:
         case dict():
             return {
-                k: _read_tree(v, lenient_member(wanted, k, view), view, mistake)
+                k: _read_tree(v, lenient_member(schema, k, view), view, mistake)
                 for k, v in tree.items()
             }
         case list():
-            each = lenient_items(wanted, view)
+            each = lenient_items(schema, view)
             return [_read_tree(item, each, view, mistake) for item in tree]
         case "":
             empty: Any = {"array": [], "object": {}}
-            types = types_of(wanted, view)
+            types = types_of(schema, view)
             return "" if "string" in types else next((empty[t] for t in empty if t in types), "")
-    return _read_as(tree, wanted, view, mistake)
+    return _read_as(tree, schema, view, mistake)
 
 
-def _wants_list(wanted: Schema, view: View) -> bool:
-    return types_of(wanted, view) & {"array", "object"} == {"array"}
+def _wants_list(schema: Schema, view: View) -> bool:
+    return types_of(schema, view) & {"array", "object"} == {"array"}
 
 
-def _read_as(text: str, wanted: Schema, view: View, mistake: Mistake | None) -> Any:
-    types = types_of(wanted, view)
+def _read_as(text: str, schema: Schema, view: View, mistake: Mistake | None) -> Any:
+    types = types_of(schema, view)
     if types == {"string"}:
         return text
     value = text if text.strip() == "None" else _parsed(text)
@@ -272,30 +272,30 @@ def _read_as(text: str, wanted: Schema, view: View, mistake: Mistake | None) -> 
         with suppress(Malformed):  # what can't be read is text, like any other wrong value
             value = loads_value(value.strip())
             mistake()
-    return _coerced(value, wanted, view, limits.COERCED_DEPTH)
+    return _coerced(value, schema, view, limits.COERCED_DEPTH)
 
 
-def _coerced(value: Any, wanted: Schema, view: View, depth: int) -> Any:
-    if not wanted:  # the schema says nothing of the value
+def _coerced(value: Any, schema: Schema, view: View, depth: int) -> Any:
+    if not schema:  # the schema says nothing of the value
         return value
-    types = types_of(wanted, view)
+    types = types_of(schema, view)
     if type_of(value) not in types:
         value = _converted(value, types)
-    return _inside(value, wanted, view, depth - 1) if depth else value
+    return _inside(value, schema, view, depth - 1) if depth else value
 
 
 def _converted(value: Any, types: frozenset[str]) -> Any:
     """The value as one of these types; unchanged if there is no unambiguous conversion."""
     match value:
         case str():
-            found = BOOLEANS.get(value.strip().lower(), value)
-            if "boolean" not in types or found is value:
-                found = _parsed(value)
+            scalar = BOOLEANS.get(value.strip().lower(), value)
+            if "boolean" not in types or scalar is value:
+                scalar = _parsed(value)
             if "integer" in types and (padded := PADDED.fullmatch(value.strip())):
                 return int(padded[0])
-            if type_of(found) not in types and isinstance(found, float):
-                found = _converted(found, types)
-            return found if type_of(found) in types else value
+            if type_of(scalar) not in types and isinstance(scalar, float):
+                scalar = _converted(scalar, types)
+            return scalar if type_of(scalar) in types else value
         case float() if not math.isfinite(value):
             return value
         case float() if "integer" in types and value.is_integer() and abs(value) < INEXACT:
@@ -307,15 +307,15 @@ def _converted(value: Any, types: frozenset[str]) -> Any:
     return value
 
 
-def _inside(value: Any, wanted: Schema, view: View, depth: int) -> Any:
+def _inside(value: Any, schema: Schema, view: View, depth: int) -> Any:
     match value:
         case dict():
             return {
-                k: _coerced(v, lenient_member(wanted, k, view), view, depth)
+                k: _coerced(v, lenient_member(schema, k, view), view, depth)
                 for k, v in value.items()
             }
         case list():
-            each = lenient_items(wanted, view)
+            each = lenient_items(schema, view)
             return [_coerced(item, each, view, depth) for item in value]
     return value
 
@@ -326,7 +326,7 @@ def _parsed(text: str) -> Any:
     if word in literals:
         return literals[word]
     try:
-        found = loads_exactly(word, lambda name: name)
+        number = loads_exactly(word, lambda name: name)
     except (ValueError, RecursionError):
         return text
-    return text if isinstance(found, float) and not math.isfinite(found) else found
+    return text if isinstance(number, float) and not math.isfinite(number) else number

@@ -231,9 +231,9 @@ class ToolCallWriter:
         if not (text.strip() or takes_string or key in required(self._schema)):
             self.leave_empty(key)
             return False
-        found = read_as(text, self._schema, key, self.repaired)
-        self._put(key, found)
-        return isinstance(found, str)
+        value = read_as(text, self._schema, key, self.repaired)
+        self._put(key, value)
+        return isinstance(value, str)
 
     def untyped_tree(self, key: str, value: Any) -> None:
         """Applies `untyped` to lists and objects in which every value is such a text."""
@@ -259,10 +259,10 @@ class ToolCallWriter:
         return inside
 
     def _fitted(self, key: str, value: Any) -> Any:
-        (found,) = coerce_arguments({key: value}, self._schema, self._calls.allowed).values()
-        if json_of(found) != json_of(value):
+        (coerced,) = coerce_arguments({key: value}, self._schema, self._calls.allowed).values()
+        if json_of(coerced) != json_of(value):
             self.add_repair("type", self._path(key))
-        return found
+        return coerced
 
     def _path(self, key: str) -> str:
         """Returns the path of an argument; of all arguments if the schema does not name it."""
@@ -370,12 +370,12 @@ class ToolCallEmitter:
     def tool_and_key(self, text: str) -> tuple[str, str]:
         """Splits a tool's name from the name of one of its parameters that follows it without a
         delimiter; empty if no such pair or several fit."""
-        found = [
+        owners = [
             (name, text[len(name) :].strip())
             for name, tool in self._tools.items()
             if text.startswith(name) and text[len(name) :].strip() in properties_in(tool.parameters)
         ]
-        return found[0] if len(found) == 1 else ("", "")
+        return owners[0] if len(owners) == 1 else ("", "")
 
     def parameters(self, name: str) -> frozenset[str]:
         """Returns the parameters of the tool that a name means."""
@@ -398,8 +398,8 @@ class ToolCallEmitter:
         if not isinstance(arguments, Mapping):
             return ""
         tools = self._tools.items()
-        found = [name for name, tool in tools if is_made_of(arguments, tool.parameters)]
-        return found[0] if len(found) == 1 else ""
+        names = [name for name, tool in tools if is_made_of(arguments, tool.parameters)]
+        return names[0] if len(names) == 1 else ""
 
     def start(self, name: str, id: str | None = None) -> ToolCallWriter:
         """Begins a call. id: the model's own, if its format has ids. An unknown name is Malformed:
@@ -420,28 +420,28 @@ class ToolCallEmitter:
 
     def whole(self, name: str, arguments: object, id: str | None = None) -> None:
         """Writes a call whose arguments came at once; some models write them as text again."""
-        found, mistakes = self._as_object(arguments)
+        members, mistakes = self._as_object(arguments)
         call = self.start(name, id)
         if mistakes:
             call.add_repair("json", ARGUMENTS)
-        call.finish_with(found)
+        call.finish_with(members)
 
     def _as_object(self, arguments: object) -> tuple[Mapping[str, Any], bool]:
         """Returns the arguments as an object, and whether they had to be repaired."""
-        found, mistakes = arguments, arguments is None
+        members, mistakes = arguments, arguments is None
         if arguments is None and self.allowed.mistakes:
-            found = {}
+            members = {}
         if isinstance(arguments, str):
             try:
-                found = loads_exactly(arguments)
+                members = loads_exactly(arguments)
             except (ValueError, RecursionError):
                 mistakes = True
                 if not self.allowed.mistakes:
                     raise Malformed("no JSON") from None
-                found = loads_arguments(arguments)
-        if not isinstance(found, Mapping):
+                members = loads_arguments(arguments)
+        if not isinstance(members, Mapping):
             raise Malformed("arguments should be an object")
-        return found, mistakes
+        return members, mistakes
 
     def _tool(self, name: str) -> Tool:
         meant = self.meant(name)
@@ -466,21 +466,21 @@ class ToolCallEmitter:
         return HeldCall(self._emit, arguments, to_its_end=self.holds_calls)
 
     def add_repaired(
-        self, found: Sequence[tuple[str, Mapping[str, Any]]], what: Sequence[RepairKind] = ("json",)
+        self, calls: Sequence[tuple[str, Mapping[str, Any]]], what: Sequence[RepairKind] = ("json",)
     ) -> None:
         """Adds all of the calls that could not be read as they were written, or none. The first may
         have been begun. what: the repairs to report for each."""
         begun = self._current
-        tools = [self._tool(name) for name, _ in found]
+        tools = [self._tool(name) for name, _ in calls]
         wholes = [
             json_of(coerce_arguments(arguments, tool.parameters, self.allowed))
-            for tool, (_, arguments) in zip(tools, found, strict=True)
+            for tool, (_, arguments) in zip(tools, calls, strict=True)
         ]
-        if not (self.allowed.mistakes and found):
+        if not (self.allowed.mistakes and calls):
             raise Malformed("nothing that may be repaired")
         if begun and not (tools[0].name == begun.name and wholes[0].startswith(begun.arguments)):
             raise Malformed("not the calls that were begun")
-        for name, arguments in found:
+        for name, arguments in calls:
             call, begun = begun or self.start(name), None
             for kind in what:
                 call.add_repair(kind, ARGUMENTS)

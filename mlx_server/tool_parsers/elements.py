@@ -75,13 +75,13 @@ class ElementArguments:
             call.end_text(key)
         else:
             depth = limits.CALL_DEPTH
-            found = [(yield from self._read_value(source, call, end, depth))]
+            trees = [(yield from self._read_value(source, call, end, depth))]
             while (yield from source.after_space(opening)):
                 yield from source.expect_spaced(opening)
-                found.append((yield from self._read_value(source, call, end, depth)))
-            if len(found) > 1:  # a list whose items were written as elements of the same key
+                trees.append((yield from self._read_value(source, call, end, depth)))
+            if len(trees) > 1:  # a list whose items were written as elements of the same key
                 call.repaired("format")
-            call.untyped_tree(key, found if len(found) > 1 else found[0])
+            call.untyped_tree(key, trees if len(trees) > 1 else trees[0])
 
     def _read_opening_tag(self, source: Source) -> Steps[tuple[str, str]]:
         """Returns the name in an opening tag, and the tag that closes the element."""
@@ -98,16 +98,16 @@ class ElementArguments:
         if not depth:
             raise Malformed("nested too deep")
         pieces: list[str] = []
-        found: list[tuple[str, Any]] = []
+        members: list[tuple[str, Any]] = []
         opens = f"{self.sign}<"
         while delimiter := (yield from source.up_to(end, opens, into=pieces.append)):
             if delimiter == end:
-                return _folded(found, call) if found else _text_or_word("".join(pieces), call)
+                return _folded(members, call) if members else _text_or_word("".join(pieces), call)
             if word := (yield from source.accept(*(each[1:] for each in WORDS))):
                 pieces.append(f"<{word}")
                 continue
             key, inner = yield from self._read_opening_tag(source)
-            found.append((key, (yield from self._read_value(source, call, inner, depth - 1))))
+            members.append((key, (yield from self._read_value(source, call, inner, depth - 1))))
         raise Malformed("a value has no end")
 
     # Writing
@@ -153,8 +153,8 @@ class ElementArguments:
             least, _ = value.counts("minItems", "maxItems")
             item = MemberSchema(ITEM, items, required=True)
             return f"({self._member_rule(lark, depth - 1, item)}){{{least},}}"
-        said = ("type", "properties", "required", "additionalProperties")
-        if value.types - SCALARS == {"object"} and listed_members(value) and value.says_only(*said):
+        keys = ("type", "properties", "required", "additionalProperties")
+        if value.types - SCALARS == {"object"} and listed_members(value) and value.says_only(*keys):
             written = partial(self._member_rule, lark, depth - 1)
             return one_by_one_rule([listed_members(value)], written, lark)
         return None
@@ -167,14 +167,14 @@ def _text_or_word(written: str, call: ToolCallWriter) -> str:
     return word
 
 
-def _folded(found: Sequence[tuple[str, Any]], call: ToolCallWriter) -> Any:
-    keys = [key for key, _ in found]
+def _folded(pairs: Sequence[tuple[str, Any]], call: ToolCallWriter) -> Any:
+    keys = [key for key, _ in pairs]
     if set(keys) == {ITEM}:
-        return [value for _, value in found]
+        return [value for _, value in pairs]
     members: dict[str, list[Any]] = {}
-    for key, value in found:
+    for key, value in pairs:
         members.setdefault(key, []).append(value)
-    if len(members) < len(found):  # a list whose items were written as elements of the same key
+    if len(members) < len(pairs):  # a list whose items were written as elements of the same key
         call.repaired("format")
     return {key: each if len(each) > 1 else each[0] for key, each in members.items()}
 
@@ -239,10 +239,10 @@ TOOLS, TOOLS_END = beginning("tools"), end("tools")
 
 def _read_block(source: Source, calls: ToolCallEmitter) -> Steps[None]:
     while True:
-        found = yield from source.accept_spaced(*_opens("call"), *_ends("tools"))
-        if found in _ends("tools"):
+        literal = yield from source.accept_spaced(*_opens("call"), *_ends("tools"))
+        if literal in _ends("tools"):
             return
-        if not found:
+        if not literal:
             # complete calls count, but what follows them is not part of them
             if (yield from source.peek()):
                 raise Malformed("more than calls among the tools")
@@ -265,14 +265,14 @@ def _read_call(source: Source, calls: ToolCallEmitter) -> Steps[None]:
         call.repaired("format")
     openings = (*_opens("argument"), *_opens("json"))
     while True:
-        found = yield from source.expect_spaced(*openings, "{", *_ends("call"))
-        if found in _ends("call"):
+        literal = yield from source.expect_spaced(*openings, "{", *_ends("call"))
+        if literal in _ends("call"):
             call.finish()
             return
-        if found == "{":
+        if literal == "{":
             call.repaired("format")
             yield from values.arguments(source, JSON, lambda: call, _ends("call"))
-        elif found in _opens("argument"):
+        elif literal in _opens("argument"):
             yield from _read_argument(source, call)
         else:
             yield from _read_attributes(source)
@@ -308,10 +308,10 @@ def _read_attributes(source: Source) -> Steps[tuple[dict[str, str], bool]]:
     text, closing = yield from source.text_up_to(OPEN, CLOSE, SEPARATOR)
     if closing != SEPARATOR:
         raise Malformed("an opening has no end")
-    found = {
+    attributes = {
         match[1]: _unescaped(match[match.lastindex or 0]) for match in ATTRIBUTE.finditer(text)
     }
-    return found, not WRITTEN.fullmatch(text.rstrip())
+    return attributes, not WRITTEN.fullmatch(text.rstrip())
 
 
 def _unescaped(value: str) -> str:
@@ -330,8 +330,8 @@ def _call_of(lark: Lark, tool: Tool) -> str:
             return None
         options = []
         for type in sorted(member.value.types):
-            said = "number" if type == "integer" else type
-            named = quoted(f'argument key="{_escaped(member.key)}" type="{said}"')
+            spelling = "number" if type == "integer" else type
+            named = quoted(f'argument key="{_escaped(member.key)}" type="{spelling}"')
             if type == "string":
                 value = marked_text(member.value, lark, end("argument"))
             else:

@@ -72,9 +72,9 @@ def check_end(source: Source, call: ToolCallWriter | None, closes: tuple[str, ..
 def _lacks_its_brace(source: Source, closes: tuple[str, ...]) -> Steps[bool]:
     """Whether the array or the block around a call ends before the call's last brace."""
     ahead = source.lookahead()
-    found = yield from ahead.accept_spaced("]", *closes)
-    if found != "]" or found in closes:
-        return bool(found)
+    literal = yield from ahead.accept_spaced("]", *closes)
+    if literal != "]" or literal in closes:
+        return bool(literal)
     if (yield from ahead.accept_spaced(*closes)):
         return True
     return not _closes_string((yield from ahead.text_up_to(*closes)))
@@ -84,9 +84,9 @@ def _closes_string(rest: str) -> bool:
     """Whether a text ends a string that began before it, and an object or array around the string:
     then an unescaped quote has ended the string too early."""
     depth = 0
-    for found in UNREAD.finditer(rest):
-        depth += 1 if found[2] in "{[" else -1
-        if depth < 0 and found[1]:
+    for match in UNREAD.finditer(rest):
+        depth += 1 if match[2] in "{[" else -1
+        if depth < 0 and match[1]:
             return True
     return False
 
@@ -119,8 +119,8 @@ def _call_object(
             framed = True
             yield from _call_object(source, calls, id, frame=())
         elif key in FRAMES:
-            found = yield from values.value(source, JSON)
-            id = found if key == "id" and isinstance(found, str) else id
+            value = yield from values.value(source, JSON)
+            id = value if key == "id" and isinstance(value, str) else id
         else:
             raise Malformed(f"no call has a key {key!r}")
         if call and closes is not None and (yield from _lacks_its_brace(source, closes)):
@@ -198,29 +198,29 @@ def repaired(text: str) -> list[tuple[str, dict[str, Any]]]:
     """Returns the calls in broken JSON, which may be the rest of an array after its first
     calls."""
     # the outer brace is missing: the arguments are complete
-    found = loads(text.lstrip(" \t\r\n,;"), missing=1, surplus=1)
-    return [_call(item) for item in (found if isinstance(found, list) else [found])]
+    value = loads(text.lstrip(" \t\r\n,;"), missing=1, surplus=1)
+    return [_call(item) for item in (value if isinstance(value, list) else [value])]
 
 
 def repaired_by_name(text: str) -> list[tuple[str, dict[str, Any]]]:
     """Returns the calls in a broken list of objects whose only key is a tool's name."""
-    found = loads(text, missing=1)
-    items = found if isinstance(found, list) else [found]
+    listed = loads(text, missing=1)
+    items = listed if isinstance(listed, list) else [listed]
     if not all(isinstance(item, dict) and len(item) == 1 for item in items):
         raise Malformed("a call should be an object with one key")
     return [(name, as_object(value)) for item in items for name, value in item.items()]
 
 
-def _call(found: Any) -> tuple[str, dict[str, Any]]:
-    if isinstance(found, dict) and isinstance(found.get("function"), dict):
-        found = found["function"]
-    if not isinstance(found, dict):
+def _call(call: Any) -> tuple[str, dict[str, Any]]:
+    if isinstance(call, dict) and isinstance(call.get("function"), dict):
+        call = call["function"]
+    if not isinstance(call, dict):
         raise Malformed("a call should be an object")
-    return _name_text(_one(found, NAMES)), as_object(_one(found, ARGUMENTS))
+    return _name_text(_one(call, NAMES)), as_object(_one(call, ARGUMENTS))
 
 
-def _one(found: dict[str, Any], keys: tuple[str, ...]) -> Any:
-    values = [found[key] for key in keys if key in found]
+def _one(members: dict[str, Any], keys: tuple[str, ...]) -> Any:
+    values = [members[key] for key in keys if key in members]
     if len(values) > 1:
         raise Malformed("two calls in one")
     return values[0] if values else None
@@ -234,10 +234,10 @@ def _name_text(value: Any) -> str:
 
 def as_object(value: Any) -> dict[str, Any]:
     """Returns arguments that came at once as an object; some models write them as text again."""
-    found = loads(value) if isinstance(value, str) else value
-    if not isinstance(found, dict):
+    members = loads(value) if isinstance(value, str) else value
+    if not isinstance(members, dict):
         raise Malformed("arguments should be an object")
-    return found
+    return members
 
 
 FORM = JsonCallForm()
@@ -329,12 +329,12 @@ def read_call_objects(
     """Reads, after the first brace, a call and those that follow, up to the closing delimiter."""
     yield from call_object(source, calls, closes)
     while True:
-        found = yield from source.accept_spaced("{", ",", ";", "]", "```", *closes)
-        if found == "{":
+        literal = yield from source.accept_spaced("{", ",", ";", "]", "```", *closes)
+        if literal == "{":
             yield from call_object(source, calls, closes)
-        elif found in closes or (found == "]" and not closes):
+        elif literal in closes or (literal == "]" and not closes):
             return
-        elif not found:
+        elif not literal:
             # complete calls count, but what follows them in the block is not part of them
             if (yield from source.peek()):
                 raise Malformed("more than calls between the delimiters")

@@ -223,10 +223,10 @@ def _assigned(text: str, calls: ToolCallEmitter) -> tuple[str, dict[str, str]] |
         return None
     if ASSIGNMENT.sub("", rest.strip()):  # there is something between them
         return None
-    found = ASSIGNMENT.findall(rest)
-    keys = [key for key, _ in found]
+    pairs = ASSIGNMENT.findall(rest)
+    keys = [key for key, _ in pairs]
     is_sure = len(keys) == len({*keys}) and calls.parameters(name).issuperset(keys)
-    return (name, dict(found)) if is_sure else None
+    return (name, dict(pairs)) if is_sure else None
 
 
 def _write_assigned(name: str, arguments: dict[str, str], calls: ToolCallEmitter) -> None:

@@ -62,10 +62,10 @@ def bounded(text: str) -> str:
 
 
 def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    members = dict(pairs)
+    if len(members) < len(pairs):
         raise ValueError("a key is given twice")
-    return found
+    return members
 
 
 # A possessive repetition (`*+`) takes no memory for each character of a long string.
@@ -108,7 +108,7 @@ def loads(text: str, *, missing: int = 0, surplus: int = 0) -> Any:
     """
     if len(text) > limits.REPAIRED_JSON_CHARACTERS:
         raise Malformed("too long to be repaired")
-    brackets = [found for found in STRINGS_AND_BRACKETS.findall(text) if len(found) == 1]
+    brackets = [token for token in STRINGS_AND_BRACKETS.findall(text) if len(token) == 1]
     opened = sum(1 if bracket in "[{" else -1 for bracket in brackets)
     if not brackets or opened > missing or text.rstrip()[-1:] not in ("}", "]"):
         raise Malformed("not complete JSON")
@@ -150,10 +150,10 @@ def loads_value(text: str) -> Any:
 
 def _unescaped(text: str) -> str:
     try:
-        found = json.loads(f'"{text}"', strict=False)
+        string = json.loads(f'"{text}"', strict=False)
     except ValueError:
         return text
-    return str(found)
+    return str(string)
 
 
 def _without_surplus(text: str, surplus: int) -> str:
@@ -174,16 +174,16 @@ def _repaired(text: str) -> Any:
         raise Malformed("it has the character that stands for line breaks")
     try:
         written = ESCAPE.sub(_line_break_kept, text)
-        found = _line_breaks_restored(json_repair.loads(written, skip_json_loads=True, strict=True))
-        repaired = json.dumps(found, ensure_ascii=False)
+        value = _line_breaks_restored(json_repair.loads(written, skip_json_loads=True, strict=True))
+        repaired = json.dumps(value, ensure_ascii=False)
     except (ValueError, RecursionError):
         raise Malformed("not JSON") from None
     without_comments = STRINGS_AND_COMMENTS.sub(lambda m: " " if m[1] else m[0], text)
     if _words(repaired) != _words(without_comments):
         raise Malformed("the repair would lose something")
-    if not _occur_in_order(_strings(found), ESCAPE.sub(_unescape, without_comments)):
+    if not _occur_in_order(_strings(value), ESCAPE.sub(_unescape, without_comments)):
         raise Malformed("the repair would change a string")
-    return found
+    return value
 
 
 def _spelled_out(escape: re.Match[str]) -> str:
@@ -217,8 +217,8 @@ def _unescape(escape: re.Match[str]) -> str:
 
 def _words(text: str) -> list[float | str]:
     """The numbers and words of a text, without JSON's punctuation and its lookalikes."""
-    found = NUMBERS_AND_WORDS.findall(ESCAPE.sub(_unescape, text))
-    words = (float(number.replace("_", "")) if number else word for number, word in found)
+    matches = NUMBERS_AND_WORDS.findall(ESCAPE.sub(_unescape, text))
+    words = (float(number.replace("_", "")) if number else word for number, word in matches)
     return ["null" if word in ("None", "none") else _folded_word(word) for word in words]
 
 

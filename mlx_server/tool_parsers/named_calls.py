@@ -219,17 +219,17 @@ class NamedCallFormat:
         may_be_json = not (name or has_brace) and (self.may_be_json or bool(self.opens))
         if may_be_json and (yield from self._read_json_calls(source, calls)):
             return
-        found, is_closed = 0, False
-        while begun or (yield from self._read_between_calls(source, empty=not found)):
-            is_sure = not found or self.between is not None
+        count, is_closed = 0, False
+        while begun or (yield from self._read_between_calls(source, empty=not count)):
+            is_sure = not count or self.between is not None
             if not begun:
                 is_sure = (yield from self._read_before_name(source)) and is_sure
                 marked = may_be_json and self.before_name in self.inner
                 if marked and (yield from self._read_json_calls(source, calls)):
-                    found += 1
+                    count += 1
                     continue
             is_closed = yield from self._read_call(source, calls, name, is_sure=is_sure)
-            begun, name, found = False, "", found + 1
+            begun, name, count = False, "", count + 1
             if self.between is None and not self.closes and is_closed:
                 return
 
@@ -245,10 +245,10 @@ class NamedCallFormat:
         end."""
         may_end = not empty or bool(self.passed and self.opens)
         ends = (self.closes,) if self.closes and may_end else ()
-        found = " "
-        while found:
-            found = yield from source.accept_spaced(*self.passed, *ends)
-            if found in ends:
+        literal = " "
+        while literal:
+            literal = yield from source.accept_spaced(*self.passed, *ends)
+            if literal in ends:
                 return False
         return bool((yield from source.peek())) or not may_end
 
@@ -585,8 +585,8 @@ def name_in_id(id: str, knows: Callable[[str], bool] = lambda name: True) -> str
     """Returns the name in an id, also in one that a client or a gateway has rewritten."""
     name, _, number = id.rpartition(":")
     name = name if number.isdecimal() else id
-    found = REWRITTEN_ID.fullmatch(id)
-    return found[1] if found and not knows(name) and knows(found[1]) else name
+    match = REWRITTEN_ID.fullmatch(id)
+    return match[1] if match and not knows(name) and knows(match[1]) else name
 
 
 _GLM4 = NamedCallFormat(
@@ -602,13 +602,13 @@ DELIMITERS = (">>>", ">>> ")
 
 def glm4(tools: Sequence[Tool]) -> tuple[CallFormat, ...]:
     """Makes one format for each tool, since only its name distinguishes a call from text."""
-    made = _GLM4.call_format()
+    form = _GLM4.call_format()
     return tuple(
         each
         for tool in tools
         for each in (
             _with_slips(tool.name),
-            replace(made, read=partial(_GLM4.read, name=tool.name), begins=(f"{tool.name}\n",)),
+            replace(form, read=partial(_GLM4.read, name=tool.name), begins=(f"{tool.name}\n",)),
         )
     )
 

@@ -90,8 +90,8 @@ class Source:
         self._append(held)
 
     def close(self, *, cut: bool) -> None:
-        found = self._stops.fullmatch(self._held) if self._stops else None
-        if cut or not (found and found["whole"] == self._held):
+        match = self._stops.fullmatch(self._held) if self._stops else None
+        if cut or not (match and match["whole"] == self._held):
             self._release()
         self.closed, self.cut = True, cut
 
@@ -114,11 +114,11 @@ class Source:
         return self.ahead() + self._held
 
     def take(self, size: int) -> str:
-        taken = self._text[self._at : self._at + size]
-        self._at += len(taken)
+        text = self._text[self._at : self._at + size]
+        self._at += len(text)
         if self._kept is not None:
-            self._kept.append(taken)
-        return taken
+            self._kept.append(text)
+        return text
 
     def keep(self, already: str = "") -> None:
         """Remembers what is read from now on, in case it turns out to be text."""
@@ -126,8 +126,8 @@ class Source:
 
     def kept(self) -> str:
         """Returns what was read since `keep`, and ends it."""
-        kept, self._kept = self._kept or [], None
-        return "".join(kept)
+        pieces, self._kept = self._kept or [], None
+        return "".join(pieces)
 
     def peek(self) -> Steps[str]:
         """Returns the next character; empty at the end."""
@@ -155,9 +155,9 @@ class Source:
             if space := SPACE.match(self._text, self._at + skipped):
                 skipped += len(space[0])
             at = self._at + skipped
-            found = self._decided(literals, at) if self.closed or at < len(self._text) else None
-            if found is not None:
-                return found
+            literal = self._decided(literals, at) if self.closed or at < len(self._text) else None
+            if literal is not None:
+                return literal
             yield
 
     def first_of(self, *delimiters: str) -> Steps[str]:
@@ -165,10 +165,10 @@ class Source:
         if none."""
         skipped = 0
         while True:
-            at, found = self._first(delimiters, self._at + skipped)
+            at, delimiter = self._first(delimiters, self._at + skipped)
             undecided = len(self._text) + 1 if self.closed else self._undecided(delimiters)
-            if found and at < undecided:
-                return found
+            if delimiter and at < undecided:
+                return delimiter
             if self.closed:
                 return ""
             skipped = max(skipped, undecided - self._at)
@@ -193,17 +193,17 @@ class Source:
 
         If the end of the answer cuts one off, the part of it is read as well.
         """
-        found = yield from self.one_of(literals)
-        if not found and self.cut and self._longer_may_come(self._at, "", literals):
+        literal = yield from self.one_of(literals)
+        if not literal and self.cut and self._longer_may_come(self._at, "", literals):
             self.take(len(self._text))
             return ""
-        return self.take(len(found))
+        return self.take(len(literal))
 
     def expect(self, *literals: str) -> Steps[str]:
-        found = yield from self.accept(*literals)
-        if not found:
+        literal = yield from self.accept(*literals)
+        if not literal:
             raise Malformed(f"expected one of {literals}")
-        return found
+        return literal
 
     def accept_spaced(self, *literals: str) -> Steps[str]:
         """Reads white space, and then as `accept` does."""
@@ -235,9 +235,9 @@ class Source:
             start = first.start() if first else len(self._text)
             # a longer text that may become a delimiter goes before one that begins inside it
             undecided = self._undecided(delimiters, start)
-            at, found = start, ""
+            at, delimiter = start, ""
             if self.closed or start < undecided:
-                at, found = self._first(delimiters, start)
+                at, delimiter = self._first(delimiters, start)
             torn = self.closed and self._before + undecided <= max(self._places, default=-1)
             if self.closed and not torn:
                 undecided = len(self._text) + 1
@@ -247,26 +247,26 @@ class Source:
             if torn and undecided <= at:  # an incomplete control token is no text
                 self.take(len(self._text))
                 return ""
-            if self.closed or (found and at < undecided):
-                return self.take(len(found))
+            if self.closed or (delimiter and at < undecided):
+                return self.take(len(delimiter))
             yield
 
     def text_up_to(self, *delimiters: str) -> Steps[tuple[str, str]]:
         """Reads and returns a text, and the delimiter after it; that is empty at the end."""
-        found: list[str] = []
-        delimiter = yield from self.up_to(*delimiters, into=found.append)
-        return "".join(found), delimiter
+        pieces: list[str] = []
+        delimiter = yield from self.up_to(*delimiters, into=pieces.append)
+        return "".join(pieces), delimiter
 
     def match(self, pattern: re.Pattern[str], into: Into) -> Steps[None]:
         """Passes on the run of single characters that `pattern` (`[...]+`) matches."""
-        while (yield from self.peek()) and (found := pattern.match(self._text, self._at)):
-            into(self.take(len(found[0])))
+        while (yield from self.peek()) and (match := pattern.match(self._text, self._at)):
+            into(self.take(len(match[0])))
 
     def run(self, pattern: re.Pattern[str]) -> Steps[str]:
         """Reads and returns the same run."""
-        found: list[str] = []
-        yield from self.match(pattern, found.append)
-        return "".join(found)
+        pieces: list[str] = []
+        yield from self.match(pattern, pieces.append)
+        return "".join(pieces)
 
     def at(self, offset: int) -> Steps[str]:
         """Returns the character at this distance from the next one; empty after the end."""
@@ -276,22 +276,22 @@ class Source:
 
     def one_of(self, literals: tuple[str, ...], offset: int = 0) -> Steps[str]:
         """Returns the longest of these that comes at this distance; empty if none does."""
-        while (found := self._decided(literals, self._at + offset)) is None:
+        while (literal := self._decided(literals, self._at + offset)) is None:
             yield
-        return found
+        return literal
 
     def _decided(self, literals: tuple[str, ...], at: int) -> str | None:
         """Returns the longest of these that has come; None as long as a longer one may."""
-        found = max((x for x in literals if self._begins(x, at)), key=len, default="")
-        decided = self.closed or not self._longer_may_come(at, found, literals)
-        return found if decided else None
+        literal = max((x for x in literals if self._begins(x, at)), key=len, default="")
+        decided = self.closed or not self._longer_may_come(at, literal, literals)
+        return literal if decided else None
 
     def _first(self, delimiters: tuple[str, ...], start: int | None = None) -> tuple[int, str]:
         """Returns where the first delimiter begins, the longest if several do; the end if none."""
         for match in _any_of(delimiters).finditer(self._text, self._at if start is None else start):
             at = match.start()
-            if found := max((m for m in delimiters if self._begins(m, at)), key=len, default=""):
-                return at, found
+            if mark := max((m for m in delimiters if self._begins(m, at)), key=len, default=""):
+                return at, mark
         return len(self._text), ""
 
     def _begins(self, delimiter: str, at: int) -> bool:
@@ -311,8 +311,8 @@ class Source:
         if not self._single:
             return True
         if delimiter not in self._tokens:
-            found = self._control.finditer(delimiter)
-            self._tokens[delimiter] = [(match.start(), match[1]) for match in found]
+            matches = self._control.finditer(delimiter)
+            self._tokens[delimiter] = [(match.start(), match[1]) for match in matches]
         end = min(len(delimiter), len(self._text) - at)
         if not self._places:
             return not any(offset < end for offset, _ in self._tokens[delimiter])
@@ -325,9 +325,9 @@ class Source:
         ]
         return own == inside
 
-    def _longer_may_come(self, at: int, found: str, delimiters: tuple[str, ...]) -> bool:
+    def _longer_may_come(self, at: int, literal: str, delimiters: tuple[str, ...]) -> bool:
         return any(
-            len(delimiter) > len(found) and self._could_begin(delimiter, at)
+            len(delimiter) > len(literal) and self._could_begin(delimiter, at)
             for delimiter in delimiters
         )
 
@@ -337,12 +337,12 @@ class Source:
         start = max(self._at if start is None else start, len(self._text) - longest + 1)
         for match in first.finditer(self._text, start):
             begun = "\0" + self._text[match.start() :]
-            found = joined.find(begun)
-            while found >= 0:
-                end = joined.index("\0", found + 1)
-                if self._could_begin(joined[found + 1 : end], match.start()):
+            place = joined.find(begun)
+            while place >= 0:
+                end = joined.index("\0", place + 1)
+                if self._could_begin(joined[place + 1 : end], match.start()):
                     return match.start()
-                found = joined.find(begun, end)
+                place = joined.find(begun, end)
         return len(self._text)
 
 
@@ -359,34 +359,34 @@ class Lookahead:
 
     def accept(self, *literals: str) -> Steps[str]:
         """Skips the longest of these that comes next, and returns it; empty if none does."""
-        found = yield from self._source.one_of(literals, self._offset)
-        self._offset += len(found)
-        return found
+        literal = yield from self._source.one_of(literals, self._offset)
+        self._offset += len(literal)
+        return literal
 
     def up_to(self, *delimiters: str) -> Steps[str]:
         """Skips everything up to a delimiter and the delimiter, which is returned; empty at the
         end."""
-        while not (found := (yield from self.accept(*delimiters))) and (yield from self.peek()):
+        while not (delimiter := (yield from self.accept(*delimiters))) and (yield from self.peek()):
             self._offset += 1
-        return found
+        return delimiter
 
     def text_up_to(self, *delimiters: str) -> Steps[str]:
         """Skips everything up to a delimiter, which stays, and returns what was skipped."""
-        found: list[str] = []
+        characters: list[str] = []
         while not (yield from self._source.one_of(delimiters, self._offset)) and (
             character := (yield from self.peek())
         ):
-            found.append(character)
+            characters.append(character)
             self._offset += 1
-        return "".join(found)
+        return "".join(characters)
 
     def run(self, pattern: re.Pattern[str]) -> Steps[str]:
         """Skips the run of single characters that `pattern` matches, and returns it."""
-        found = ""
+        text = ""
         while (character := (yield from self.peek())) and pattern.match(character):
-            found += character
+            text += character
             self._offset += 1
-        return found
+        return text
 
     def space(self) -> Steps[str]:
         return (yield from self.run(SPACE))

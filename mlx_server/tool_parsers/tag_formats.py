@@ -292,8 +292,8 @@ def _read_parameter(source: Source, call: ToolCallWriter, tags: TagSyntax) -> St
     text = _without_margin("".join(pieces), call, tags)
     if is_text or 'string="true"' in attributes:
         call.value(key, text)
-    elif 'string="false"' in attributes and (found := _json_or_none(text)) is not None:
-        call.value(key, found)
+    elif 'string="false"' in attributes and (parsed := _json_or_none(text)) is not None:
+        call.value(key, parsed)
     else:
         call.untyped(key, text)
     return tag

@@ -32,16 +32,16 @@ def json_rule(value: ValueSchema, lark: Lark, *types: str) -> str:
     given."""
     if {"number"} == set(types or value.types) and value.is_any("number"):
         return lark.terminal(f"/{NUMBER}/")
-    wanted = value.types & set(types or value.types)
-    options = [option for option in value.options if option.types & wanted]
-    if wanted < value.types and options != [value]:
+    common = value.types & set(types or value.types)
+    options = [option for option in value.options if option.types & common]
+    if common < value.types and options != [value]:
         # next to a type, some keywords of the options can't be enforced
-        rules = (json_rule(option, lark, *(option.types & wanted)) for option in options)
+        rules = (json_rule(option, lark, *(option.types & common)) for option in options)
         return lark.rule(" | ".join(rules) or NEVER)
     root = value.root.root
     assert isinstance(root, Mapping)
     definitions = {key: root[key] for key in DEFINITIONS if key in root}
-    own = {"type": sorted(wanted)} if wanted < value.types else {}
+    own = {"type": sorted(common)} if common < value.types else {}
     return lark.json({**definitions, **value.schema, **own})
 
 
@@ -60,10 +60,10 @@ def _ipv6() -> str:
 def _falling(units: str) -> str:
     """Returns the pattern of units with numbers, each followed by the next smaller unit only:
     `1Y2M`, not `1Y2D`."""
-    found = ""
+    rule = ""
     for unit in reversed(units):
-        found = f"[0-9]+{unit}(?:{found})?" if found else f"[0-9]+{unit}"
-    return found
+        rule = f"[0-9]+{unit}(?:{rule})?" if rule else f"[0-9]+{unit}"
+    return rule
 
 
 def _any_falling(units: str) -> str:
@@ -167,10 +167,10 @@ def _text_terminal(
     """Returns one terminal, since of several that match the lexer would take only the first."""
     looks = [lark.terminal(f"/{LOOKS[type]}/") for type in sorted(others)]
     free = lark.anything(*delimiters)
-    found = [" & ".join([text_of(value, lark), free, *(f"~{look}" for look in looks)])]
+    terminals = [" & ".join([text_of(value, lark), free, *(f"~{look}" for look in looks)])]
     for option in value.options:
-        found += _scalars(option, lark, others)
-    return lark.terminal(" | ".join(found))
+        terminals += _scalars(option, lark, others)
+    return lark.terminal(" | ".join(terminals))
 
 
 def text_of(value: ValueSchema, lark: Lark) -> str:
@@ -190,8 +190,8 @@ class _TextPatterns:
         schema = id(value.schema)
         if schema not in self._known:
             self._known[schema] = NEVER  # for a schema that refers to itself
-            said = [ANYTHING, *_own_patterns(value), *self._patterns_elsewhere(value, depth - 1)]
-            self._known[schema] = self.lark.terminal(" & ".join(said))
+            parts = [ANYTHING, *_own_patterns(value), *self._patterns_elsewhere(value, depth - 1)]
+            self._known[schema] = self.lark.terminal(" & ".join(parts))
         return self._known[schema]
 
     def _patterns_elsewhere(self, value: ValueSchema, depth: int) -> Iterator[str]:
@@ -280,7 +280,7 @@ class LiteralGrammar:
             key = self.syntax.key(self.lark, member.key)
             return key and f"{key} {self._colon} {self.value(member.value)}"
 
-        ordered = [self.syntax.ordered(found) for found in variants]
+        ordered = [self.syntax.ordered(variant) for variant in variants]
         return comma_separated_rule(ordered, written, self.lark, self._comma)
 
     @property
@@ -303,9 +303,9 @@ class LiteralGrammar:
         return self._named[name]
 
     def _of_types(self, value: ValueSchema) -> str:
-        said = {keyword for type in value.types for keyword in KEYWORDS.get(type, ())}
+        keywords = {keyword for type in value.types for keyword in KEYWORDS.get(type, ())}
         written = [self._of_type(type, value) for type in sorted(value.types)]
-        if None in written or not value.says_only("type", *said):
+        if None in written or not value.says_only("type", *keywords):
             return json_rule(value, self.lark)
         return self.lark.rule(" | ".join(filter(None, written)))
 
@@ -339,12 +339,12 @@ class LiteralGrammar:
         return f'"[" {several} "]"' if least else f'"[" ({several})? "]"'
 
     def _object(self, value: ValueSchema) -> str | None:
-        found, others = listed_members(value), value.others
+        members, others = listed_members(value), value.others
         if not value.lists_all_members:
             return None
-        if found or not others:
+        if members or not others:
             try:
-                return f"{quoted('{')} {self.members([found])} {quoted('}')}"
+                return f"{quoted('{')} {self.members([members])} {quoted('}')}"
             except UncallableTool:
                 return None
         more = self.value(others)
@@ -422,6 +422,6 @@ def gemma(quote: str) -> LiteralSyntax:
     )
 
 
-def _sorted(found: list[MemberSchema]) -> list[MemberSchema]:
+def _sorted(members: list[MemberSchema]) -> list[MemberSchema]:
     """Sorts members as the templates show objects."""
-    return sorted(found, key=lambda member: member.key.lower())
+    return sorted(members, key=lambda member: member.key.lower())

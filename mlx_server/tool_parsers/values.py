@@ -106,14 +106,14 @@ def _read_positional(
     """Reads an argument without a key: an object with all arguments, or the only parameter's
     text."""
     yield from source.accept_spaced("**")
-    found = yield from value(source, syntax)
+    positional = yield from value(source, syntax)
     call = start()
-    if isinstance(found, str) and len(call.known) == 1:
-        found = dict.fromkeys(call.known, found)
-    if not isinstance(found, dict) or not call.known.issuperset(found):
+    if isinstance(positional, str) and len(call.known) == 1:
+        positional = dict.fromkeys(call.known, positional)
+    if not isinstance(positional, dict) or not call.known.issuperset(positional):
         raise Malformed("an argument without a key")
     call.repaired()
-    for key, each in found.items():
+    for key, each in positional.items():
         call.value(key, each)
     return call
 
@@ -122,15 +122,15 @@ def goes_on(source: Source, syntax: Syntax, closing: str, *, first: bool) -> Ste
     """Reads the text between two arguments; returns whether there is another one."""
     commas = 0
     yield from source.space()
-    while (found := (yield from source.accept(closing, ","))) == ",":
+    while (literal := (yield from source.accept(closing, ","))) == ",":
         commas += 1
         yield from source.space()
-    wanted = {0 if first else 1}
-    if found:
-        wanted = {0} | (wanted if syntax.rules == "python" else set())
-    if commas not in wanted and syntax.rules != "free":
+    counts = {0 if first else 1}
+    if literal:
+        counts = {0} | (counts if syntax.rules == "python" else set())
+    if commas not in counts and syntax.rules != "free":
         raise Malformed("a comma is missing, or one too many")
-    return not found
+    return not literal
 
 
 def key_of(source: Source, syntax: Syntax, call: ToolCallWriter | None = None) -> Steps[str]:
@@ -252,17 +252,17 @@ class _Transcript:
             self._close(closing)
 
     def token(self) -> Steps[None]:
-        found = yield from self._source.accept_spaced(*self._tokens)
-        if found in SEPARATORS:
-            self._separator(found)
-        elif found in CLOSING:
-            self._close(found)
-        elif closing := self._syntax.brackets.get(found):
+        word = yield from self._source.accept_spaced(*self._tokens)
+        if word in SEPARATORS:
+            self._separator(word)
+        elif word in CLOSING:
+            self._close(word)
+        elif closing := self._syntax.brackets.get(word):
             self._begin_item()
             self.open.append((len(self.json), closing))
-            self.json.append("{" if found == "{" else "[")
+            self.json.append("{" if word == "{" else "[")
         else:
-            yield from self._item(found)
+            yield from self._item(word)
 
     def _item(self, quote: str) -> Steps[None]:
         """Reads a key and its colon, or a value."""
@@ -412,10 +412,10 @@ class InnerQuotes:
         if not self._is_open:
             ahead = source.lookahead()
             if call is None:
-                found = yield from _ends_value(ahead)
+                closes = yield from _ends_value(ahead)
             else:
-                found = yield from _ends_argument(ahead, call, ends, is_escaped=not self._seen)
-            if found or (yield from self._is_last(source, ends)):
+                closes = yield from _ends_argument(ahead, call, ends, is_escaped=not self._seen)
+            if closes or (yield from self._is_last(source, ends)):
                 return True
         self._seen = True
         following = yield from source.lookahead().peek()
@@ -426,8 +426,8 @@ class InnerQuotes:
     def _is_last(self, source: Source, ends: tuple[str, ...]) -> Steps[bool]:
         """Whether no quote follows that could end the string."""
         ahead = source.lookahead()
-        found = yield from ahead.up_to(self._quote, *ends)
-        return found != self._quote and not source.cut
+        delimiter = yield from ahead.up_to(self._quote, *ends)
+        return delimiter != self._quote and not source.cut
 
 
 def _ends_argument(
@@ -725,8 +725,8 @@ def _bare_scalar(word: str) -> str:
     """Returns a scalar as JSON; a text that looks like no other value is a string."""
     if not word:
         raise ValueError
-    found = read_as(word, {}, "")
-    return json.dumps(found) if isinstance(found, str) else word
+    scalar = read_as(word, {}, "")
+    return json.dumps(scalar) if isinstance(scalar, str) else word
 
 
 JSON = Syntax({'"': json_text}, SCALAR, _json_scalar)
