@@ -158,8 +158,8 @@ def text_config_of(config: Mapping[str, Any]) -> dict[str, Any]:
 def _remapped(config: Mapping[str, Any], name: str) -> str:
     listed = config.get("architectures") or ()
     for architecture in (listed,) if isinstance(listed, str) else listed:
-        if found := _table("MODEL_ARCHITECTURE_REMAPPING").get((name, architecture)):
-            return str(found)
+        if remapping := _table("MODEL_ARCHITECTURE_REMAPPING").get((name, architecture)):
+            return str(remapping)
     return str({**SAME, **_table("MODEL_REMAPPING")}.get(name, name))
 
 
@@ -240,8 +240,8 @@ def labels_of(config: Mapping[str, Any]) -> int:
 
 def positions_of(config: Mapping[str, Any]) -> int:
     """The number of positions a model has; transformers leaves out the default."""
-    found = config.get("max_position_embeddings")
-    return found if type(found) is int and found > 0 else DEFAULT_POSITIONS[architecture_of(config)]
+    count = config.get("max_position_embeddings")
+    return count if type(count) is int and count > 0 else DEFAULT_POSITIONS[architecture_of(config)]
 
 
 def context_of(config: Mapping[str, Any]) -> int:

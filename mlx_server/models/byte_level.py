@@ -68,13 +68,13 @@ def _tokenizer(
     special: Iterable[AddedToken],
 ) -> tokenizers.Tokenizer:
     vocabulary = {name: rank for rank, name in names.items()}
-    made = tokenizers.Tokenizer(models.BPE(vocabulary, merges, ignore_merges=True))
-    made.pre_tokenizer = pre_tokenizers.Sequence(
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocabulary, merges, ignore_merges=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [split_into(pieces), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
     )
-    made.decoder = decoders.ByteLevel()
-    made.add_tokens(list(special))
-    return made
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_tokens(list(special))
+    return tokenizer
 
 
 def split_into(pieces: str) -> pre_tokenizers.Split:
@@ -127,9 +127,9 @@ def _added(entry: Any, name: str) -> AddedToken:
 
 def _halves(token: bytes, ranks: Mapping[bytes, int]) -> list[tuple[int, int]]:
     """The ranks of every two tokens that this one is the concatenation of."""
-    found = []
+    pairs = []
     for at in range(1, len(token)):  # a million times for a vocabulary
         if (begin := token[:at]) in ranks and (end := token[at:]) in ranks:
-            found.append((ranks[begin], ranks[end]))
-    found.sort()
-    return found
+            pairs.append((ranks[begin], ranks[end]))
+    pairs.sort()
+    return pairs

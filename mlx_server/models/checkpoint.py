@@ -59,14 +59,14 @@ def read_chat_templates(folder: Path, tokenizer_config: Mapping[str, Any]) -> di
     processor_config.json are read, which it reads for images only, and a single template is the
     default whatever its name.
     """
-    found = {name: text for name in FILES if (text := _of_files(folder, name))}
-    if DEFAULT not in found:
+    templates = {name: text for name in FILES if (text := _of_files(folder, name))}
+    if DEFAULT not in templates:
         configs = (read_optional_json(folder / name) for name in OF_PROCESSORS)
         named = next(filter(None, map(_named, (tokenizer_config, *configs))), {})
-        found = {**named, **found}
-    if DEFAULT not in found and len(found) == 1:
-        found[DEFAULT] = next(iter(found.values()))
-    return {name: text for name, text in found.items() if name in FILES}
+        templates = {**named, **templates}
+    if DEFAULT not in templates and len(templates) == 1:
+        templates[DEFAULT] = next(iter(templates.values()))
+    return {name: text for name, text in templates.items() if name in FILES}
 
 
 def _of_files(folder: Path, name: str) -> str:
@@ -215,13 +215,13 @@ def _json(folder: Path, name: str, missing: Any) -> Any:
     if not path.is_file() or not is_own(path, folder):
         return missing
     try:
-        found = json.loads(read_own(path))
+        data = json.loads(read_own(path))
     except (OSError, ValueError, RecursionError) as error:
         raise ModelUnusable(f"{name} can't be read: {public_message(error)}.") from None
-    if not isinstance(found, type(missing)):
+    if not isinstance(data, type(missing)):
         kind = "array" if isinstance(missing, list) else "object"
         raise ModelUnusable(f"{name} must contain a JSON {kind}.")
-    return found
+    return data
 
 
 # All of it
@@ -303,20 +303,20 @@ class Checkpoint:
     def quantization(self) -> str | None:
         """What the weights are stored in: `4bit`, `mxfp4` or `bf16`; None if that is unknown."""
         for name in ("quantization", "quantization_config"):
-            if isinstance(found := self.config.get(name), dict):
-                return _quantization(found)
+            if isinstance(entry := self.config.get(name), dict):
+                return _quantization(entry)
         dtypes = (self.config.get(name) for name in ("dtype", "torch_dtype"))
         return next(
             (DTYPES[each] for each in dtypes if isinstance(each, str) and each in DTYPES), None
         )
 
 
-def _quantization(given: Mapping[str, Any]) -> str | None:
+def _quantization(entry: Mapping[str, Any]) -> str | None:
     """Read from mlx-lm's `mode` and `bits`, or from the `quant_method` of other libraries."""
-    mode, bits = given.get("mode", "affine"), given.get("bits")
+    mode, bits = entry.get("mode", "affine"), entry.get("bits")
     if mode == "affine" and _is_count(bits):
         return f"{bits}bit"
-    name = given.get("quant_method") if mode == "affine" else mode
+    name = entry.get("quant_method") if mode == "affine" else mode
     return name[:32] if isinstance(name, str) else None
 
 
@@ -355,7 +355,7 @@ def _context_length(config: dict[str, Any]) -> int:
     """The context length of config.json, else a high guess."""
     if is_encoder(config):
         return context_of(config)
-    own = [found for part in texts(config) for found in _contexts(part)]
+    own = [n for part in texts(config) for n in _contexts(part)]
     if own:
         return own[0]
     log.warning(
@@ -369,9 +369,9 @@ def _context_length(config: dict[str, Any]) -> int:
 def _contexts(config: Mapping[str, Any]) -> Iterator[int]:
     stretched = max(map(_yarn_factor, (config.get("rope_scaling"), config.get("rope_parameters"))))
     for name in CONTEXT:
-        found = config.get(name)
-        if _is_count(found) and found > 0:
-            yield max(found, stretched)
+        count = config.get(name)
+        if _is_count(count) and count > 0:
+            yield max(count, stretched)
     if stretched:
         yield stretched
 
@@ -391,7 +391,7 @@ def _end_tokens(
 ) -> frozenset[int]:
     named = [tokenizer.id_of(tokens["eos_token"])] if "eos_token" in tokens else []
     ids = (config.get("eos_token_id") for config in configs)
-    listed = [id for found in ids for id in (found if isinstance(found, list) else [found])]
+    listed = [id for entry in ids for id in (entry if isinstance(entry, list) else [entry])]
     return frozenset(token for token in [*named, *listed] if _is_count(token))
 
 
@@ -400,15 +400,15 @@ def _is_count(value: object) -> TypeGuard[int]:
 
 
 def _sampling(generation: dict[str, Any]) -> SamplingChoices:
-    given = {name: v for name in SENSIBLE if (v := generation.get(name)) is not None}
-    found = {name: value for name, value in given.items() if _is_sensible(name, value)}
-    for name in given.keys() - found.keys():
-        log.warning("generation_config.json: ignored the invalid %s %.50r", name, given[name])
-    if "top_k" in found:
-        found["top_k"] = int(found["top_k"])
+    stated = {name: v for name in SENSIBLE if (v := generation.get(name)) is not None}
+    settings = {name: value for name, value in stated.items() if _is_sensible(name, value)}
+    for name in stated.keys() - settings.keys():
+        log.warning("generation_config.json: ignored the invalid %s %.50r", name, stated[name])
+    if "top_k" in settings:
+        settings["top_k"] = int(settings["top_k"])
     if generation.get("do_sample") is False:
-        found["temperature"] = 0.0
-    return cast(SamplingChoices, found)
+        settings["temperature"] = 0.0
+    return cast(SamplingChoices, settings)
 
 
 def _is_sensible(name: str, value: object) -> bool:
@@ -461,11 +461,11 @@ def check_layer_count(config: dict[str, Any], folder: Path) -> None:
 
 def _counts(config: dict[str, Any]) -> Iterator[tuple[str, int]]:
     """The settings that decide how many layers mlx-lm makes, in nested configs too."""
-    for key, found in config.items():
-        if isinstance(found, dict):
-            yield from _counts(found)
+    for key, value in config.items():
+        if isinstance(value, dict):
+            yield from _counts(value)
         elif COUNT.search(key):
-            each = found if isinstance(found, list) else [found]
+            each = value if isinstance(value, list) else [value]
             yield from ((key, count) for count in each if type(count) is int)
 
 
@@ -505,14 +505,14 @@ class SpecialTokens:
             if token.content not in present
         }
         names = {token.content for token in self.named.values()}
-        wanted = [
+        tokens = [
             AddedToken(token.content, **{**flags_of(token), "special": True})
             if token.content in names
             else token
             for token in (*listed, *others.values())
         ]
         have = {token.content: flags_of(token) for token in own.values()}
-        return [token for token in wanted if have.get(token.content) != flags_of(token)]
+        return [token for token in tokens if have.get(token.content) != flags_of(token)]
 
 
 def read_special_tokens(folder: Path, tokenizer_config: Mapping[str, Any]) -> SpecialTokens:
@@ -540,26 +540,26 @@ def read_special_tokens(folder: Path, tokenizer_config: Mapping[str, Any]) -> Sp
 
 
 def _named_tokens(config: Mapping[str, Any]) -> dict[str, AddedToken]:
-    named = {name: found for name, found in config.items() if name.endswith("_token")}
+    named = {name: entry for name, entry in config.items() if name.endswith("_token")}
     named |= extra if isinstance(extra := config.get(EXTRA), dict) else {}
-    tokens = {name: _token(found, special=True) for name, found in named.items()}
+    tokens = {name: _token(entry, special=True) for name, entry in named.items()}
     return {name: token for name, token in tokens.items() if token}
 
 
 def _tokens(listed: object) -> tuple[AddedToken, ...]:
-    found: Iterable[object] = listed if isinstance(listed, list) else ()
-    return tuple(token for each in found if (token := _token(each, special=True)))
+    entries: Iterable[object] = listed if isinstance(listed, list) else ()
+    return tuple(token for each in entries if (token := _token(each, special=True)))
 
 
-def _token(found: object, **flags: bool) -> AddedToken | None:
+def _token(entry: object, **flags: bool) -> AddedToken | None:
     """A token given as its text, or as an object with its flags; None if it is neither."""
-    if isinstance(found, dict):
-        given = {name: found.get(name) for name in FLAGS}
-        flags |= {name: value for name, value in given.items() if isinstance(value, bool)}
-        found = found.get("content")
-    if not isinstance(found, str) or not found or SURROGATE.search(found):
+    if isinstance(entry, dict):
+        values = {name: entry.get(name) for name in FLAGS}
+        flags |= {name: value for name, value in values.items() if isinstance(value, bool)}
+        entry = entry.get("content")
+    if not isinstance(entry, str) or not entry or SURROGATE.search(entry):
         return None
-    return AddedToken(found, **flags)
+    return AddedToken(entry, **flags)
 
 
 def flags_of(token: AddedToken) -> dict[str, bool]:

@@ -90,14 +90,14 @@ log = logging.getLogger("mlx_server.families")
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a file, with or without a byte order mark. Raises ModelUnusable."""
     try:
-        found = json.loads(read_own(existing(path)), object_pairs_hook=_made)
+        data = json.loads(read_own(existing(path)), object_pairs_hook=_made)
     except OSError as error:
         raise ModelUnusable(f"{path.name} can't be read: {public_message(error)}.") from None
     except (ValueError, RecursionError) as error:
         raise ModelUnusable(f"{path.name} is not valid JSON: {error}. {AGAIN}.") from None
-    if not isinstance(found, dict):
+    if not isinstance(data, dict):
         raise ModelUnusable(f"{path.name} must contain a JSON object. {AGAIN}.")
-    return found
+    return data
 
 
 def _made(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -178,10 +178,10 @@ def stamp_of_files(paths: Iterable[Path]) -> Stamp:
 
 def _stamp_of(path: Path) -> tuple[str, int, int, int] | None:
     try:
-        found = path.stat()
+        stat = path.stat()
     except OSError:
         return None
-    return path.name, found.st_ino, found.st_mtime_ns, found.st_size
+    return path.name, stat.st_ino, stat.st_mtime_ns, stat.st_size
 
 
 SAMPLES, SAMPLE_BYTES = 4, 4096
@@ -360,11 +360,11 @@ def read_header(file: BinaryIO, size: int, most: int) -> TensorsHeader:
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    data = dict(pairs)
+    if len(data) < len(pairs):
         ((name, _),) = Counter(name for name, _ in pairs).most_common(1)
         raise BadHeader(f"names {name!r} twice")
-    return found
+    return data
 
 
 def _tensor(name: str, entry: Any, data: int) -> Tensor:
@@ -543,43 +543,43 @@ POSITIVE_NUMBER = re.compile(
 """Matches the names of settings that are numbers above zero."""
 
 
-def is_positive_number(found: object) -> bool:
+def is_positive_number(value: object) -> bool:
     """Whether MLX can compute with it: it is neither infinite nor zero in 32 bits."""
-    return isinstance(found, int | float) and 1e-38 < found < 3e38
+    return isinstance(value, int | float) and 1e-38 < value < 3e38
 
 
 def _wrong_number(config: Mapping[str, Any], error: str) -> str | None:
     """Names the number of a config with which mlx-lm could not make the model."""
     parts = {f"{key}.": part for key, part in config.items() if isinstance(part, dict)}
     for place, part in {"": config, **parts}.items():
-        for key, found in part.items():
+        for key, value in part.items():
             if WHOLE_NUMBER.search(key):
                 needed = "a whole number"
-                is_wrong = type(found) is not int or not 0 <= found < 1 << 31
-                is_wrong |= found == 0 and bool(OF_ZERO.search(error))
+                is_wrong = type(value) is not int or not 0 <= value < 1 << 31
+                is_wrong |= value == 0 and bool(OF_ZERO.search(error))
             elif POSITIVE_NUMBER.search(key):
-                needed, is_wrong = "a number above zero", not is_positive_number(found)
+                needed, is_wrong = "a number above zero", not is_positive_number(value)
             else:
                 continue
-            if found is None or isinstance(found, bool | list | dict):  # they may have a meaning
-                is_wrong = type(found).__name__ in error
+            if value is None or isinstance(value, bool | list | dict):  # they may have a meaning
+                is_wrong = type(value).__name__ in error
             if is_wrong:
                 return (
-                    f"`{place[:99]}{key[:99]}` in config.json is {str(found)[:99]!r}, and mlx-lm "
+                    f"`{place[:99]}{key[:99]}` in config.json is {str(value)[:99]!r}, and mlx-lm "
                     f"needs {needed} there: {error[:200]}. Copy the config.json of these weights."
                 )
     return None
 
 
-def _wrong_settings(found: object) -> str | None:
+def _wrong_settings(settings: object) -> str | None:
     """What is wrong with the value of `quantization`, or with that of a layer in it."""
-    if not isinstance(found, dict):
-        return _sentence(MLX, found, "an object with `group_size` and `bits`")
+    if not isinstance(settings, dict):
+        return _sentence(MLX, settings, "an object with `group_size` and `bits`")
     for name in ("group_size", "bits"):
-        if name not in found:
+        if name not in settings:
             return f"`{MLX}` in config.json lacks `{name}`. Copy it from the original. {CONVERTED}"
-    layers = {f"{MLX}.{name}": it for name, it in found.items() if isinstance(it, dict)}
-    for place, entry in {MLX: found, **layers}.items():
+    layers = {f"{MLX}.{name}": it for name, it in settings.items() if isinstance(it, dict)}
+    for place, entry in {MLX: settings, **layers}.items():
         if (bits := entry.get("bits", BITS[0])) not in BITS or isinstance(bits, bool):
             return _sentence(f"{place}.bits", bits, f"one of {', '.join(map(str, BITS))}")
         if (mode := entry.get("mode", MODES[0])) not in MODES:
@@ -590,7 +590,7 @@ def _wrong_settings(found: object) -> str | None:
     return None
 
 
-def _sentence(key: str, found: object, known: str) -> str:
+def _sentence(key: str, value: object, known: str) -> str:
     return (
-        f"`{key[:200]}` in config.json is {str(found)[:100]!r}; mlx-lm reads {known}. {CONVERTED}"
+        f"`{key[:200]}` in config.json is {str(value)[:100]!r}; mlx-lm reads {known}. {CONVERTED}"
     )

@@ -23,21 +23,21 @@ def sentencepiece_tokenizer(
 ) -> tokenizers.Tokenizer:
     """Raises ModelUnusable."""
     proto = _read_proto(file)
-    made = tokenizers.Tokenizer(_model(proto, file))
+    tokenizer = tokenizers.Tokenizer(_model(proto, file))
     if steps := list(_normalizers(proto)):
-        made.normalizer = normalizers.Sequence(steps)
-    made.decoder = decoders.Sequence(
+        tokenizer.normalizer = normalizers.Sequence(steps)
+    tokenizer.decoder = decoders.Sequence(
         [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *_strip(proto)]
     )
-    made.add_tokens([*_control_tokens(proto), *_further(len(proto.pieces), tokenizer_config)])
+    tokenizer.add_tokens([*_control_tokens(proto), *_further(len(proto.pieces), tokenizer_config)])
     begins, name = _bos_token(proto, tokenizer_config)
     if begins:
-        made.post_processor = processors.TemplateProcessing(
+        tokenizer.post_processor = processors.TemplateProcessing(
             single=f"{name}:0 $A:0",
             pair=f"{name}:0 $A:0 $B:1",
-            special_tokens=[(name, made.token_to_id(name))],
+            special_tokens=[(name, tokenizer.token_to_id(name))],
         )
-    return made
+    return tokenizer
 
 
 def _read_proto(file: Path) -> Proto:

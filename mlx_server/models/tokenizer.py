@@ -73,8 +73,8 @@ class Tokenizer:
         """Like `encode`, with special tokens added. Raises ContextTooLong early."""
         if len(text) <= 2 * WINDOW:
             return self.encode(text, add_special_tokens=add_special_tokens)
-        found = self._encoded(text, most, self.encode)
-        return self.with_special_tokens(found) if add_special_tokens else [*found]
+        ids = self._encoded(text, most, self.encode)
+        return self.with_special_tokens(ids) if add_special_tokens else [*ids]
 
     def with_special_tokens(self, ids: Iterable[int]) -> list[int]:
         """The ids, between the special tokens that the tokenizer adds to a text."""
@@ -106,13 +106,13 @@ class Tokenizer:
     def _encoded(
         self, text: str, most: int | None, encode: Callable[[str], list[int]], before: int = 0
     ) -> Ids:
-        found = array("I")
+        ids = array("I")
         for piece in self._pieces(text, most):
             check_wanted()
-            found.extend(encode(piece))
-            if most is not None and before + len(found) > most:
-                raise _too_long(before + len(found))
-        return found
+            ids.extend(encode(piece))
+            if most is not None and before + len(ids) > most:
+                raise _too_long(before + len(ids))
+        return ids
 
     def _pieces(self, text: str, most: int | None) -> Iterator[str]:
         """The text, cut where that changes no token if it is long: tokenising takes a hundred times
@@ -134,24 +134,24 @@ class Tokenizer:
     def _check_rest(self, text: str, at: int, most: int | None) -> None:
         """Raise ContextTooLong if a text that can't be cut is too long, by an estimate in pieces:
         each cut adds at most FEW tokens."""
-        found = 0
+        least = 0
         for begin in range(at, len(text), WINDOW):
             check_wanted()
-            found += max(0, len(self.encode(text[begin : begin + WINDOW])) - FEW)
-            if most is not None and found > most:
-                raise _too_long(found)
+            least += max(0, len(self.encode(text[begin : begin + WINDOW])) - FEW)
+            if most is not None and least > most:
+                raise _too_long(least)
 
     def encode_as_spelled(self, text: str) -> list[int]:
         """Tokenise with control tokens only where the text has them exactly.
 
         A normalizer can also make them from other characters, which are then tokenised singly.
         """
-        ids, made = self._calls.encode_marking(text)
-        if not made:
+        ids, spans = self._calls.encode_marking(text)
+        if not spans:
             return ids
         if len(text) == 1:
             return self.as_text(text)
-        cuts = sorted({0, len(text), *(place for a, b in made for place in range(a, b + 1))})
+        cuts = sorted({0, len(text), *(place for a, b in spans for place in range(a, b + 1))})
         return [id for a, b in pairwise(cuts) for id in self.encode_as_spelled(text[a:b])]
 
     def as_text(self, character: str) -> list[int]:
@@ -224,8 +224,8 @@ class Tokenizer:
         raw = self.entry(token) or ""
         if byte := re.fullmatch(r"<0x([0-9A-F]{2})>", raw):
             return bytes.fromhex(byte[1])
-        found = self.byte_level(token)
-        return text.encode() if found is None else found
+        token_bytes = self.byte_level(token)
+        return text.encode() if token_bytes is None else token_bytes
 
     def byte_level(self, token: int) -> bytes | None:
         """The bytes of a token in a byte-level vocabulary's letters; None if it has others."""

@@ -86,27 +86,27 @@ class TokenizerFile:
         """special: whether to add the special tokens that begin and end a text."""
         # as a batch of one, since the library's `encode` blocks all other threads
         with file_error():
-            (found,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=special)
-        ids: list[int] = found.ids
+            (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=special)
+        ids: list[int] = encoding.ids
         return ids
 
     def encode_pair(self) -> tuple[list[int], list[int]]:
         """The ids and types of the tokens of a pair of probes."""
         with file_error():
-            (found,) = self._tokenizer.encode_batch([(PROBE, PROBE)], add_special_tokens=True)
-        return found.ids, found.type_ids
+            (encoding,) = self._tokenizer.encode_batch([(PROBE, PROBE)], add_special_tokens=True)
+        return encoding.ids, encoding.type_ids
 
     def encode_marking(self, text: str) -> tuple[list[int], Spans]:
         """The ids, and the places of control tokens that the text does not spell exactly."""
         with file_error():
-            (found,) = self._tokenizer.encode_batch([text], add_special_tokens=False)
+            (encoding,) = self._tokenizer.encode_batch([text], add_special_tokens=False)
         control = self._control
-        ids: list[int] = found.ids
+        ids: list[int] = encoding.ids
         if control.keys().isdisjoint(ids):
             return ids, []  # without the offsets, which take long to list
         return ids, [
             (a, b)
-            for token, (a, b) in zip(ids, found.offsets, strict=True)
+            for token, (a, b) in zip(ids, encoding.offsets, strict=True)
             if token in control
             and token not in self._unknown
             and text[a:b].strip() != control[token].strip()
@@ -171,13 +171,13 @@ def _without_tokens(decoder: Any) -> str:
     bare = tokenizers.Tokenizer(tokenizers.models.BPE())
     if decoder is not None:
         bare.decoder = decoder
-    made: str = bare.to_str()
-    if len(made) > limits.DECODER_CHARACTERS:
+    state: str = bare.to_str()
+    if len(state) > limits.DECODER_CHARACTERS:
         raise ModelUnusable(
             f"tokenizer.json: its decoder takes more than {limits.DECODER_CHARACTERS} "
             "characters. Download the model again."
         )
-    return made
+    return state
 
 
 def _listed(ids: dict[str, int], added: Iterable[AddedToken]) -> tuple[bytes, bytes]:
@@ -298,17 +298,17 @@ def pattern_of(texts: Iterable[str], between: str = "") -> re.Pattern[str] | Non
 def _source(trie: Trie, between: str) -> str:
     """The expression of a node. Its own end is tried last, so that the longest text matches."""
     options = [_chain(character, node, between) for character, node in trie.items() if character]
-    found = options[0] if len(options) == 1 else f"(?:{'|'.join(options)})"
-    return f"(?:{found})?" if END in trie else found
+    source = options[0] if len(options) == 1 else f"(?:{'|'.join(options)})"
+    return f"(?:{source})?" if END in trie else source
 
 
 def _chain(character: str, node: Trie, between: str) -> str:
     """The expression from a character on. Characters without alternatives need no groups."""
-    found = [re.escape(character) + between]
+    pieces = [re.escape(character) + between]
     while len(node) == 1 and END not in node:
         ((character, node),) = node.items()
-        found.append(re.escape(character) + between)
-    return "".join(found) + (_source(node, between) if node.keys() != {END} else "")
+        pieces.append(re.escape(character) + between)
+    return "".join(pieces) + (_source(node, between) if node.keys() != {END} else "")
 
 
 WINDOW = 1 << 16
@@ -353,12 +353,12 @@ def _marked(text: str, first: re.Pattern[str], mark: str, longest: int) -> str:
 
 
 def _letters_are_among(text: str, few: frozenset[str]) -> bool:
-    found, longest = "", max(map(len, few))
+    letters, longest = "", max(map(len, few))
     for begin in range(0, len(text), WINDOW):
-        found += _letters(text[begin : begin + WINDOW])
-        if len(found) > longest:
+        letters += _letters(text[begin : begin + WINDOW])
+        if len(letters) > longest:
             return False
-    return found in few
+    return letters in few
 
 
 def _letters(text: str) -> str:

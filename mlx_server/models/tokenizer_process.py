@@ -208,15 +208,15 @@ def _limit_waits(connection: socket.socket) -> None:
 
 def _received(connection: socket.socket) -> bytes:
     """One reply. Raises OSError."""
-    found, size = bytearray(), LENGTH_BYTES
-    while len(found) < size:
+    data, size = bytearray(), LENGTH_BYTES
+    while len(data) < size:
         part = connection.recv(1 << 16)  # more would be mapped for each call
         if not part:
             raise ConnectionResetError
-        found += part
-        if len(found) >= LENGTH_BYTES:
-            size = LENGTH_BYTES + int.from_bytes(found[:LENGTH_BYTES])
-    return bytes(memoryview(found)[LENGTH_BYTES:])
+        data += part
+        if len(data) >= LENGTH_BYTES:
+            size = LENGTH_BYTES + int.from_bytes(data[:LENGTH_BYTES])
+    return bytes(memoryview(data)[LENGTH_BYTES:])
 
 
 def _checked(reply: bytes, kind: type[T]) -> T:

@@ -91,13 +91,13 @@ def parse_header(sections: Iterable[tuple[str, str]]) -> HarmonyHeader:
     channel = recipient = None
     tokens, rest = [], []
     for token, text in sections:
-        found = HEADER_WORDS[token].match(text)
-        assert found, "every part of it is optional"
-        *named, to = found.groups()
+        match = HEADER_WORDS[token].match(text)
+        assert match, "every part of it is optional"
+        *named, to = match.groups()
         channel = next(filter(None, named), channel)
         recipient = recipient or to
         tokens.append(token)
-        rest.append(text[found.end() :])
+        rest.append(text[match.end() :])
     # OpenAI's parser rejects a content type without a recipient, which models write
     whole = tokens == [START, CHANNEL, CONSTRAIN] and not (to or any(rest))
     return HarmonyHeader(
@@ -458,10 +458,10 @@ class HarmonyParser:
             return
         text = "".join(pieces)
         with suppress(Malformed):
-            if found := json_text(text):
-                arguments = parsed(found[0])
+            if repair := json_text(text):
+                arguments = parsed(repair[0])
                 if isinstance(arguments, dict):
-                    self._calls.add_repaired([(name, arguments)], found[1] or ("json",))
+                    self._calls.add_repaired([(name, arguments)], repair[1] or ("json",))
                     # text around the JSON of a call can only be reasoning
                     self._emit_reasoning(text_around_json(text))
                     return
@@ -485,12 +485,12 @@ class HarmonyParser:
             return
         else:
             self._emit_text(before)
-        while found := (yield from source.up_to(*calls.in_text, into=self._emit_text)):
-            if (yield from calls.read(source, found, self._line_end)):
+        while mark := (yield from source.up_to(*calls.in_text, into=self._emit_text)):
+            if (yield from calls.read(source, mark, self._line_end)):
                 self._texts.interrupt()
                 yield from source.space()
             else:
-                self._emit_text(found)
+                self._emit_text(mark)
 
     def _read_thoughts(self, source: Source) -> Steps[str]:
         """Reads thoughts in tags; returns the white space before the text."""

@@ -151,5 +151,5 @@ def _tokens(encoding: HarmonyEncoding, character: str) -> Sequence[int]:
     """Returns a character's tokens. Each is encoded by itself, so that it does not matter how the
     text is cut."""
     written = character.encode("utf-8", "replace").decode()
-    found: list[int] = encoding.encode(written, disallowed_special=())
-    return found
+    ids: list[int] = encoding.encode(written, disallowed_special=())
+    return ids

@@ -403,15 +403,15 @@ class MarkupCallReader:
         """Reads what closes nothing after a call: a delimiter that its format has not, and brackets
         with which the answer ends."""
         ahead = self._source.lookahead()
-        found = yield from ahead.space()
+        text = yield from ahead.space()
         if closing := (yield from ahead.accept(*call_format.may_close)):
-            found += closing
+            text += closing
         else:
             brackets = yield from ahead.run(BRACKETS)
-            found += brackets
+            text += brackets
             if not brackets.strip() or (yield from ahead.peek()) or self._source.cut:
                 return
-        self._source.take(len(found))
+        self._source.take(len(text))
         self._output.add_repair("format")
 
     def _mixed(self, call_format: CallFormat, already: str) -> Steps[bool]:
@@ -464,8 +464,8 @@ class MarkupCallReader:
                     inside = _without_opening(broken, already, call_format.opens)
                     thought, inside = self._delimiters.split_reasoning(inside)
                     what: tuple[RepairKind, ...] = ("reasoning",) if thought else ("json",)
-                    found, prose = _calls_in(inside, call_format.repair)
-                    self.calls.add_repaired(found, what)
+                    calls, prose = _calls_in(inside, call_format.repair)
+                    self.calls.add_repaired(calls, what)
                     for piece in prose:  # apart, as each has its own log probabilities
                         into(piece)
                     if thought:

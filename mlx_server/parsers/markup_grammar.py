@@ -288,21 +288,21 @@ class FreeGrammar(MarkupGrammar):
             return self.lark.source(self._state("text", lambda: self._continue(self._free_text)))
         return self.lark.source(self._reasoning(self.inside) if self.inside else self._beginning())
 
-    def _state(self, key: str, made: Callable[[], list[str]]) -> str:
+    def _state(self, key: str, rules: Callable[[], list[str]]) -> str:
         """Returns the rule of a state, defined once, since states refer to each other."""
         if key not in self._states:
             self._states[key] = self.lark.later()
-            self.lark.define(self._states[key], one_of(made()))
+            self.lark.define(self._states[key], one_of(rules()))
         return self._states[key]
 
     def _beginning(self) -> str:
-        def made() -> list[str]:
+        def options() -> list[str]:
             blocks = ((block, self._unmarked(block)) for block in self.unmarked)
             calls = [f"{rule} {self._after_block(block)}" for block, rule in blocks]
             text = self._not_starting(self._heads, self._tags) if self._heads else self._free_text
             return [*self._thoughts(), *self._continue(text), *calls]
 
-        return self._state("beginning", made)
+        return self._state("beginning", options)
 
     def _thoughts(self) -> list[str]:
         # space and tag are one, or a text that begins with the tag would be as good a reading
@@ -326,17 +326,17 @@ class FreeGrammar(MarkupGrammar):
         """Returns the rule of another call or the end. closes: delimiters of the last call that may
         remain."""
 
-        def made() -> list[str]:
+        def options() -> list[str]:
             space = self.lark.terminal(SPACE_AFTER_CALLS)
             calls = [f"{space} {self.lark.text(o)} {self._called(b)}" for o, b in self.marked]
             dropped = [*closes, *self.layout.dropped]
             rest = [f"{space} {self.lark.text(each)} {self._after_calls()}" for each in dropped]
             return [space, *calls, *rest]
 
-        return self._state(f"after calls {closes}", made)
+        return self._state(f"after calls {closes}", options)
 
     def _reasoning(self, closing: str) -> str:
-        def made() -> list[str]:
+        def options() -> list[str]:
             ends = (closing, *self.layout.ends_reasoning)
             marked = self.marked if self.layout.calls_end_reasoning else []
             banned = self._banned if self.layout.calls_end_reasoning else ()
@@ -346,7 +346,7 @@ class FreeGrammar(MarkupGrammar):
             calls = [f"{text.up_to(opening)} {self._called(block)}" for opening, block in marked]
             return [text.rest(), *ended, *calls]
 
-        return self._state(closing, made)
+        return self._state(closing, options)
 
     def _continue(self, text: FreeTextRule) -> list[str]:
         """Returns alternatives for a text and what may follow it."""

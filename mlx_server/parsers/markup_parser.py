@@ -171,16 +171,16 @@ class MarkupParser:
         # a delimiter may begin with a bracket like a call
         after_line = tuple(f"\n{each}" for each in delimiters if each.startswith(("[", "{")))
         while True:
-            found = yield from self._source.up_to(
+            delimiter = yield from self._source.up_to(
                 *delimiters, *calls, *(after_line if calls else ()), into=self._output.add
             )
-            if found in after_line:
+            if delimiter in after_line:
                 self._output.add("\n")
-                return found[1:]
-            if found not in calls:
-                return found
-            if not (yield from self._misplaced_call(found)):
-                self._output.add(found)
+                return delimiter[1:]
+            if delimiter not in calls:
+                return delimiter
+            if not (yield from self._misplaced_call(delimiter)):
+                self._output.add(delimiter)
 
     def _misplaced_call(self, already: str) -> Steps[bool]:
         """Reads calls in JSON. already: what was read of them."""

@@ -86,24 +86,24 @@ class MisplacedCallReader:
             return False
         if source.position < self._seen:
             return False
-        found, size = yield from self._ahead(source, already, inline=self._inline)
-        if found and is_prose:
-            found = [] if (yield from is_prose(source.lookahead(size))) else found
-        if not found:
+        calls, size = yield from self._ahead(source, already, inline=self._inline)
+        if calls and is_prose:
+            calls = [] if (yield from is_prose(source.lookahead(size))) else calls
+        if not calls:
             self._seen = source.position + size
             return False
         source.take(size)
-        self.emit(found, "unmarked")
+        self.emit(calls, "unmarked")
         return True
 
     def read_nameless(self, source: Source) -> Steps[bool]:
         """Reads arguments without a name that only one tool can take, and emits the call."""
         text = yield from source.ahead_to_end("{")
-        found = self.nameless(text) if text and not source.cut else None
-        if not found:
+        call = self.nameless(text) if text and not source.cut else None
+        if not call:
             return False
         source.take(len(text))
-        self.emit([found], "name")
+        self.emit([call], "name")
         return True
 
     def nameless(self, text: str) -> FoundCall | None:
@@ -129,33 +129,33 @@ class MisplacedCallReader:
         try:
             next(steps)
         except StopIteration as end:
-            found: list[FoundCall] = end.value
-            return found
+            calls: list[FoundCall] = end.value
+            return calls
         raise AssertionError("a complete source has nothing to wait for")
 
     def _at_end_of(self, source: Source) -> Steps[list[FoundCall]]:
-        seen, already, is_apart = 0, "", False
+        end, already, is_apart = 0, "", False
         calls: list[FoundCall] = []
         yield from source.space()
         while already or (yield from source.peek()):
-            found = list[FoundCall]()
-            is_new = source.position >= seen
+            ahead = list[FoundCall]()
+            is_new = source.position >= end
             if already or (is_new and (yield from source.comes(*self.beginnings))):
-                found, size = yield from self._ahead(source, already, inline=True)
-                seen = source.position + size
-            if found:
+                ahead, size = yield from self._ahead(source, already, inline=True)
+                end = source.position + size
+            if ahead:
                 source.take(size)
                 yield from source.space()
-                calls, already = [*(() if is_apart else calls), *found], ""
+                calls, already = [*(() if is_apart else calls), *ahead], ""
                 is_apart = False
             else:
                 is_apart = True
                 already = yield from source.up_to(*self.in_text, into=lambda piece: None)
         return calls
 
-    def emit(self, found: Sequence[FoundCall], *where: RepairKind) -> None:
+    def emit(self, calls: Sequence[FoundCall], *where: RepairKind) -> None:
         self._calls.misplaced = where
-        for call in found:
+        for call in calls:
             if call.has_mistakes:
                 self._calls.add_repaired([(call.name, call.arguments)])
             else:
@@ -189,20 +189,20 @@ class MisplacedCallReader:
             return (yield from self._fence(source))
         if (yield from source.comes(ASSIGNED)):
             return (yield from self._python(source))
-        found = yield from self._values(source)
+        calls = yield from self._values(source)
         if inline:
-            return found
+            return calls
         while (yield from source.peek()):
             if (yield from source.accept(*self._closes)):
                 yield from source.space()
             elif (yield from source.accept(FENCE)):
-                found += yield from self._fence(source)
+                calls += yield from self._fence(source)
                 yield from source.space()
             else:
-                found += yield from self._values(source)
+                calls += yield from self._values(source)
         if source.cut:
             raise Malformed("the model may have had more to write")
-        return found
+        return calls
 
     def _fence(self, source: Source) -> Steps[list[FoundCall]]:
         """Reads the calls in a code fence, after its opening."""
@@ -211,9 +211,9 @@ class MisplacedCallReader:
         is_json = yield from source.comes("{", "[{", "[ ", "[\n")
         if language == PYTHON_LANGUAGE and not is_json:
             return (yield from self._python(source, FENCE))
-        found = yield from self._values(source)
+        calls = yield from self._values(source)
         yield from source.expect(FENCE)
-        return found
+        return calls
 
     def _python(self, source: Source, *ends: str) -> Steps[list[FoundCall]]:
         """Reads the calls up to the end of a fence or, without `ends`, of the message, as
@@ -228,17 +228,17 @@ class MisplacedCallReader:
     def _values(self, source: Source) -> Steps[list[FoundCall]]:
         """Reads one or more JSON values, with nothing but commas, semicolons or space between
         them."""
-        found: list[FoundCall] = []
+        calls: list[FoundCall] = []
         while (yield from source.comes("{", "[")):
             source.keep()
             yield from self._head(source)
-            calls = read_calls(source.kept(), self._tools.keys(), repairs=self._allowed.mistakes)
-            self._check(calls)
-            found += calls
+            few = read_calls(source.kept(), self._tools.keys(), repairs=self._allowed.mistakes)
+            self._check(few)
+            calls += few
             yield from source.match(SEPARATORS, lambda piece: None)
-        if not found:
+        if not calls:
             raise Malformed("no JSON")
-        return found
+        return calls
 
     def _check(self, calls: Sequence[FoundCall]) -> None:
         for call in calls:
@@ -306,10 +306,10 @@ def python_calls(code: str, tools: Sequence[Tool]) -> list[FoundCall]:
         code = _without_print(code[named.end() :], named[1])
     printed = PRINTED.fullmatch(code)
     try:
-        found = parse_calls(PYTHON_LINES, printed[1] if printed else code, tools)
+        parsed = parse_calls(PYTHON_LINES, printed[1] if printed else code, tools)
     except ValueError as error:
         raise Malformed(str(error)) from None
-    return [FoundCall(call["name"], call["arguments"]) for call in found]
+    return [FoundCall(call["name"], call["arguments"]) for call in parsed]
 
 
 def _without_print(code: str, name: str) -> str:

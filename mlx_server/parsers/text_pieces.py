@@ -170,9 +170,9 @@ class StopStrings:
             return [delta]
         self._held.append(delta)
         text = "".join(held.separated for held in self._held)
-        found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
-        if found:
-            end, begin = min(found)
+        places = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
+        if places:
+            end, begin = min(places)
             self.match = text[begin:end]
             released = self._release(begin)
             self._held = []
@@ -196,23 +196,23 @@ class StopStrings:
         """Returns the first `size` characters. A log probability goes with the first character of
         its token."""
         released: list[TextDelta] = []
-        kept: list[TextDelta] = []
+        deltas: list[TextDelta] = []
         for delta in self._held:
             before, separator = len(delta.separator), delta.separator
-            taken = min(size, before + len(delta.text))
-            size -= taken
-            if taken <= before and delta.text:
-                size = taken = 0  # a separator is not released without its text
-            rest = delta.text[max(0, taken - before) :]
-            own = _begun(delta, taken) if rest else len(delta.logprobs)
-            if rest or (kept and not taken):  # a delta without text keeps its place
-                logprobs = delta.logprobs[own:] if taken else delta.logprobs
-                separator = "" if taken else separator
-                kept.append(replace(delta, text=rest, logprobs=logprobs, separator=separator))
-            if taken or not (rest or kept):
-                text = delta.text[: max(0, taken - before)]
+            count = min(size, before + len(delta.text))
+            size -= count
+            if count <= before and delta.text:
+                size = count = 0  # a separator is not released without its text
+            rest = delta.text[max(0, count - before) :]
+            own = _begun(delta, count) if rest else len(delta.logprobs)
+            if rest or (deltas and not count):  # a delta without text keeps its place
+                logprobs = delta.logprobs[own:] if count else delta.logprobs
+                separator = "" if count else separator
+                deltas.append(replace(delta, text=rest, logprobs=logprobs, separator=separator))
+            if count or not (rest or deltas):
+                text = delta.text[: max(0, count - before)]
                 released.append(replace(delta, text=text, logprobs=delta.logprobs[:own]))
-        self._held = kept
+        self._held = deltas
         return released
 
 

@@ -120,14 +120,14 @@ class ControlTokenGuard:
 
     def tokens(self, rendered: str, most: int | None = None) -> list[int]:
         """Tokenise; a prompt of more than `most` tokens is refused before the rest is tokenised."""
-        found = array("I")
+        ids = array("I")
         for text, is_clients in self._pieces(rendered):
             check_wanted()
             if is_clients:
-                found.extend(self._tokenizer.as_text(text))
+                ids.extend(self._tokenizer.as_text(text))
             else:
-                found += self._tokenizer.encode_within(text, most, len(found))
-        return found.tolist()
+                ids += self._tokenizer.encode_within(text, most, len(ids))
+        return ids.tolist()
 
     def token_places(self, rendered: str, tokens: Sequence[int]) -> TokenPlaces:
         """Finds places of the marked text in its tokens."""

@@ -286,10 +286,10 @@ def system_to_user(turns: Sequence[Turn]) -> Sequence[Turn]:
 
 def split_calls(turns: Sequence[Turn]) -> Iterator[Turn]:
     """Gives each call a turn of its own, followed by its result."""
-    taken: set[int] = set()
+    places: set[int] = set()
     for i, turn in enumerate(turns):
         if len(turn.calls) < 2:
-            if i not in taken:
+            if i not in places:
                 yield turn
             continue
         answers: dict[str, list[int]] = {}
@@ -299,7 +299,7 @@ def split_calls(turns: Sequence[Turn]) -> Iterator[Turn]:
         for n, call in enumerate(turn.calls):
             yield replace(turn, calls=(call,)) if n == 0 else Turn(turn.role, calls=(call,))
             for j in answers.pop(call.id, ()):
-                taken.add(j)
+                places.add(j)
                 yield turns[j]
 
 
@@ -324,21 +324,21 @@ def arguments_object(arguments: str) -> Any:
     if opened + arguments.count(",") > limits.ARGUMENT_ITEMS:
         return arguments
     try:
-        found = json.loads(arguments)
+        value = json.loads(arguments)
         if "\\u" in arguments:  # an escape can be a lone surrogate
-            found = json.loads(LONE_SURROGATE.sub("\ufffd", json.dumps(found, ensure_ascii=False)))
+            value = json.loads(LONE_SURROGATE.sub("\ufffd", json.dumps(value, ensure_ascii=False)))
     except (ValueError, RecursionError):
         return arguments
-    return arguments if opened > MOST_NESTED and _is_deep(found) else found
+    return arguments if opened > MOST_NESTED and _is_deep(value) else value
 
 
 def _is_deep(value: Any) -> bool:
     waiting = [(value, 0)]
     while waiting:
-        found, depth = waiting.pop()
+        node, depth = waiting.pop()
         if depth > MOST_NESTED:
             return True
-        inner = found.values() if isinstance(found, dict) else found
+        inner = node.values() if isinstance(node, dict) else node
         waiting += ((each, depth + 1) for each in inner if isinstance(each, dict | list))
     return False
 
@@ -402,20 +402,20 @@ BILLING_LINE = re.compile(rf"^{BILLING}:(?>[ \t]*\w+=[^;\s]*(?:;|(?={END})))++{E
 def without_volatile_lines(conversation: Conversation) -> tuple[Conversation, tuple[str, ...]]:
     """Returns the conversation without lines that change with each request, and the lines' names.
     Only the system prompt is searched: the messages before the first one of another role."""
-    messages, found = conversation.messages, False
+    messages, has_lines = conversation.messages, False
     first = next((i for i, m in enumerate(messages) if m.role not in INSTRUCTION_ROLES), None)
-    kept: list[Message] = []
+    head: list[Message] = []
     for message in messages[:first]:
         text, count = message.content, 0
         if BILLING in text:
             text, count = BILLING_LINE.subn("", text)
         if text or not count:
-            kept.append(replace(message, content=text) if count else message)
-        found = found or count > 0
-    if not found:
+            head.append(replace(message, content=text) if count else message)
+        has_lines = has_lines or count > 0
+    if not has_lines:
         return conversation, ()
     rest = () if first is None else messages[first:]
-    return replace(conversation, messages=(*kept, *rest)), (BILLING,)
+    return replace(conversation, messages=(*head, *rest)), (BILLING,)
 
 
 NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
@@ -463,24 +463,24 @@ def tools_text(tools: Iterable[Tool]) -> list[Part]:
     return [BEFORE_TOOLS, "\n".join(lines), AFTER_TOOLS]
 
 
-def format_text(wanted: Mapping[str, Any]) -> list[Part]:
+def format_text(settings: Mapping[str, Any]) -> list[Part]:
     """Describes a `Conversation.response_format` as an instruction."""
-    return _schema_text(wanted) if "schema" in wanted else list(format_line(wanted))
+    return _schema_text(settings) if "schema" in settings else list(format_line(settings))
 
 
-def format_line(wanted: Mapping[str, Any]) -> tuple[OwnText, str]:
+def format_line(settings: Mapping[str, Any]) -> tuple[OwnText, str]:
     """Returns the instruction for an answer that is not JSON, and the format that the client asked
     for."""
-    if "choice" in wanted:
-        return ONE_OF, _json(wanted["choice"])
-    return MATCHING, wanted["regex"]
+    if "choice" in settings:
+        return ONE_OF, _json(settings["choice"])
+    return MATCHING, settings["regex"]
 
 
-def _schema_text(wanted: Mapping[str, Any]) -> list[Part]:
-    schema = wanted.get("schema")
+def _schema_text(settings: Mapping[str, Any]) -> list[Part]:
+    schema = settings.get("schema")
     if schema in (True, {}, {"type": "object"}):
         return [OwnText("Answer the question correctly, as a JSON object.")]
-    description = wanted.get("description")
+    description = settings.get("description")
     about: list[Part] = [OwnText(" ("), description.strip(), OwnText(")")] if description else []
     is_object = isinstance(schema, Mapping) and named(schema) == {"object"}
     form = "a JSON object" if is_object else "JSON"
@@ -516,10 +516,10 @@ def with_question_text(turns: Sequence[Turn], added: Sequence[Part]) -> list[Tur
 
 def joined(*texts: Sequence[Part]) -> list[Part]:
     """Joins the texts that are not empty, as one paragraph each."""
-    found: list[Part] = []
+    parts: list[Part] = []
     for text in texts:
-        found += [SEPARATOR, *text] if found and text else text
-    return found
+        parts += [SEPARATOR, *text] if parts and text else text
+    return parts
 
 
 def _json(value: Any) -> str:

@@ -60,8 +60,8 @@ def template_capabilities(template: ChatTemplate, tokens: dict[str, str]) -> Tem
 @lru_cache(maxsize=64)
 def _detected(template: ChatTemplate, tokens: tuple[tuple[str, str], ...]) -> TemplateCapabilities:
     def render(*messages: TemplateMessage, parts: Collection[str] = (), **variables: Any) -> str:
-        given = with_parts(messages, parts)
-        known = {**dict(tokens), "messages": given, "add_generation_prompt": True}
+        shaped = with_parts(messages, parts)
+        known = {**dict(tokens), "messages": shaped, "add_generation_prompt": True}
         try:
             return template.render({**known, "tools": None, **variables})
         except TemplateLimitExceeded:
@@ -88,8 +88,8 @@ def _detected(template: ChatTemplate, tokens: tuple[tuple[str, str], ...]) -> Te
     has_calls = arguments != "never"
 
     def calling(values: int = 1, content: Content = empty, **more: Any) -> TemplateMessage:
-        made = [_call(i, arguments, value) for i, value in enumerate(VALUES[:values])]
-        return {"role": "assistant", "content": content, "tool_calls": made, **more}
+        calls = [_call(i, arguments, value) for i, value in enumerate(VALUES[:values])]
+        return {"role": "assistant", "content": content, "tool_calls": calls, **more}
 
     first = calling() if has_calls else _message("assistant", ANSWER)
     if _is_part(tried, "tool", parts, RESULT, [_message("user", USER), first, _result()]):
@@ -299,18 +299,18 @@ def _schema(
     )
     for variable in variables:
         if variable in template.reads:
-            given = schema_variables(variable, {"schema": TOOL_PARAMETERS, "name": "nameq"})
-            if "keyq" in attempt(user, **given):
+            values = schema_variables(variable, {"schema": TOOL_PARAMETERS, "name": "nameq"})
+            if "keyq" in attempt(user, **values):
                 return variable
     return "never"
 
 
-def schema_variables(variable: str, wanted: Mapping[str, Any]) -> dict[str, Any]:
+def schema_variables(variable: str, json_schema: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the variable in the form that templates read, for a
     `Conversation.response_format`."""
     if variable == "json_schema":
-        return {variable: wanted["schema"]}
-    return {variable: {"type": "json_schema", "json_schema": wanted}}
+        return {variable: json_schema["schema"]}
+    return {variable: {"type": "json_schema", "json_schema": json_schema}}
 
 
 def default_system(
@@ -322,14 +322,14 @@ def default_system(
     try:
         own = template.render({**variables, "messages": [user], "tools": None})
         other = [system, user]
-        given = template.render({**variables, "messages": other, "tools": None})
+        prompt = template.render({**variables, "messages": other, "tools": None})
     except TemplateLimitExceeded:
         raise
     except BadRequest:
         return ""
-    before, _, after = given.partition(SYSTEM)
-    between, found, _ = after.partition(USER)
-    end = own.find(between + USER, len(before)) if found and own.startswith(before) else -1
+    before, _, after = prompt.partition(SYSTEM)
+    between, mark, _ = after.partition(USER)
+    end = own.find(between + USER, len(before)) if mark and own.startswith(before) else -1
     return own[len(before) : end] if end > 0 else ""
 
 
@@ -384,8 +384,8 @@ def efforts_to_try(effort: object, template: str) -> list[object]:
 def _compared(template: str) -> set[str]:
     """Returns the words with an effect of their own. Those that are listed together with "none"
     turn thinking off, so none of them is the nearest of a word that should turn it on."""
-    found = _COMPARED.finditer(template)
-    lists = [set(re.findall(r"\w+", each["one"] or each["any"])) for each in found]
+    matches = _COMPARED.finditer(template)
+    lists = [set(re.findall(r"\w+", each["one"] or each["any"])) for each in matches]
     return set().union(*(words for words in lists if "none" not in words)) & set(EFFORTS)
 
 

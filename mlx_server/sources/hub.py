@@ -63,20 +63,20 @@ class HubModel:
     """Bytes of memory that its weights may take; None: no bound."""
 
 
-def fetch_model(wanted: HubModel, progress: Progress) -> Path:
+def fetch_model(model: HubModel, progress: Progress) -> Path:
     """Returns the model's folder; downloads it first if need be.
 
     Raises SettingsError, ModelUnusable or NotEnoughMemory.
     """
-    name = wanted.name
+    name = model.name
     if not HUB_ID.fullmatch(name):
         raise SettingsError(f"{name!r} is not a hub id. Write hf:org/name.")
     try:
-        folder = cached(name, wanted.revision) or _download(wanted, progress)
+        folder = cached(name, model.revision) or _download(model, progress)
     except ServerError:
         raise
     except Exception as error:  # each layer of the hub client raises errors of its own kind
-        raise _unusable(wanted, error) from error
+        raise _unusable(model, error) from error
     if lacking := missing(folder):
         raise ModelUnusable(_lacks(name, lacking))
     check_model(folder)
@@ -103,15 +103,15 @@ def cached(name: str, revision: str | None = None) -> Path | None:
 
 
 def fetch_adapter(name: str, progress: Progress) -> Path:
-    wanted = HubModel(name)
+    model = HubModel(name)
     try:
-        _, files = _announced(wanted, ADAPTER_FILES[:1], ADAPTER_FILES)
-        _check_disk(wanted, files)
-        return _fetched(wanted, ADAPTER_FILES, files, progress)
+        _, files = _announced(model, ADAPTER_FILES[:1], ADAPTER_FILES)
+        _check_disk(model, files)
+        return _fetched(model, ADAPTER_FILES, files, progress)
     except ServerError as error:
         raise AdapterInvalid(error.message) from error
     except Exception as error:  # each layer of the hub client raises errors of its own kind
-        raise AdapterInvalid(f"Can't get {name} from the hub: {_fix(wanted, error)}") from error
+        raise AdapterInvalid(f"Can't get {name} from the hub: {_fix(model, error)}") from error
 
 
 def cached_adapter(name: str) -> Path | None:
@@ -119,48 +119,48 @@ def cached_adapter(name: str) -> Path | None:
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     try:
-        found = Path(snapshot_download(name, local_files_only=True, allow_patterns=ADAPTER_FILES))
+        folder = Path(snapshot_download(name, local_files_only=True, allow_patterns=ADAPTER_FILES))
     except (LocalEntryNotFoundError, HFValidationError):
         return None
-    has_weights = any((found / file).is_file() for file in ADAPTER_FILES[1:])
-    return found if has_weights and (found / ADAPTER_FILES[0]).is_file() else None
+    has_weights = any((folder / file).is_file() for file in ADAPTER_FILES[1:])
+    return folder if has_weights and (folder / ADAPTER_FILES[0]).is_file() else None
 
 
-def check(wanted: HubModel) -> None:
+def check(model: HubModel) -> None:
     """Fetches the small files only; raises the errors of `fetch_model` that they reveal."""
     try:
-        if cached(wanted.name, wanted.revision) is None:
-            _checked(wanted)
+        if cached(model.name, model.revision) is None:
+            _checked(model)
     except ServerError:
         raise
     except Exception as error:  # each layer of the hub client raises errors of its own kind
-        raise _unusable(wanted, error) from error
+        raise _unusable(model, error) from error
 
 
-def _download(wanted: HubModel, progress: Progress) -> Path:
+def _download(model: HubModel, progress: Progress) -> Path:
     from huggingface_hub import is_offline_mode
 
-    folder, files = _checked(wanted)
+    folder, files = _checked(model)
     if is_offline_mode():
         return folder  # offline, only the cached files are available
-    return _fetched(wanted, WANTED, files, progress)
+    return _fetched(model, WANTED, files, progress)
 
 
-def _checked(wanted: HubModel) -> tuple[Path, Sequence[Any]]:
+def _checked(model: HubModel) -> tuple[Path, Sequence[Any]]:
     """Fetches the small files and checks that the weights can be fetched and used. Returns what
     `_announced` does."""
     from huggingface_hub import is_offline_mode
 
     if not is_offline_mode():
-        _check_responds(wanted)
-    folder, files = _announced(wanted, SMALL, WANTED)
+        _check_responds(model)
+    folder, files = _announced(model, SMALL, WANTED)
     if is_offline_mode():
         return folder, files
     if lacking := missing_of(file.filename for file in files):
-        raise ModelUnusable(_lacks(wanted.name, lacking))
-    check_small_files(folder, wanted.name)
-    _check_memory(wanted, files)
-    _check_disk(wanted, files)
+        raise ModelUnusable(_lacks(model.name, lacking))
+    check_small_files(folder, model.name)
+    _check_memory(model, files)
+    _check_disk(model, files)
     return folder, files
 
 
@@ -172,7 +172,7 @@ def check_small_files(folder: Path, name: str) -> None:
 
 
 def _announced(
-    wanted: HubModel, small: list[str], patterns: list[str]
+    model: HubModel, small: list[str], patterns: list[str]
 ) -> tuple[Path, Sequence[Any]]:
     """Fetches the small files. Returns their folder, and what the hub says of all files; offline it
     says nothing."""
@@ -180,67 +180,67 @@ def _announced(
 
     check_answers()
     bar: Any = partial(_Bar, lambda done, total: None, limits.SMALL_FILES_BYTES)
-    folder = Path(_snapshot(wanted, small, tqdm_class=bar))
+    folder = Path(_snapshot(model, small, tqdm_class=bar))
     if is_offline_mode():
         return folder, ()
-    return folder, _snapshot(wanted, patterns, dry_run=True, tqdm_class=bar)
+    return folder, _snapshot(model, patterns, dry_run=True, tqdm_class=bar)
 
 
 def _fetched(
-    wanted: HubModel, patterns: list[str], files: Sequence[Any], progress: Progress
+    model: HubModel, patterns: list[str], files: Sequence[Any], progress: Progress
 ) -> Path:
-    bar: Any = partial(_Bar, partial(progress, f"downloading {wanted.name}"), _most_bytes(files))
-    return Path(_snapshot(wanted, patterns, tqdm_class=bar))
+    bar: Any = partial(_Bar, partial(progress, f"downloading {model.name}"), _most_bytes(files))
+    return Path(_snapshot(model, patterns, tqdm_class=bar))
 
 
-def _check_responds(wanted: HubModel) -> None:
+def _check_responds(model: HubModel) -> None:
     """Fails if the hub accepts a connection but never responds: the client sets no timeout."""
     from huggingface_hub import HfApi, constants
 
     seconds = constants.HF_HUB_DOWNLOAD_TIMEOUT
     try:
-        HfApi().model_info(wanted.name, revision=wanted.revision, timeout=seconds)
+        HfApi().model_info(model.name, revision=model.revision, timeout=seconds)
     except httpx2.TimeoutException:
         raise ModelUnusable(
-            f"Can't get {wanted.name} from the hub: it did not respond within {seconds} seconds. "
+            f"Can't get {model.name} from the hub: it did not respond within {seconds} seconds. "
             "Check the network, or set HF_HUB_DOWNLOAD_TIMEOUT to wait longer."
         ) from None
     except Exception:
         log.debug("the download reports this error in more detail", exc_info=True)
 
 
-def _snapshot(wanted: HubModel, patterns: list[str], **options: Any) -> Any:
+def _snapshot(model: HubModel, patterns: list[str], **options: Any) -> Any:
     from huggingface_hub import snapshot_download
 
     return snapshot_download(
-        wanted.name,
-        revision=wanted.revision,
+        model.name,
+        revision=model.revision,
         allow_patterns=patterns,
         ignore_patterns=NESTED,
         **options,
     )
 
 
-def _check_memory(wanted: HubModel, files: Sequence[Any]) -> None:
+def _check_memory(model: HubModel, files: Sequence[Any]) -> None:
     needed = sum(f.file_size or 0 for f in files if f.filename.endswith(".safetensors"))
-    if wanted.budget is not None and needed > wanted.budget:
+    if model.budget is not None and needed > model.budget:
         raise NotEnoughMemory(
-            f"{wanted.name} was not downloaded: its weights take {_size(needed)}, and the memory "
-            f"budget is {_size(wanted.budget)}. Use a smaller quantization of it, or raise "
+            f"{model.name} was not downloaded: its weights take {_size(needed)}, and the memory "
+            f"budget is {_size(model.budget)}. Use a smaller quantization of it, or raise "
             "`memory_budget` under `server` in models.yaml; `mlx-server doctor` says where the "
             "budget comes from."
         )
 
 
-def _check_disk(wanted: HubModel, files: Sequence[Any]) -> None:
+def _check_disk(model: HubModel, files: Sequence[Any]) -> None:
     from huggingface_hub.constants import HF_HUB_CACHE
 
-    repository = Path(HF_HUB_CACHE) / f"models--{wanted.name.replace('/', '--')}"
+    repository = Path(HF_HUB_CACHE) / f"models--{model.name.replace('/', '--')}"
     needed = sum(size or 0 for size in _sizes(files)) - _begun(repository)
     free = shutil.disk_usage(HF_HUB_CACHE).free
     if needed > free:
         raise ModelUnusable(
-            f"{wanted.name} was not downloaded: {_size(needed)} are left to fetch, and the disk "
+            f"{model.name} was not downloaded: {_size(needed)} are left to fetch, and the disk "
             f"of the Hugging Face cache has {_size(free)} free. Free some space, or set HF_HOME to "
             "a folder on another disk."
         )
@@ -317,8 +317,8 @@ class _Bar:
     def set_postfix_str(self, *_: Any, **__: Any) -> None: ...
 
 
-def _unusable(wanted: HubModel, error: Exception) -> ModelUnusable:
-    return ModelUnusable(f"Can't get {wanted.name} from the hub: {_fix(wanted, error)}")
+def _unusable(model: HubModel, error: Exception) -> ModelUnusable:
+    return ModelUnusable(f"Can't get {model.name} from the hub: {_fix(model, error)}")
 
 
 def _lacks(name: str, lacking: list[str]) -> str:
@@ -329,10 +329,10 @@ def _lacks(name: str, lacking: list[str]) -> str:
     )
 
 
-def _fix(wanted: HubModel, error: Exception) -> str:
+def _fix(model: HubModel, error: Exception) -> str:
     from huggingface_hub import errors, is_offline_mode
 
-    name = wanted.name
+    name = model.name
     cause = error.__cause__ or error
     match error:
         case errors.GatedRepoError():
@@ -348,7 +348,7 @@ def _fix(wanted: HubModel, error: Exception) -> str:
             )
         case errors.RevisionNotFoundError():
             return (
-                f"it has no revision {str(wanted.revision)[:100]!r}. "
+                f"it has no revision {str(model.revision)[:100]!r}. "
                 f"Set `revision:` to a branch, a tag or a commit of it{_revisions(name)}."
             )
         case errors.LocalEntryNotFoundError() if is_offline_mode():
@@ -356,8 +356,8 @@ def _fix(wanted: HubModel, error: Exception) -> str:
                 "the local cache does not have all its files, and HF_HUB_OFFLINE is set. "
                 f"Unset it, or run `hf download {name}` while online."
             )
-        case errors.LocalEntryNotFoundError() if (found := _status_message(cause)) is not None:
-            return found
+        case errors.LocalEntryNotFoundError() if (message := _status_message(cause)) is not None:
+            return message
         case errors.LocalEntryNotFoundError():
             return (
                 "the local cache does not have all its files, and the hub can't be reached "
@@ -399,7 +399,7 @@ def _nearest(name: str) -> str:
 
     owner, _, model = name.partition("/")
     with suppress(Exception):  # it is a hint
-        listed = [found.id for found in HfApi().list_models(author=owner, limit=1000)]
+        listed = [entry.id for entry in HfApi().list_models(author=owner, limit=1000)]
         alike = difflib.get_close_matches(f"{owner}/{model}", listed, LISTED, 0.6)
         return f" (similar names: {', '.join(alike)})" if alike else ""
     return ""

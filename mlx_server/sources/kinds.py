@@ -26,8 +26,8 @@ def why_impossible(source: str) -> str | None:
         return f"There is no demo model {name!r}; the only one is {DEMO}."
     if kind == "hf":
         return f"{name!r} is not a hub id. Write hf:org/name."
-    if found := HUB.match(source):
-        return f"A model of the hub is named by its id: write {found[1]}."
+    if match := HUB.match(source):
+        return f"A model of the hub is named by its id: write {match[1]}."
     if kind.lower() in ("http", "https"):
         return "A model on another server needs its API in front of the URL: write openai+http..."
     if kind.lower() == "file":

@@ -47,11 +47,11 @@ class LocalModel:
 
 def local_models(*, upcast: bool) -> Iterator[LocalModel]:
     """upcast: half precision will be loaded as float32, as on a CPU."""
-    seen: set[Path] = set()
-    for candidate in sorted(_candidates(), key=lambda found: found.id.lower()):
+    folders: set[Path] = set()
+    for candidate in sorted(_candidates(), key=lambda model: model.id.lower()):
         folder = candidate.folder.resolve()
-        if folder not in seen:
-            seen.add(folder)
+        if folder not in folders:
+            folders.add(folder)
             yield _described(candidate, upcast)
 
 

@@ -88,16 +88,16 @@ def built_in_tokenizer(family: ModelFamily) -> Tokenizer:
 
 
 def _built_in(family: ModelFamily) -> Files:
-    made = built_in_tokenizer(family)
-    ends = (token for token in family.stop_tokens if made.token_to_id(token) is not None)
+    tokenizer = built_in_tokenizer(family)
+    ends = (token for token in family.stop_tokens if tokenizer.token_to_id(token) is not None)
     config = {"chat_template": TEMPLATE, "eos_token": next(ends, END)}
     return {
-        "tokenizer.json": made.to_str(),
+        "tokenizer.json": tokenizer.to_str(),
         "tokenizer_config.json": json.dumps(config),
         "config.json": json.dumps(
             {
                 "model_type": MODEL_TYPE,
-                "vocab_size": made.get_vocab_size(),
+                "vocab_size": tokenizer.get_vocab_size(),
                 "max_position_embeddings": CONTEXT,
                 BUILT_IN_VOCABULARY: True,
             }
@@ -108,8 +108,8 @@ def _built_in(family: ModelFamily) -> Files:
 
 def _byte_level(special: Sequence[str]) -> Tokenizer:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    made = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    made.decoder = decoders.ByteLevel()
-    made.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in special])
-    return made
+    tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in special])
+    return tokenizer

@@ -59,17 +59,17 @@ def tokenizer_json(folder: Path) -> Path:
             return source
         raise ModelUnusable(f"{source.name} can't be read: {public_message(error)}.") from None
     is_searched = source.name == OWN and size <= SEARCHED_BYTES
-    found: bytes | bytearray | None = completed(content, special) if is_searched else None
-    if is_searched and found is None:
+    new: bytes | bytearray | None = completed(content, special) if is_searched else None
+    if is_searched and new is None:
         return source
     key = hashlib.sha256(f"{FORMAT} {source.name} {json.dumps(config)} {special}".encode())
     key.update(content)
-    made = cache_dir() / "tokenizers" / key.hexdigest()[:32] / OWN
-    if not made.is_file():
-        if not (found := found or _converted(source)):
+    path = cache_dir() / "tokenizers" / key.hexdigest()[:32] / OWN
+    if not path.is_file():
+        if not (new := new or _converted(source)):
             return source
-        _keep(found, made)
-    return made
+        _keep(new, path)
+    return path
 
 
 def _converted(source: Path) -> bytes | bytearray:
@@ -78,7 +78,7 @@ def _converted(source: Path) -> bytes | bytearray:
     process = WarmProcess(PROGRAM)
     try:
         packed = msgspec.msgpack.encode(ConversionRequest(os.fsencode(source), seconds))
-        reply, made = process.ask(bytearray(packed), seconds)
+        reply, content = process.ask(bytearray(packed), seconds)
     except Stopped as stopped:
         raise ModelUnusable(
             f"{source.name} can't be converted: the process that does so {stopped}. Download the "
@@ -88,13 +88,13 @@ def _converted(source: Path) -> bytes | bytearray:
         process.end()
     if why := msgspec.msgpack.decode(reply, type=Conversion).error:
         raise ModelUnusable(why)
-    return made
+    return content
 
 
-def _keep(content: bytes | bytearray, made: Path) -> None:
+def _keep(content: bytes | bytearray, path: Path) -> None:
     try:
-        made.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(made, bytes(content))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, bytes(content))
     except OSError as error:
         raise ModelUnusable(
             f"Can't write the model's converted tokenizer to the cache: {public_message(error)}. "
@@ -159,14 +159,14 @@ def _tokenizer(source: Path, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
 
 
 def _with_added_tokens(source: Path, config: Mapping[str, Any], special: SpecialTokens) -> bytes:
-    made = _tokenizer(source, config)
-    own = made.get_added_tokens_decoder()
+    tokenizer = _tokenizer(source, config)
+    own = tokenizer.get_added_tokens_decoder()
     present = {token.content for token in own.values()}
     further = [t for t in special.missing_from(own) if t.content not in present]
     # found in the text as it is given, as transformers does it for these files
-    made.add_tokens([AddedToken(t.content, special=t.special, normalized=False) for t in further])
-    text: str = made.to_str()
-    return text.encode()
+    added = [AddedToken(t.content, special=t.special, normalized=False) for t in further]
+    tokenizer.add_tokens(added)
+    return str(tokenizer.to_str()).encode()
 
 
 def _made(source: Path) -> bytes:
@@ -179,13 +179,13 @@ def _made(source: Path) -> bytes:
 
 def _answer(frame: bytearray) -> Served:
     asked = msgspec.msgpack.decode(frame, type=ConversionRequest)
-    reply, made = Conversion(), b""
+    reply, content = Conversion(), b""
     try:
         with time_limit(asked.seconds):
-            made = _made(Path(os.fsdecode(asked.source)))
+            content = _made(Path(os.fsdecode(asked.source)))
     except ServerError as error:
         reply = Conversion(error.message)
-    return Served(msgspec.msgpack.encode(reply), made, is_last=True)
+    return Served(msgspec.msgpack.encode(reply), content, is_last=True)
 
 
 def main() -> None:

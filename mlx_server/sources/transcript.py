@@ -32,10 +32,10 @@ from mlx_server.requests import Infill, Prompt
 def write_answer(family: ModelFamily, tokenizer: Tokenizer, answer: Message) -> str:
     """The raw output from which the family's parser reads this reasoning, text and calls. Raises
     AnswerUnwritable if the family has no such output."""
-    wanted = _parts(answer)
+    parts = _parts(answer)
     for output in family.outputs(answer):
         read = _read(family, tokenizer, output, answer.tool_calls)
-        if not read.repairs and _parts(read.message()) == wanted:
+        if not read.repairs and _parts(read.message()) == parts:
             return output
     raise AnswerUnwritable(_reason(family, answer))
 
@@ -258,18 +258,18 @@ def _check_pattern(name: str, text: str | None) -> None:
             raise ValueError(f"`{name}` is not a regular expression: {error}") from None
 
 
-def _holds(wanted: str | None, text: str) -> bool:
-    if wanted is None:
+def _holds(expected: str | None, text: str) -> bool:
+    if expected is None:
         return True
-    if wanted.startswith(REGEX):
-        pattern = re.compile(wanted.removeprefix(REGEX))
+    if expected.startswith(REGEX):
+        pattern = re.compile(expected.removeprefix(REGEX))
         return any(pattern.search(each) for each in dict.fromkeys((text, comparable(text))))
-    return wanted == text or comparable(wanted) == comparable(text)
+    return expected == text or comparable(expected) == comparable(text)
 
 
 def comparable(text: str) -> str:
     """The text without white space at its end and without JSON's escapes of characters."""
-    return ESCAPE.sub(lambda found: _unescaped(found[0]), text).rstrip()
+    return ESCAPE.sub(lambda match: _unescaped(match[0]), text).rstrip()
 
 
 def _unescaped(escapes: str) -> str:
@@ -316,11 +316,11 @@ def read_file(path: Path, vocabulary: int | None = None) -> TranscriptFile:
         return TranscriptFile(problems=[f"{path.name}:{error.line}: {error}"])
 
 
-def _checked(name: str, found: list[tuple[int, Any]], vocabulary: int | None) -> TranscriptFile:
-    if not found:
+def _checked(name: str, lines: list[tuple[int, Any]], vocabulary: int | None) -> TranscriptFile:
+    if not lines:
         raise _Malformed(1, "the transcript has no entries: add one, such as `- output: Hello.`")
     file = TranscriptFile()
-    for number, (line, raw) in enumerate(found, 1):
+    for number, (line, raw) in enumerate(lines, 1):
         try:
             file.entries.append(PlacedEntry(number, line, checked_entry(raw, vocabulary)))
         except ValueError as error:
@@ -385,11 +385,11 @@ def _yaml_list(text: str) -> Iterator[tuple[int, Any]]:
         raise _Malformed(1, f"this is not YAML: {public_message(error)}") from None
 
 
-def _listed(found: Any) -> list[Any]:
-    if found is None:
+def _listed(value: Any) -> list[Any]:
+    if value is None:
         return []
-    if isinstance(found, list):
-        return found
+    if isinstance(value, list):
+        return value
     raise _Malformed(1, "the transcript should be a list of entries: begin each with `- `")
 
 
@@ -429,17 +429,17 @@ def _in_words(message: str) -> str:
     return f"`{name}`: {what[:1].lower()}{what[1:]}" if name else message
 
 
-def _with_pairs_joined(found: Any) -> Any:
+def _with_pairs_joined(data: Any) -> Any:
     """The data with each escaped surrogate pair as the one character that it stands for: YAML
     reads `"\\ud83d\\ude42"` as two characters."""
-    match found:
+    match data:
         case str():
-            return joined(found)
+            return joined(data)
         case list():
-            return [_with_pairs_joined(item) for item in found]
+            return [_with_pairs_joined(item) for item in data]
         case dict():
-            return {name: _with_pairs_joined(value) for name, value in found.items()}
-    return found
+            return {name: _with_pairs_joined(value) for name, value in data.items()}
+    return data
 
 
 def joined(text: str) -> str:
@@ -497,21 +497,21 @@ class Transcript:
         mismatches = [(each, each.entry.mismatch(facts)) for each in self._conditional]
         refused = [(each, why) for each, why in mismatches if why]
         matching = self._matching(facts)
-        found = _of_matching(matching, facts) or self._next_in_order()
+        entry = _of_matching(matching, facts) or self._next_in_order()
         what = f"turn {facts.turn}"
-        if found is None:
+        if entry is None:
             log.warning("no entry of %s answers %s%s", self._file, what, _reasons(refused))
             raise self._nothing(facts, matching, refused, is_chat=isinstance(prompt, Conversation))
-        name = f"entry {found.number} of {self._file} (line {found.line})"
-        others = [pair for pair in refused if pair[0].number < found.number]
+        name = f"entry {entry.number} of {self._file} (line {entry.line})"
+        others = [pair for pair in refused if pair[0].number < entry.number]
         log.info("%s answers %s%s", name, what, _reasons(others))
-        return Recording(found.entry, name)
+        return Recording(entry.entry, name)
 
     def _matching(self, facts: RequestFacts) -> list[PlacedEntry]:
         for user in (facts.user, *facts.before):
             asked = replace(facts, user=user)
-            if found := [each for each in self._conditional if not each.entry.mismatch(asked)]:
-                return found
+            if entries := [each for each in self._conditional if not each.entry.mismatch(asked)]:
+                return entries
         return []
 
     def _next_in_order(self) -> PlacedEntry | None:

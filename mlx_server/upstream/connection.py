@@ -236,11 +236,11 @@ class IamToken:
             # its words are not shown, since they may quote the form with the key
             raise refusal("watsonx's identity service", status, b"")
         try:
-            found = msgspec.json.decode(body, type=_Token)
+            reply = msgspec.json.decode(body, type=_Token)
         except msgspec.MsgspecError:
             raise UpstreamFailed("watsonx's identity service sent no token.") from None
-        lifetime = max(0.0, found.expires_in)
-        self._token = found.access_token
+        lifetime = max(0.0, reply.expires_in)
+        self._token = reply.access_token
         self._renew_at = self._clock() + max(0.8 * lifetime, lifetime - EARLY_SECONDS)
 
 
@@ -436,9 +436,9 @@ class UpstreamConnection:
         except UpstreamFailed:
             return
         listed = values[0] if values and response.status_code == 200 else None
-        self.learnt = found = facts_in(listed, self.spec.model)
+        self.learnt = facts = facts_in(listed, self.spec.model)
         learnt = {
-            k: v for k, v in found.capabilities.items() if k not in self.spec.capabilities.stated
+            k: v for k, v in facts.capabilities.items() if k not in self.spec.capabilities.stated
         }
         known = cast(dict[str, Any], {**self._seen, **learnt})
         self.capabilities = replace(self.spec.capabilities, **known)

@@ -24,13 +24,13 @@ def body_for(spec: UpstreamSpec, body: Mapping[str, Any]) -> dict[str, Any]:
     if spec.kind == "openai":
         return {"model": spec.model, **body, "stream": True}
     owner = {"project_id": spec.project_id} if spec.project_id else {"space_id": spec.space_id}
-    found = {"model_id": spec.model, **owner, **body}
-    choice = found.pop("tool_choice", None)
+    request = {"model_id": spec.model, **owner, **body}
+    choice = request.pop("tool_choice", None)
     if isinstance(choice, str):  # watsonx has one field for a string and one for an object
-        found["tool_choice_option"] = choice
+        request["tool_choice_option"] = choice
     elif choice is not None:
-        found["tool_choice"] = choice
-    return found
+        request["tool_choice"] = choice
+    return request
 
 
 @dataclass(frozen=True)
@@ -78,13 +78,13 @@ LONGEST_NAME = 100
 """The characters of a reason that are read."""
 
 
-def reason_of_end(found: object) -> str | None:
+def reason_of_end(reason: object) -> str | None:
     """A `finish_reason` as OpenAI's if it is known, else as the upstream names it; None if the
     answer has not ended."""
-    if not isinstance(found, str) or not found:
+    if not isinstance(reason, str) or not reason:
         return None
     # Gemini adds the cause, as in `content_filter: SAFETY`
-    name = found[:LONGEST_NAME].partition(":")[0].strip().lower()
+    name = reason[:LONGEST_NAME].partition(":")[0].strip().lower()
     return OTHER_ENDS.get(name, name)
 
 
@@ -141,23 +141,23 @@ def facts_in(models: Any, name: str) -> LearntFacts:
 def _context(entry: Mapping[str, Any]) -> int | None:
     meta = entry.get("meta")
     places = [entry, meta] if isinstance(meta, Mapping) else [entry]
-    found = (place.get(name) for name in CONTEXTS for place in places)
-    return next((n for n in found if type(n) is int and 0 < n < 2**31), None)
+    sizes = (place.get(name) for name in CONTEXTS for place in places)
+    return next((n for n in sizes if type(n) is int and 0 < n < 2**31), None)
 
 
 def _capabilities(entry: Mapping[str, Any]) -> dict[str, bool]:
-    found: dict[str, bool] = {}
+    capabilities: dict[str, bool] = {}
     supported = entry.get("supported_parameters")
     if isinstance(supported, list) and supported:
         for name, needed in PARAMETERS.items():
-            found[name] = all(each in supported for each in needed)
+            capabilities[name] = all(each in supported for each in needed)
     owner = entry.get("owned_by")
-    found |= OWNERS.get(owner, {}) if isinstance(owner, str) else {}
-    found |= _modalities(entry)
+    capabilities |= OWNERS.get(owner, {}) if isinstance(owner, str) else {}
+    capabilities |= _modalities(entry)
     abilities = entry.get("capabilities")
     if owner == "mlx-server" and isinstance(abilities, Mapping):
-        found["thinking_budget"] = abilities.get("reasoning") is True
-    return found
+        capabilities["thinking_budget"] = abilities.get("reasoning") is True
+    return capabilities
 
 
 def _modalities(entry: Mapping[str, Any]) -> dict[str, bool]:

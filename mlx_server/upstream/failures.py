@@ -79,11 +79,11 @@ def refusal(model: str, status: int, body: bytes, secrets: Iterable[str] = ()) -
 
     secrets: texts that its message must not show.
     """
-    said = message_of(body, secrets)
+    message = message_of(body, secrets)
     names = b" ".join(re.findall(rb'"(?:code|type)": ?"(\w{1,60})"', body[:QUOTED_CHARACTERS]))
-    quoted = f": {said}" if said else "."
+    quoted = f": {message}" if message else "."
     if status in (400, 413, 422):
-        if CONTEXT.search(said) or CONTEXT.search(names.decode()):
+        if CONTEXT.search(message) or CONTEXT.search(names.decode()):
             return ContextTooLong(f"The upstream of {model} refused the request{quoted}")
         return BadRequest(f"The upstream of {model} refused the request{quoted}")
     if status in (401, 403):
@@ -114,9 +114,9 @@ def refusal(model: str, status: int, body: bytes, secrets: Iterable[str] = ()) -
 
 def reported(model: str, error: object, secrets: Iterable[str] = ()) -> ServerError:
     """The error for a response with status 200 whose body reports an error."""
-    found = error if isinstance(error, Mapping) else {"message": error}
-    body = json.dumps({"error": found}, default=str).encode()
-    return refusal(model, _status(found), body, secrets)
+    entry = error if isinstance(error, Mapping) else {"message": error}
+    body = json.dumps({"error": entry}, default=str).encode()
+    return refusal(model, _status(entry), body, secrets)
 
 
 def _status(error: Mapping[str, Any]) -> int:
@@ -149,27 +149,27 @@ def _is_error(error: object) -> bool:
 
 def message_of(body: bytes, secrets: Iterable[str] = ()) -> str:
     """The message in an error's body, without secrets; empty if it has none."""
-    found = json_or_none(body[: limits.UPSTREAM_ERROR_BYTES])
-    return "" if isinstance(found, str) else redacted(_words(found), secrets)
+    reply = json_or_none(body[: limits.UPSTREAM_ERROR_BYTES])
+    return "" if isinstance(reply, str) else redacted(_words(reply), secrets)
 
 
-def _words(found: Any) -> str:
+def _words(reply: Any) -> str:
     for _ in range(NESTING_LEVELS):
-        match found:
-            case {"message": str(said), "metadata": {"raw": str(raw)}}:
-                return f"{said}: {_words(raw)}"  # OpenRouter passes on the provider's words
+        match reply:
+            case {"message": str(message), "metadata": {"raw": str(raw)}}:
+                return f"{message}: {_words(raw)}"  # OpenRouter passes on the provider's words
             case Mapping():
-                found = next(filter(None, map(found.get, MESSAGE_FIELDS)), None)
+                reply = next(filter(None, map(reply.get, MESSAGE_FIELDS)), None)
             case [first, *_]:
-                found = first
-            case str() if found.startswith("{"):  # another server's error
+                reply = first
+            case str() if reply.startswith("{"):  # another server's error
                 try:
-                    found = json.loads(found)
+                    reply = json.loads(reply)
                 except (ValueError, RecursionError):
                     break
             case _:
                 break
-    return str(found) if isinstance(found, str) else ""
+    return str(reply) if isinstance(reply, str) else ""
 
 
 def redacted(text: str, secrets: Iterable[str] = ()) -> str:

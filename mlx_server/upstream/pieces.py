@@ -77,12 +77,12 @@ def _count(value: object, name: str) -> int | None:
 
 def logprobs_of(choice: Mapping[str, Any]) -> tuple[TokenLogprob, ...]:
     """The log probabilities of a choice, without entries that lack a token or a number."""
-    found = choice.get("logprobs")
-    if not isinstance(found, Mapping):
+    logprobs = choice.get("logprobs")
+    if not isinstance(logprobs, Mapping):
         return ()
-    if isinstance(content := found.get("content"), list):
+    if isinstance(content := logprobs.get("content"), list):
         return tuple(_of_chat(content))
-    return tuple(_of_completions(found))
+    return tuple(_of_completions(logprobs))
 
 
 def _of_chat(content: list[Any]) -> Iterator[TokenLogprob]:
@@ -97,9 +97,9 @@ def _of_chat(content: list[Any]) -> Iterator[TokenLogprob]:
             )
 
 
-def _of_completions(found: Mapping[str, Any]) -> Iterator[TokenLogprob]:
+def _of_completions(logprobs: Mapping[str, Any]) -> Iterator[TokenLogprob]:
     tokens, values, tops = (
-        each if isinstance(each := found.get(name), list) else []
+        each if isinstance(each := logprobs.get(name), list) else []
         for name in ("tokens", "token_logprobs", "top_logprobs")
     )
     for token, value, top in zip_longest(tokens, values, tops):
@@ -121,22 +121,22 @@ def _token_logprob(
     yield TokenLogprob(token, raw, float(value), top)
 
 
-def reasoning_of(said: Mapping[str, Any]) -> str:
+def reasoning_of(message: Mapping[str, Any]) -> str:
     """The reasoning in a message or a delta."""
-    texts = [found for name in REASONING if (found := said.get(name))]
+    texts = [value for name in REASONING if (value := message.get(name))]
     for text in texts:
         if not isinstance(text, str):
             raise UpstreamFailed("The upstream sent reasoning that is not text.")
     if texts:
         return str(texts[0])
-    parts = (detail.get("text") or detail.get("summary") for detail in details_of(said))
+    parts = (detail.get("text") or detail.get("summary") for detail in details_of(message))
     return "".join(part for part in parts if isinstance(part, str))
 
 
-def details_of(said: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+def details_of(message: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """The signed parts of the reasoning, as they came."""
-    found = said.get(DETAILS)
-    for detail in found if isinstance(found, list) else ():
+    details = message.get(DETAILS)
+    for detail in details if isinstance(details, list) else ():
         if isinstance(detail, Mapping) and isinstance(detail.get("type"), str):
             yield detail
 
@@ -152,10 +152,10 @@ class CallPiece:
     signature of the thoughts."""
 
 
-def calls_of(said: Mapping[str, Any], *, are_whole: bool) -> Iterator[CallPiece]:
+def calls_of(message: Mapping[str, Any], *, are_whole: bool) -> Iterator[CallPiece]:
     """Yields the calls of a message or delta. are_whole: whether each call is complete, so that
     wrong indices do not matter."""
-    calls = said.get("tool_calls") or []
+    calls = message.get("tool_calls") or []
     if not isinstance(calls, list):
         raise UpstreamFailed("The upstream sent `tool_calls` that are not a list.")
     for position, call in enumerate(calls):
@@ -166,8 +166,8 @@ def calls_of(said: Mapping[str, Any], *, are_whole: bool) -> Iterator[CallPiece]
 
 
 def _call_piece(call: Mapping[str, Any]) -> CallPiece:
-    found = call.get("function")
-    function: Mapping[str, Any] = found if isinstance(found, Mapping) else {}
+    entry = call.get("function")
+    function: Mapping[str, Any] = entry if isinstance(entry, Mapping) else {}
     index, id, name = call.get("index"), call.get("id"), function.get("name")
     arguments = function.get("arguments")
     if arguments is None:
@@ -269,24 +269,24 @@ def read_piece(value: Any) -> AnswerPiece:
         return AnswerPiece(usage=usage, choice=None)
     delta, message = choice.get("delta"), choice.get("message")
     is_whole = delta is None and message is not None
-    said = message if delta is None else delta
-    if said is None:
-        said = {"content": choice.get("text")}
-    if not isinstance(said, Mapping):
+    fields = message if delta is None else delta
+    if fields is None:
+        fields = {"content": choice.get("text")}
+    if not isinstance(fields, Mapping):
         raise UpstreamFailed("The upstream sent a `delta` that is not an object.")
     stop = choice.get("stop_reason")
     return AnswerPiece(
-        text=_text(said, "content") or _text(said, "refusal"),
-        reasoning=reasoning_of(said),
-        calls=tuple(calls_of(said, are_whole=is_whole)),
+        text=_text(fields, "content") or _text(fields, "refusal"),
+        reasoning=reasoning_of(fields),
+        calls=tuple(calls_of(fields, are_whole=is_whole)),
         finish=reason_of_end(choice.get("finish_reason")),
         stop=stop if isinstance(stop, str) and choice.get("finish_reason") else None,
         usage=usage,
         logprobs=logprobs_of(choice),
         choice=_index(choice),
         has_others=isinstance(choices, list) and len(choices) > 1,
-        details=tuple(details_of(said)),
-        reasoning_field=next((name for name in REASONING if said.get(name)), None),
+        details=tuple(details_of(fields)),
+        reasoning_field=next((name for name in REASONING if fields.get(name)), None),
     )
 
 
@@ -325,8 +325,8 @@ def _index(choice: Mapping[str, Any]) -> int:
     return index if type(index) is int else 0
 
 
-def _text(said: Mapping[str, Any], name: str) -> str:
-    text = said.get(name)
+def _text(fields: Mapping[str, Any], name: str) -> str:
+    text = fields.get(name)
     if text is not None and not isinstance(text, str):
         raise UpstreamFailed(f"The upstream sent a `{name}` that is not text.")
     return text or ""

@@ -116,13 +116,13 @@ class CollectedCalls:
         """The call that a piece belongs to, or a new one. Gemini sends no indices: each of its
         pieces with a name is a call, and one without continues the last."""
         if piece.index is None:
-            found = None if piece.name or not self.calls else self.calls[-1]
+            call = None if piece.name or not self.calls else self.calls[-1]
         else:
-            found = self._by_index.get(piece.index)
+            call = self._by_index.get(piece.index)
             # older versions of Ollama give all calls the index 0
-            if found and piece.name and piece.id and found.id and piece.id != found.id:
-                found = None
-        return found or self._new(piece.index)
+            if call and piece.name and piece.id and call.id and piece.id != call.id:
+                call = None
+        return call or self._new(piece.index)
 
     def _new(self, index: int | None) -> CollectedCall:
         if len(self.calls) >= limits.UPSTREAM_CALLS:
@@ -263,10 +263,10 @@ def _braced(text: str) -> str | None:
 
 def _unquoted(text: str) -> str:
     for _ in range(ENCODING_LEVELS):
-        found = json.loads(text)
-        if not isinstance(found, str):
+        string = json.loads(text)
+        if not isinstance(string, str):
             raise Malformed("no object")
-        text = found
+        text = string
         if not text.startswith('"'):
             break
     return text
@@ -276,29 +276,29 @@ def _objects_of_list(text: str) -> str | None:
     """The objects of a JSON list, written one after the other; None for any other text."""
     if len(text) > limits.READ_JSON_CHARACTERS or not text.lstrip().startswith("["):
         return None
-    found = json_or_none(text)
-    is_list = isinstance(found, list) and found and all(isinstance(each, dict) for each in found)
-    return "".join(json.dumps(each, ensure_ascii=False) for each in found) if is_list else None
+    items = json_or_none(text)
+    is_list = isinstance(items, list) and items and all(isinstance(each, dict) for each in items)
+    return "".join(json.dumps(each, ensure_ascii=False) for each in items) if is_list else None
 
 
 def _objects(text: str) -> list[str]:
     """The JSON objects in a text that consists of several; for any other text, only the text."""
-    decoder, at, found = json.JSONDecoder(), 0, list[str]()
+    decoder, at, objects = json.JSONDecoder(), 0, list[str]()
     size = len(text)
     if size > limits.READ_JSON_CHARACTERS:
         return [text]
     while True:
-        while at < size and (text[at].isspace() or (found and text[at] in ",;")):
+        while at < size and (text[at].isspace() or (objects and text[at] in ",;")):
             at += 1
         if at == size:
-            return found if len(found) > 1 else [text]
+            return objects if len(objects) > 1 else [text]
         try:
             value, end = decoder.raw_decode(text, at)
         except (ValueError, RecursionError):
             return [text]
-        if not isinstance(value, dict) or len(found) >= limits.UPSTREAM_CALLS:
+        if not isinstance(value, dict) or len(objects) >= limits.UPSTREAM_CALLS:
             return [text]
-        found.append(text[at:end])
+        objects.append(text[at:end])
         at = end
 
 
@@ -530,9 +530,9 @@ class AnswerReader(OutputProcessor):
             if not (call.name or call.arguments):
                 continue
             is_call = self._structured.read(call)
-            made, self._made[:] = list(self._made), []
-            new = self._echoed_calls.new_in(made)
-            if len(new) < len(made):
+            calls, self._made[:] = list(self._made), []
+            new = self._echoed_calls.new_in(calls)
+            if len(new) < len(calls):
                 yield from self._repaired(Repaired(self._index, "stutter", "tool_calls"))
             yield from self._forward("structured", self._with_extra(new, call.extra_content))
             if not is_call and not (cut and is_last):

@@ -82,10 +82,10 @@ class LimitedThoughts:
     def second(self, thoughts: str, content: str, spent: int) -> Mapping[str, Any]:
         """The body of the second request. spent: the tokens that the first one used."""
         begun = {"role": "assistant", "content": self.tags.begun(thoughts, content)}
-        found = {**self.body, "messages": [*self.body["messages"], begun], **CONTINUED}
-        if self.limit in found:
-            found[self.limit] = max(1, found[self.limit] - spent)
-        return found
+        body = {**self.body, "messages": [*self.body["messages"], begun], **CONTINUED}
+        if self.limit in body:
+            body[self.limit] = max(1, body[self.limit] - spent)
+        return body
 
 
 @dataclass(frozen=True)
@@ -150,8 +150,8 @@ def _inexpressible(
 
 def ignored(can: UpstreamCapabilities, request: GenerateRequest) -> tuple[str, ...]:
     """The parameters that the client set and that this upstream ignores."""
-    found = dict.fromkeys(_ignored(can, request))
-    return tuple(request.param_names.get(name, name) for name in found)
+    names = dict.fromkeys(_ignored(can, request))
+    return tuple(request.param_names.get(name, name) for name in names)
 
 
 def _ignored(can: UpstreamCapabilities, request: GenerateRequest) -> Iterator[str]:
@@ -275,8 +275,8 @@ def _format(can: UpstreamCapabilities, request: GenerateRequest) -> Iterator[tup
             yield "response_format", {"type": "json_object"}
         case JsonFormat(schema, strict, name, description) if can.json_schema:
             described = {"description": description} if description else {}
-            found = {"name": name or "answer", "schema": schema, "strict": strict, **described}
-            yield "response_format", {"type": "json_schema", "json_schema": found}
+            fields = {"name": name or "answer", "schema": schema, "strict": strict, **described}
+            yield "response_format", {"type": "json_schema", "json_schema": fields}
         case RegexFormat(pattern):
             yield "structured_outputs", {"regex": pattern}
         case ChoiceFormat(options):
@@ -288,12 +288,12 @@ def _format(can: UpstreamCapabilities, request: GenerateRequest) -> Iterator[tup
 def _template(
     can: UpstreamCapabilities, request: GenerateRequest, prompt: Conversation
 ) -> Iterator[tuple[str, Any]]:
-    said = {k: v for k, v in prompt.template_kwargs.items() if k not in request.implied}
-    effort = said.pop("reasoning_effort", None)
+    variables = {k: v for k, v in prompt.template_kwargs.items() if k not in request.implied}
+    effort = variables.pop("reasoning_effort", None)
     if effort is not None and can.reasoning_effort:
         yield "reasoning_effort", effort
-    if said and can.chat_template_kwargs:
-        yield "chat_template_kwargs", said
+    if variables and can.chat_template_kwargs:
+        yield "chat_template_kwargs", variables
     if prompt.continued:
         yield from CONTINUED.items()
 
@@ -451,7 +451,7 @@ def _calls(message: Message, can: UpstreamCapabilities) -> Iterator[Wire]:
 def _details(message: Message) -> Any:
     """The message's `reasoning_details`, which are stored with its first call."""
     extras = (call.extra_content or {} for call in message.tool_calls)
-    return next((found for extra in extras if (found := extra.get(DETAILS))), None)
+    return next((details for extra in extras if (details := extra.get(DETAILS))), None)
 
 
 def _framed(before: str, content: str | list[Wire], after: str) -> str | list[Wire]:

@@ -86,18 +86,18 @@ class SseReader:
         self._after_return = chunk.endswith(b"\r")
         first, *others = BREAK.split(chunk)
         self._extend(first)
-        found: list[str] = []
+        events: list[str] = []
         for other in others:
-            self._end_line(found)
+            self._end_line(events)
             self._extend(other)
-        return found
+        return events
 
     def finish(self) -> list[str]:
         """The data of the last event, if the stream ended without the empty line after it."""
-        found: list[str] = []
-        self._end_line(found)
-        self._end_line(found)
-        return found
+        events: list[str] = []
+        self._end_line(events)
+        self._end_line(events)
+        return events
 
     def _extend(self, part: bytes) -> None:
         if part:
@@ -106,13 +106,13 @@ class SseReader:
             if self._size > limits.UPSTREAM_LINE_BYTES:
                 raise UpstreamFailed("The upstream sent an event that is too long.")
 
-    def _end_line(self, found: list[str]) -> None:
+    def _end_line(self, events: list[str]) -> None:
         line = b"".join(self._line)
         self._line.clear()
         if self._is_first:
             line, self._is_first = line.removeprefix(BYTE_ORDER_MARK), False
         if not line:
-            found += self._events()
+            events += self._events()
             return
         name, _, value = line.partition(b":")
         if name != b"data":  # a comment, or a field without meaning here
@@ -137,11 +137,11 @@ def values_of(text: str | bytes) -> Iterator[Any]:
     raw = text.encode() if isinstance(text, str) else text
     check_bounds(raw)
     check_numbers(raw)
-    found = msgspec.json.decode(raw)
-    if isinstance(found, list):
-        yield from filter(None, found)
-    elif found is not None:
-        yield found
+    value = msgspec.json.decode(raw)
+    if isinstance(value, list):
+        yield from filter(None, value)
+    elif value is not None:
+        yield value
 
 
 END_SECONDS = 0.2
@@ -178,8 +178,8 @@ async def response_values(response: httpx2.Response, allowance: Allowance) -> As
 async def json_values(text: str | bytes) -> Iterator[Any]:
     """The values of one event or body. It raises UpstreamFailed, also later, for a text that is not
     JSON, or has more values than a request may have."""
-    found = _json_values(text)
-    return iter(await asyncio.to_thread(list, found)) if len(text) > LARGE_JSON else found
+    values = _json_values(text)
+    return iter(await asyncio.to_thread(list, values)) if len(text) > LARGE_JSON else values
 
 
 def _json_values(text: str | bytes) -> Iterator[Any]:

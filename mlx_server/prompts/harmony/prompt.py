@@ -260,11 +260,11 @@ def _system(conversation: Conversation) -> SystemContent:
 
 
 def _kwarg(kwargs: Mapping[str, Any], name: str, default: str) -> str:
-    found = kwargs.get(name, default)
-    if not isinstance(found, str):
+    value = kwargs.get(name, default)
+    if not isinstance(value, str):
         where = f"chat_template_kwargs.{name}"
         raise BadRequest(f"`{where}` must be a string.", param=where)
-    return _refuse_endless(found, f"chat_template_kwargs.{name}")
+    return _refuse_endless(value, f"chat_template_kwargs.{name}")
 
 
 def _instructions(text: str) -> str:
@@ -284,8 +284,8 @@ def _tool_description(tool: Tool) -> tuple[ToolDescription, int]:
                 param="tools",
             )
     _refuse_endless(description, "tools")
-    made = ToolDescription.new(_checked_name(tool.name), description, parameters)
-    return made, size + len(description)
+    described = ToolDescription.new(_checked_name(tool.name), description, parameters)
+    return described, size + len(description)
 
 
 def _response_format(format: Mapping[str, Any] | None) -> str:
@@ -345,9 +345,9 @@ def _answer(
     for call in message.tool_calls:
         recipient, channel = _recipient_of(call.name, built_in)
         arguments = _text_contents(_arguments(call, recipient))
-        made = _harmony_message(author, arguments, channel, recipient)
+        written = _harmony_message(author, arguments, channel, recipient)
         own = channel == "analysis"
-        yield made.with_content_type("code" if own else "<|constrain|>json")
+        yield written.with_content_type("code" if own else "<|constrain|>json")
 
 
 def _tool_result(name: str, built_in: set[str], content: str) -> HarmonyMessage:

@@ -90,29 +90,29 @@ class SchemaReducer:
             inner = target.schema if target and isinstance(target.schema, Mapping) else {}
             return self.plain({**inner, **own}, (*path, reference))
         path = (*path, "")
-        found = {key: value for key, value in schema.items() if key not in _NOT_WRITTEN}
+        own = {key: value for key, value in schema.items() if key not in _NOT_WRITTEN}
         options = _options(schema)
         if len(options) == 1:
-            return self.plain({**options[0], **found}, path)
+            return self.plain({**options[0], **own}, path)
         if options:
-            return found | _either([self.plain(option, path) for option in options])
-        return self._typed(found, path)
+            return own | _either([self.plain(option, path) for option in options])
+        return self._typed(own, path)
 
-    def _typed(self, found: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
-        if "const" in found:
-            found["enum"] = [found["const"]]
-        if isinstance(found.get("properties"), Mapping):
-            found.setdefault("type", "object")
-            found["properties"] = {k: self.plain(v, path) for k, v in found["properties"].items()}
-        if "items" in found:
-            found["items"] = self.plain(found["items"], path)
-        if found.get("type") == "null":
-            found["type"] = ["null"]
-        if isinstance(found.get("description"), str):
-            found["description"] = "\n// ".join(found["description"].splitlines())
-        if _are_words(found.get("enum")):
-            found.setdefault("type", "string")
-        return found
+    def _typed(self, schema: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
+        if "const" in schema:
+            schema["enum"] = [schema["const"]]
+        if isinstance(schema.get("properties"), Mapping):
+            schema.setdefault("type", "object")
+            schema["properties"] = {k: self.plain(v, path) for k, v in schema["properties"].items()}
+        if "items" in schema:
+            schema["items"] = self.plain(schema["items"], path)
+        if schema.get("type") == "null":
+            schema["type"] = ["null"]
+        if isinstance(schema.get("description"), str):
+            schema["description"] = "\n// ".join(schema["description"].splitlines())
+        if _are_words(schema.get("enum")):
+            schema.setdefault("type", "string")
+        return schema
 
 
 def _either(options: list[dict[str, Any]]) -> dict[str, Any]:
@@ -126,9 +126,9 @@ def _options(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Returns the alternatives of a schema. Of `allOf` only the first is used: no type can combine
     them."""
     for key, most in (("anyOf", None), ("oneOf", None), ("allOf", 1)):
-        found = schema.get(key)
-        if isinstance(found, list) and found:
-            return [option for option in found if isinstance(option, Mapping)][:most]
+        options = schema.get(key)
+        if isinstance(options, list) and options:
+            return [option for option in options if isinstance(option, Mapping)][:most]
     return []
 
 
@@ -170,8 +170,8 @@ def _between_words(text: str) -> Iterator[int]:
     """Yields a place in each window where a word begins."""
     at = 0
     while len(text) - at > 2 * WINDOW:
-        if found := BEGIN_OF_WORD.search(text, at + WINDOW, at + 2 * WINDOW):
-            yield (at := found.end())
+        if match := BEGIN_OF_WORD.search(text, at + WINDOW, at + 2 * WINDOW):
+            yield (at := match.end())
             continue
         words = splitter().pre_tokenize_str(text[at : at + WINDOW])
         # the last ones may go on after this part

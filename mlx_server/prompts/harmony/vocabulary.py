@@ -97,12 +97,12 @@ def check(tokenizer: Tokenizer) -> None:
 
 def shipped() -> bytes:
     try:
-        found = lzma.decompress(SHIPPED.read_bytes())
+        content = lzma.decompress(SHIPPED.read_bytes())
     except (OSError, lzma.LZMAError, EOFError) as error:
         raise ModelUnusable(_missing(str(error))) from None
-    if hashlib.sha256(found).hexdigest() != SHA256:
+    if hashlib.sha256(content).hexdigest() != SHA256:
         raise ModelUnusable(_missing("it is not the file that mlx-server ships"))
-    return found
+    return content
 
 
 def entries(tokenizer: Tokenizer) -> bytes:
