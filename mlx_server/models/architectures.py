@@ -63,7 +63,7 @@ INSTALL = "pip install --no-deps 'mlx-vlm>=0.7.10,<0.8' 'pillow>=13,<14'"
 def module_of(config: Mapping[str, Any]) -> str | None:
     """The module of mlx-lm that implements this model, or None if this version has none."""
     name = config.get("model_type")
-    if not isinstance(name, str) or not re.fullmatch(r"[\w.-]+", name):
+    if not isinstance(name, str) or not re.fullmatch(r"[\w.-]{1,60}", name):
         return None
     if name in WRAPPING and len(nested := [*texts(config)]) > 1:
         return module_of({"model_type": nested[1].get("model_type")})
@@ -108,7 +108,7 @@ def whole_package(config: Mapping[str, Any]) -> str | None:
         return None
     name = _table("MODEL_REMAPPING", spec.origin).get(name, name)
     folder = Path(spec.origin).parent / "models" / name
-    files = folder.glob("*.py") if re.fullmatch(r"\w+", name) else ()
+    files = folder.glob("*.py") if re.fullmatch(r"\w{1,60}", name) else ()
     source = "".join(file.read_text("utf-8") for file in files)
     return name if all(word in source for word in WHOLE) else None
 

@@ -147,6 +147,8 @@ MOST_BYTES: Mapping[str, int] = {
     "chat_template.jinja": 1 << 20,
     "chat_template.json": 1 << 20,
     "processor_config.json": 4 << 20,
+    "preprocessor_config.json": 4 << 20,
+    "video_preprocessor_config.json": 4 << 20,
     "additional_chat_templates/default.jinja": 1 << 20,
     "additional_chat_templates/tool_use.jinja": 1 << 20,
     "modules.json": 1 << 20,
@@ -154,8 +156,8 @@ MOST_BYTES: Mapping[str, int] = {
     "config_sentence_transformers.json": 1 << 20,
     "sentence_bert_config.json": 1 << 20,
 }
-"""Size limits of the files, other than weights, that mlx-server or mlx-lm reads. Real files have at
-most a tenth of it."""
+"""Size limits of the files, other than weights, that mlx-server, mlx-lm or mlx-vlm reads. Real
+files have at most a tenth of it."""
 
 
 Stamp = tuple[tuple[str, int, int, int], ...]

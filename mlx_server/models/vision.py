@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from mlx_server import limits
 from mlx_server.models.architectures import INSTALL, text_config_of, whole_package
-from mlx_server.models.files import read_optional_json
+from mlx_server.models.files import read_optional_json, stamp_of_model
 from mlx_server.system.sandbox.files import FileRefused, processed
 from mlx_server.system.sandbox.picture_fits import (
     MOST_PATCHES,
@@ -275,8 +275,8 @@ class Borrowed:
 
     folder: Path
     """The checkpoint's, from which it is made."""
-    stamp: int
-    """When the checkpoint's settings were written last."""
+    stamp: bytes
+    """Of the checkpoint's files."""
     merge: int = 0
     """Of how many rows and columns of patches a token is, if it has three positions."""
     pixels: int = 0
@@ -606,11 +606,14 @@ def vision_of(folder: Path, config: Mapping[str, Any]) -> Vision | None:
 def _borrowed_family(package: str, folder: Path) -> VisionFamily:
     def recipe(given: VisionSettings) -> Borrowed:
         merge = _natural(given.tower.get("spatial_merge_size"), 2)
-        stamp = max(file.stat().st_mtime_ns for file in folder.glob("*.json"))
-        return Borrowed(folder, stamp, merge * (package in THREE_POSITIONS))
+        return Borrowed(folder, packed_stamp(folder), merge * (package in THREE_POSITIONS))
 
     text, token = BORROWED_TEXTS.get(package, ""), BORROWED_TOKENS.get(package, "")
     return VisionFamily(package, "", recipe, text=text, token=token, pixel_bytes=50)
+
+
+def packed_stamp(folder: Path) -> bytes:
+    return repr(stamp_of_model(folder)).encode()
 
 
 SHAPES = ((1, 1), (4000, 4000), (4000, 20), (20, 4000))

@@ -15,7 +15,8 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub
+if __name__ == "__main__":  # before anything imports huggingface_hub
+    os.environ["HF_HUB_OFFLINE"] = "1"
 
 import mlx.core as mx
 import msgspec
@@ -25,7 +26,7 @@ from safetensors.numpy import save
 
 from mlx_server.models.architectures import module_of
 from mlx_server.models.files import read_json
-from mlx_server.models.vision import THREE_POSITIONS, vision_of
+from mlx_server.models.vision import THREE_POSITIONS, packed_stamp, vision_of
 from mlx_server.system.sandbox.child import Served, end_with_server, serve
 from mlx_server.system.sandbox.files import FileRefused, FileReply, ProcessPicture, read_safely
 from mlx_server.system.sandbox.picture_fits import Size
@@ -56,7 +57,7 @@ class BorrowedProcessor:
         from transformers import AutoProcessor, dynamic_module_utils
 
         # some of mlx-vlm's processors trust a checkpoint's code, whatever they are told
-        dynamic_module_utils.get_class_in_module = refuse_code
+        dynamic_module_utils.get_cached_module_file = refuse_code
         self._call: Callable[..., Any] = AutoProcessor.from_pretrained(
             str(folder), trust_remote_code=False
         )
@@ -110,10 +111,13 @@ def _views(pixels: Any) -> list[Size]:
 
 
 @lru_cache(MOST_PROCESSORS)
-def processor_of(folder: bytes, stamp: int) -> BorrowedProcessor:
+def processor_of(folder: bytes, stamp: bytes) -> BorrowedProcessor:
     """stamp: another one has it made again."""
+    path = Path(os.fsdecode(folder))
+    if packed_stamp(path) != stamp:
+        raise FileRefused("can't be read: the model's files have been replaced")
     try:
-        return BorrowedProcessor(Path(os.fsdecode(folder)))
+        return BorrowedProcessor(path)
     except Exception as error:
         why = f"{type(error).__name__}: {str(error)[:300]}"
         raise FileRefused(f"is not taken by mlx-vlm's model or processor ({why})") from None

@@ -281,6 +281,7 @@ REFUSED: Zoo = {
     "a model's own code": (own_code("model_file"), "which mlx-server never runs"),
     "a type that is a path": (config(model_type="../../evil"), "does not support its model type"),
     "a type that is a module": (config(model_type="..os"), "does not support its model type"),
+    "a type of 300 letters": (config(model_type="a" * 300), "does not support its model type"),
 }
 """By the server, before the engine hears of them."""
 

@@ -1,6 +1,7 @@
 """What is known of a model from its files and from models.yaml, before it is loaded."""
 
 import json
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from mlx_server.pool.prepare import (
     capabilities_on_disk,
     prepare,
 )
+from mlx_server.system.sandbox.files import FileRefused, processed
 from tests.pool.machine import WEIGHTS, held, run, running
 from tests.pool.preparing import of
 from tests.sources.replay_tokenizers import SOME_FAMILIES
@@ -166,6 +168,7 @@ def test_a_model_that_mlx_lm_lacks_is_refused_if_it_takes_no_picture(
     pytest.importorskip("PIL", reason="the extra `vision` is not installed")
     folder = tiny_vision(tmp_path, "molmo2")
     (folder / file).write_text(json.dumps({**json.loads((folder / file).read_text()), **changed}))
+    (folder / "lost.json").symlink_to("nowhere")
     spec = ModelSpec("seer", str(folder))
     if why:
         monkeypatch.setattr(limits, "PROCESSOR_SECONDS", 1 if "1 s" in why else 30)
@@ -181,6 +184,9 @@ def test_a_model_that_mlx_lm_lacks_is_refused_if_it_takes_no_picture(
     assert found.weights == weights_bytes(folder, True) + limits.PICTURE_FEATURE_BYTES
     changed = json.loads((folder / "config.json").read_text()) | {"image_end_token_id": 5}
     (folder / "config.json").write_text(json.dumps(changed))
+    os.utime(folder / "config.json", (1, 1))
+    with pytest.raises(FileRefused, match="the model's files have been replaced"):
+        processed(folder, b"of others", (90, 60), bytes(3 * 90 * 60))
     with pytest.raises(ModelUnusable):  # the processor is made again
         prepare(spec, lambda *_: None, upcast=True)
     monkeypatch.setattr("mlx_server.pool.prepare.can_see", lambda: False)

@@ -604,10 +604,10 @@ def test_no_processor_runs_code_of_a_checkpoint(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     modules: Any = import_module("transformers.dynamic_module_utils")
-    monkeypatch.setattr(modules, "get_class_in_module", modules.get_class_in_module)
+    monkeypatch.setattr(modules, "get_cached_module_file", modules.get_cached_module_file)
     folder, ran = tiny_vision(tmp_path, "molmo2"), tmp_path / "ran"
     BorrowedProcessor(folder)
-    (folder / "evil.py").write_text(f"open({str(ran)!r}, 'w')\nclass Evil: pass\n")
+    (folder / "evil.py").write_text(f"import absent\nopen({str(ran)!r}, 'w')\nclass Evil: pass\n")
     settings = {"auto_map": {"AutoTokenizer": ["evil.Evil", None]}, "tokenizer_class": "Evil"}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     tokenizers: Any = import_module("transformers").AutoTokenizer

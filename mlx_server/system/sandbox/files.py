@@ -40,8 +40,8 @@ class ProcessPicture(msgspec.Struct, frozen=True):
 
     folder: bytes
     """The checkpoint's path, as the system has it."""
-    stamp: int
-    """Of its settings."""
+    stamp: bytes
+    """Of its files."""
     size: Size
     pixels: bytes
     seconds: float
@@ -120,7 +120,7 @@ def decoded(data: bytes, fit: Fit, filter: int) -> tuple[list[Size], bytes]:
     return reply.sizes, bytes(pixels)
 
 
-def processed(folder: Path, stamp: int, size: Size, pixels: bytes) -> tuple[FileReply, bytes]:
+def processed(folder: Path, stamp: bytes, size: Size, pixels: bytes) -> tuple[FileReply, bytes]:
     """What mlx-vlm's processor for a checkpoint makes of a picture. Raises FileRefused, and
     PicturesUnavailable."""
     making = ProcessPicture(os.fsencode(folder), stamp, size, b"", limits.PROCESSOR_SECONDS)
