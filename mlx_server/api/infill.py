@@ -154,7 +154,9 @@ class FimBody(CompletionBody):
 async def fim_completions(http: Request) -> Response:
     body = await read(http, FimBody)
     ignored = await in_thread_if_large(body.ignored)
-    request = replace(completion_request(body), max_tokens=body.max_tokens)
+    request = completion_request(body)
+    if body.max_tokens is None:
+        request = replace(request, max_tokens=None)
     if len(request.prompts) > 1:
         raise BadRequest("`prompt` should be one text.", param="prompt")
     if body.seed is None:

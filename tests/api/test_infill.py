@@ -117,6 +117,8 @@ def test_mistrals_route_which_continue_and_zed_know(client: TestClient, prompt: 
     without = body | {"suffix": None}
     (choice,) = ok(client.post("/v1/fim/completions", json=without))["choices"]
     assert choice["finish_reason"] == "stop"
+    unlimited = ok(client.post("/v1/fim/completions", json=body | {"max_tokens": -1}))
+    assert unlimited["choices"][0]["message"]["content"] == TEXT
     several = client.post("/v1/fim/completions", json=body | {"prompt": ["ab", "c"]})
     assert error(several)["param"] == "prompt"
 
