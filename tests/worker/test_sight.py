@@ -696,6 +696,7 @@ def test_a_checkpoint_may_have_other_names(tmp_path: Path, family: str) -> None:
 def test_a_quantised_checkpoint_sees(folder: Path, tmp_path: Path) -> None:
     copied = Path(shutil.copytree(folder, tmp_path / folder.name))
     own = load(copied)
+    asked = ask(1, [image(1)], sight(own).vision)
     weights = dict[str, mx.array]()
     for part in (own, sight(own).tower):
         nn.quantize(part, 32, 8, class_predicate=lambda _, layer: is_quantised(layer))
@@ -704,7 +705,6 @@ def test_a_quantised_checkpoint_sees(folder: Path, tmp_path: Path) -> None:
     config = json.loads((copied / "config.json").read_text("utf-8"))
     config["quantization"] = {"group_size": 32, "bits": 8, "mode": "affine"}
     (copied / "config.json").write_text(json.dumps(config))
-    asked = ask(1, [image(1)], sight(own).vision)
     assert alone(load(copied), asked) == alone(own, asked)
 
 
