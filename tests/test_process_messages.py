@@ -11,7 +11,7 @@ from mlx_server.engine import messages, worker_arguments
 from mlx_server.engine.messages import Admitted, Command, Report, RowFailed, Token
 from mlx_server.engine.worker_arguments import RankArguments, WorkerArguments, encode_arguments
 from mlx_server.grammars import compiled as schemas
-from mlx_server.system.sandbox import files, picture_fits
+from mlx_server.system.sandbox import files, picture_recipes
 from mlx_server.system.sandbox import template_messages as templates
 from mlx_server.worker.ranks import link
 from tests.structs import broken, filled, tagged
@@ -23,7 +23,7 @@ UNIONS: Mapping[str, tuple[ModuleType, Any]] = {
     "rendered": (templates, templates.TemplateReply),
     "PDF": (files, files.ReadPdf),
     "picture": (files, files.ReadPicture),
-    "fit": (picture_fits, picture_fits.Fit),
+    "recipe": (picture_recipes, picture_recipes.PictureRecipe),
     "file": (files, files.FileReply),
     "schema": (schemas, schemas.Request),
     "compiled": (schemas, schemas.Reply),

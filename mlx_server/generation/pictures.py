@@ -34,7 +34,7 @@ from mlx_server.prompts.branches import Branches
 from mlx_server.prompts.template_prompt import RenderedPrompt
 from mlx_server.request_threads import check_wanted
 from mlx_server.system.sandbox.files import FileRefused, decoded, processed
-from mlx_server.system.sandbox.picture_fits import Fit, Size
+from mlx_server.system.sandbox.picture_recipes import PictureRecipe, Size
 
 SHOWN_ROLES = ("user", "tool")
 """The roles of messages whose pictures are shown: templates have no place for others."""
@@ -49,25 +49,28 @@ class ShownPicture:
     """Its tokens, if a borrowed processor has made them; then it has no sizes."""
 
 
+_Shown = tuple[bytes, PictureRecipe, int, Borrowed | None]
+"""The digest of a picture's file, and how it is shown."""
+
+
 class DecodedPictures:
     """The pictures that were decoded last."""
 
     def __init__(self) -> None:
-        self._pictures: OrderedDict[tuple[bytes, Fit, int, Borrowed | None], ShownPicture]
-        self._pictures = OrderedDict()
+        self._pictures = OrderedDict[_Shown, ShownPicture]()
         self._lock = threading.Lock()
         self._nbytes = 0
 
     def picture(self, data: str, vision: Vision, detail: str | None) -> ShownPicture:
         """data: base64. Raises FileRefused, and PicturesUnavailable."""
-        fit, recipe = vision.fit(detail), vision.recipe
-        borrowed = recipe if isinstance(recipe, Borrowed) else None
-        key = sha256(data.encode(errors="surrogatepass")).digest(), fit, vision.filter, borrowed
+        recipe = vision.shown(detail)
+        borrowed = vision.recipe if isinstance(vision.recipe, Borrowed) else None
+        key = sha256(data.encode(errors="surrogatepass")).digest(), recipe, vision.filter, borrowed
         with self._lock:
             if key in self._pictures:
                 self._pictures.move_to_end(key)
                 return self._pictures[key]
-        picture = _decoded(data, fit, vision.filter)
+        picture = _decoded(data, recipe, vision.filter)
         if borrowed:
             picture = _processed(picture, borrowed)
         with self._lock:
@@ -80,12 +83,12 @@ class DecodedPictures:
         return picture
 
 
-def _decoded(data: str, fit: Fit, filter: int) -> ShownPicture:
+def _decoded(data: str, recipe: PictureRecipe, filter: int) -> ShownPicture:
     try:
         file = base64.b64decode(data, validate=True)
     except ValueError:
         raise FileRefused("is not base64") from None
-    sizes, pixels = decoded(file, fit, filter)
+    sizes, pixels = decoded(file, recipe, filter)
     head = b"".join(b"%d %d " % size for size in sizes)
     return ShownPicture(sha256(head + pixels).digest(), sizes, pixels)
 

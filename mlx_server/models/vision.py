@@ -14,29 +14,27 @@ from functools import cache, lru_cache
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 from mlx_server import limits
 from mlx_server.models.architectures import INSTALL, text_config_of, whole_package
 from mlx_server.models.files import read_optional_json, stamp_of_model
 from mlx_server.system.sandbox.files import FileRefused, processed
-from mlx_server.system.sandbox.picture_fits import (
+from mlx_server.system.sandbox.picture_recipes import (
     MOST_PATCHES,
-    Colour,
-    Filled,
-    Fit,
-    FramedSquare,
-    Grid,
-    LeastSide,
+    CutGrid,
+    FilledGrid,
+    FramesGrid,
+    Layout,
     LongestSide,
-    LongestTiles,
-    MiddleSquare,
-    NearestTiles,
-    Patches,
+    NamedTiles,
+    OneSquare,
+    PatchGrid,
+    PictureRecipe,
     Size,
-    Square,
-    Tiles,
-    TilesAlone,
+    TileGrid,
+    TileRows,
+    TokenRows,
 )
 
 log = logging.getLogger("mlx_server.models")
@@ -45,22 +43,8 @@ KNOWN_VERSIONS = re.compile(r"0\.7\.[1-9]\d")
 
 LANCZOS, BILINEAR, BICUBIC = 1, 2, 3
 
-MOST_TILES = 10
-"""Of a picture of LFM2-VL."""
-
 Sections = Literal["interleaved", "consecutive"]
 """How the three positions of a token (time, row and column) are spread over a head's values."""
-
-Layout = Sequence[int | str]
-"""A picture's tokens: numbers of image tokens, and the text between them."""
-
-
-class PictureRecipe(Protocol):
-    def fit(self, tokens: int) -> Fit:
-        """tokens: the most that a picture may have, where its size decides on them."""
-
-    def layout(self, sizes: Sequence[Size]) -> Layout:
-        """The tokens of a picture whose views have these sizes."""
 
 
 class VisionSettings(NamedTuple):
@@ -79,197 +63,6 @@ class VisionSettings(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PatchGrid:
-    """A picture keeps its aspect; squares of `merge` times `merge` patches are its tokens."""
-
-    patch: int
-    merge: int
-    least: int
-    most: int
-    """The least and the most pixels of a picture."""
-
-    @property
-    def cell(self) -> int:
-        """The pixels of the side of one token."""
-        return self.patch * self.merge
-
-    def fit(self, tokens: int) -> Fit:
-        most = min(self.most, tokens * self.cell**2)
-        return Grid(self.cell, min(self.least, most), most)
-
-    def grid(self, size: Size) -> tuple[int, int]:
-        """The rows and columns of tokens."""
-        return size[1] // self.cell, size[0] // self.cell
-
-    def layout(self, sizes: Sequence[Size]) -> Layout:
-        rows, columns = self.grid(sizes[0])
-        return [rows * columns]
-
-
-class FramesGrid(PatchGrid):
-    """The pixels of both frames of a picture count: it is a film of two."""
-
-    def fit(self, tokens: int) -> Fit:
-        most = min(self.most // 2, tokens * self.cell**2)
-        return LeastSide(Grid(self.cell, min(self.least // 2, most), most))
-
-
-@dataclass(frozen=True)
-class CutGrid(PatchGrid):
-    """`most` counts pixels of whole patches."""
-
-    is_filled: bool
-    """Whether black is added to a picture, not cut off, to have whole tokens."""
-
-    def fit(self, tokens: int) -> Fit:
-        most = min(self.most, tokens * self.cell**2) // self.patch**2
-        return Patches(self.patch, self.cell, most, self.is_filled)
-
-
-@dataclass(frozen=True)
-class OneSquare:
-    side: int
-    tokens: int
-    shorter: int = 0
-    """The pixels of the shorter side of a picture of which the middle is shown; 0: all of it is
-    shown."""
-    end: str = ""
-    """The token that follows, if the tower embeds it."""
-    frame: Colour | None = None
-    """The colour of the square in whose middle a picture is put."""
-
-    def fit(self, tokens: int) -> Fit:
-        if self.frame:
-            return FramedSquare(self.side, self.frame)
-        return MiddleSquare(self.side, self.shorter) if self.shorter else Square(self.side)
-
-    def layout(self, sizes: Sequence[Size]) -> Layout:
-        return [self.tokens, self.end] if self.end else [self.tokens]
-
-
-@dataclass(frozen=True)
-class TokenRows:
-    """A picture keeps its aspect, and each row of its tokens ends with a token of its own."""
-
-    cell: int
-    longest: int
-    """The most pixels of a side."""
-    between: str
-    end: str
-
-    def fit(self, tokens: int) -> Fit:
-        return LongestSide(self.cell, min(self.longest, int(tokens**0.5) * self.cell))
-
-    def layout(self, sizes: Sequence[Size]) -> Layout:
-        (width, height), *_ = sizes
-        row = (width // self.cell, self.between)
-        return [*row * (height // self.cell - 1), row[0], self.end]
-
-
-@dataclass(frozen=True)
-class FilledGrid:
-    """A picture keeps its aspect, and has about as many tokens whatever its size."""
-
-    cell: int
-    tokens: int
-
-    def fit(self, tokens: int) -> Fit:
-        return Filled(self.cell, min(tokens, self.tokens))
-
-    def layout(self, sizes: Sequence[Size]) -> Layout:
-        (width, height), *_ = sizes
-        return [width // self.cell * (height // self.cell)]
-
-
-@dataclass(frozen=True)
-class NamedTiles:
-    """A large picture is shown in tiles, each after a token with its row and column, and as a
-    whole, after a token of its own."""
-
-    patch: int
-    merge: int
-    tile: int
-    least: int
-    most: int
-    """The least and the most tokens of the whole."""
-    tolerance: float
-    """How many times the pixels of the whole a picture may have that is not large."""
-
-    @property
-    def cell(self) -> int:
-        return self.patch * self.merge
-
-    def fit(self, tokens: int) -> Fit:
-        pixels = min(self.most, tokens) * self.cell**2
-        whole = Grid(self.cell, self.least * self.cell**2, pixels, least_side=1)
-        if tokens < MOST_TILES * self._count((self.tile, self.tile)):
-            return whole
-        return Tiles(self.tile, 2, MOST_TILES, whole, int(pixels * self.tolerance))
-
-    def _count(self, size: Size) -> int:
-        width, height = (-(-(side // self.patch) // self.merge) for side in size)
-        return width * height
-
-    def layout(self, sizes: Sequence[Size]) -> Layout:
-        if len(sizes) == 1:
-            return [self._count(sizes[0])]
-        (width, height), whole = sizes
-        layout: list[int | str] = []
-        for row in range(1, height // self.tile + 1):
-            for column in range(1, width // self.tile + 1):
-                layout += [f"<|img_row_{row}_col_{column}|>", self._count((self.tile, self.tile))]
-        return [*layout, "<|img_thumbnail|>", self._count(whole)]
-
-
-@dataclass(frozen=True)
-class TileGrid:
-    """A picture is shown in tiles, and mostly as a whole in one more."""
-
-    side: int
-    tokens: int
-    """Of a tile."""
-    least: int
-    most: int
-    """The least and the most tiles."""
-    is_whole: bool = True
-    """Whether the picture as a whole is shown."""
-
-    def fit(self, tokens: int) -> Fit:
-        most = max(1, min(self.most, tokens // self.tokens - self.is_whole))
-        kind = NearestTiles if self.is_whole else TilesAlone
-        return kind(self.side, min(self.least, most), most)
-
-    def layout(self, sizes: Sequence[Size]) -> Layout:
-        return [sum(width * height for width, height in sizes) // self.side**2 * self.tokens]
-
-
-@dataclass(frozen=True)
-class TileRows:
-    """A picture is shown in rows of tiles, each after tokens with its row and column, and as a
-    whole in one more."""
-
-    tile: int
-    longest: int
-    """The pixels of the longer side."""
-    tokens: int
-    """Of a tile."""
-
-    def fit(self, tokens: int) -> Fit:
-        side = max(1, math.isqrt(max(1, tokens // self.tokens - 1)))
-        return LongestTiles(self.tile, min(self.longest, side * self.tile))
-
-    def layout(self, sizes: Sequence[Size]) -> Layout:
-        fake, layout, begin = "<fake_token_around_image>", list[int | str](), ""
-        width, height = sizes[0] if len(sizes) > 1 else (0, 0)
-        for row in range(1, height // self.tile + 1):
-            for column in range(1, width // self.tile + 1):
-                layout += [f"{begin}{fake}<row_{row}_col_{column}>", self.tokens]
-                begin = ""
-            begin = "\n"
-        return [*layout, f"{2 * begin}{fake}<global-img>", self.tokens, fake]
-
-
-@dataclass(frozen=True)
 class Borrowed:
     """A processor of mlx-vlm's decides on a picture's tokens, in a process of its own."""
 
@@ -284,7 +77,7 @@ class Borrowed:
     side: int = 0
     tokens: int = 0
 
-    def fit(self, tokens: int) -> Fit:
+    def within(self, tokens: int) -> LongestSide:
         is_low = tokens <= limits.LOW_DETAIL_TOKENS
         return LongestSide(1, LOW_SIDE if is_low else LONGEST_SIDE)
 
@@ -303,7 +96,7 @@ class VisionFamily:
     """mlx-vlm's package of the family."""
     placeholder: str
     """What chat templates write for a picture."""
-    recipe: Callable[[VisionSettings], PictureRecipe]
+    recipe: Callable[[VisionSettings], PictureRecipe | Borrowed]
     sections: Sections | None = None
     """None: a token has one position."""
     token: str = ""
@@ -332,14 +125,12 @@ INTERN, INTERN_TEXT = "<IMG_CONTEXT>", "<img><IMG_CONTEXT></img>\n"
 KIMI = "<|media_start|>image<|media_content|><|media_pad|><|media_end|>"
 
 
-def _patch_grid(
-    patch: int, kind: type[PatchGrid] = PatchGrid
-) -> Callable[[VisionSettings], PatchGrid]:
+def _patch_grid(patch: int) -> Callable[[VisionSettings], PatchGrid]:
     """patch: the pixels of its side, unless the files say it."""
 
     def recipe(given: VisionSettings) -> PatchGrid:
         image, size = given.image, given.size
-        return kind(
+        return PatchGrid(
             _natural(image.get("patch_size"), given.tower.get("patch_size"), patch),
             _natural(image.get("merge_size"), given.tower.get("spatial_merge_size"), 2),
             _natural(size.get("shortest_edge"), image.get("min_pixels"), 56 * 56),
@@ -347,6 +138,12 @@ def _patch_grid(
         )
 
     return recipe
+
+
+def _glm(given: VisionSettings) -> FramesGrid:
+    """The pixels of both frames of a picture count: it is a film of two."""
+    grid = _patch_grid(14)(given)
+    return FramesGrid(grid.patch, grid.merge, grid.least // 2, grid.most // 2)
 
 
 def _gemma3(given: VisionSettings) -> OneSquare:
@@ -450,8 +247,8 @@ FAMILIES: Mapping[str, VisionFamily] = {
         package: VisionFamily(package, QWEN, _patch_grid(16), "interleaved", pads_heads=True)
         for package in ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
     },
-    "glm4v": VisionFamily("glm4v", GLM, _patch_grid(14, FramesGrid), "consecutive"),
-    "glm4v_moe": VisionFamily("glm4v_moe", GLM, _patch_grid(14, FramesGrid), "consecutive"),
+    "glm4v": VisionFamily("glm4v", GLM, _glm, "consecutive"),
+    "glm4v_moe": VisionFamily("glm4v_moe", GLM, _glm, "consecutive"),
     "internvl": VisionFamily("internvl", INTERN, _intern, text=INTERN_TEXT),
     "internvl_chat": VisionFamily("internvl_chat", INTERN, _intern, token=INTERN, text=INTERN_TEXT),
     "kimi_vl": VisionFamily("kimi_vl", KIMI, _kimi),
@@ -508,7 +305,7 @@ class Vision:
     family: VisionFamily
     token: int
     """The image token."""
-    recipe: PictureRecipe
+    recipe: PictureRecipe | Borrowed
     mean: tuple[float, ...]
     std: tuple[float, ...]
     """The mean and the deviation of the values of pixels, between 0 and 1, by colour."""
@@ -522,9 +319,10 @@ class Vision:
     def text(self) -> str:
         return self.family.text or self.family.placeholder
 
-    def fit(self, detail: str | None = None) -> Fit:
+    def shown(self, detail: str | None = None) -> PictureRecipe:
+        """The recipe of one picture."""
         low = min(limits.LOW_DETAIL_TOKENS, self.tokens)
-        return self.recipe.fit(low if detail == "low" else self.tokens)
+        return self.recipe.within(low if detail == "low" else self.tokens)
 
     def layout(self, sizes: Sequence[Size]) -> Layout:
         return self.recipe.layout(sizes)
@@ -631,7 +429,7 @@ def _is_bounded(vision: Vision) -> bool:
     checkpoint's files may be any."""
     for size in SHAPES:
         try:
-            resizes = vision.fit().resizes(*size)
+            resizes = vision.shown().resizes(*size)
             pixels = sum(width * height for chain in resizes for width, height in chain)
             if pixels > limits.PICTURE_PIXELS:
                 return False
@@ -656,7 +454,7 @@ def borrowing(vision: Vision, placeholder: str) -> Vision:
 def _measured(recipe: Borrowed, token: int) -> Borrowed:
     pixels = side = tokens = 0
     for shape in ((640, 480), *SHAPES):
-        ((size,),) = recipe.fit(limits.PICTURE_TOKENS).resizes(*shape)
+        ((size,),) = recipe.within(limits.PICTURE_TOKENS).resizes(*shape)
         try:
             made, _ = processed(recipe.folder, recipe.stamp, size, bytes(3 * size[0] * size[1]))
         except FileRefused:
@@ -700,7 +498,7 @@ def tower_bytes(vision: Vision, config: Mapping[str, Any], *, upcast: bool) -> i
     scores = heads * 4 if upcast or head not in FUSED_HEADS else 0
     most = 0
     for shape in SHAPES:
-        sizes = [chain[-1] for chain in vision.fit().resizes(*shape)]
+        sizes = [chain[-1] for chain in vision.shown().resizes(*shape)]
         pixels = sum(wide * high for wide, high in sizes)
         if isinstance(recipe, Borrowed):
             pixels = recipe.pixels

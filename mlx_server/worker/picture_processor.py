@@ -29,7 +29,7 @@ from mlx_server.models.files import read_json
 from mlx_server.models.vision import THREE_POSITIONS, packed_stamp, vision_of
 from mlx_server.system.sandbox.child import Served, end_with_server, serve
 from mlx_server.system.sandbox.files import FileRefused, FileReply, ProcessPicture, read_safely
-from mlx_server.system.sandbox.picture_fits import Size
+from mlx_server.system.sandbox.picture_recipes import Size
 from mlx_server.worker.kv_caches import make_caches
 from mlx_server.worker.vision_towers import make_tower, picture_inputs, whole_features
 from mlx_server.worker.whole_models import whole_model

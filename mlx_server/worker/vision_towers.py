@@ -22,15 +22,13 @@ from mlx.utils import tree_flatten
 from mlx_server.engine.messages import Picture
 from mlx_server.models.architectures import text_config_of
 from mlx_server.models.files import MLX
-from mlx_server.models.vision import (
-    IN_TOWER,
-    Borrowed,
+from mlx_server.models.vision import IN_TOWER, Borrowed, Vision
+from mlx_server.system.sandbox.picture_recipes import (
     NamedTiles,
     OneSquare,
     PatchGrid,
     TileGrid,
     TileRows,
-    Vision,
 )
 
 Features = list[mx.array]

@@ -137,7 +137,7 @@ def test_memory_for_towers_is_counted(tmp_path: Path, monkeypatch: pytest.Monkey
     spec = ModelSpec("a", str(folder))
     sees = prepare(spec, lambda *_: None, upcast=True)
     assert sees.vision
-    assert sees.vision.fit("high").resizes(900, 900) == [[(256, 256)]]
+    assert sees.vision.shown("high").resizes(900, 900) == [[(256, 256)]]
     assert sees.weights == weights_bytes(folder, True) + limits.PICTURE_FEATURE_BYTES
     monkeypatch.setattr("mlx_server.pool.prepare.WORKING_BYTES", 0)
     more = prepare(spec, lambda *_: None, upcast=True)
@@ -147,7 +147,7 @@ def test_memory_for_towers_is_counted(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(limits, "LOW_DETAIL_TOKENS", 16)
     less = prepare(spec, lambda *_: None, upcast=True)
     assert less.vision
-    ((size,),) = less.vision.fit("high").resizes(900, 900)
+    ((size,),) = less.vision.shown("high").resizes(900, 900)
     assert 32 * 32 * 16 <= size[0] * size[1] < 256 * 256
     assert 0 < less.weights - sees.weights <= limits.TOWER_BYTES
 

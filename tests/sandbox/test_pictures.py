@@ -10,19 +10,12 @@ import pytest
 
 from mlx_server import limits
 from mlx_server.system.sandbox.files import PICTURE_PROCESSES, FileRefused, decoded
-from mlx_server.system.sandbox.picture_fits import (
-    FramedSquare,
-    Grid,
-    MiddleSquare,
-    NearestTiles,
-    Patches,
-    Square,
-)
+from mlx_server.system.sandbox.picture_recipes import CutGrid, OneSquare, PatchGrid, TileGrid
 
 Image = pytest.importorskip("PIL.Image", reason="the extra `vision` is not installed")
 
 WHITE, RED, BLUE = (255, 255, 255), (200, 10, 20), (0, 0, 255)
-SAME = Grid(1, 1, 1 << 30)
+SAME = PatchGrid(1, 1, 1, 1 << 30)
 """Pictures keep their size."""
 
 ZEROS = zlib.compress(bytes(64 << 20), 9)
@@ -127,8 +120,8 @@ def test_a_picture_is_turned_as_its_camera_was() -> None:
 
 def test_a_picture_has_the_size_for_the_model() -> None:
     data = saved(halves(), "PNG")
-    assert decoded(data, Square(7), 2)[0] == [(7, 7)]
-    sizes, pixels = decoded(data, Grid(32, 64 * 64, 1 << 20), 3)
+    assert decoded(data, OneSquare(7, 1), 2)[0] == [(7, 7)]
+    sizes, pixels = decoded(data, PatchGrid(16, 2, 64 * 64, 1 << 20), 3)
     assert sizes == [(96, 64)]
     assert len(pixels) == 3 * 96 * 64
 
@@ -180,10 +173,10 @@ def test_a_file_that_is_no_picture_is_refused_and_the_next_one_is_read(
 
 def test_a_picture_is_cut_and_filled_up() -> None:
     file = saved(halves(), "PNG")
-    _, pixels = decoded(file, MiddleSquare(20, 40), 3)
+    _, pixels = decoded(file, OneSquare(20, 1, 40), 3)
     middle = Image.frombytes("RGB", (20, 20), pixels)
     assert {middle.getpixel((0, 0)), middle.getpixel((19, 0))} == {BLUE, RED}
-    ((size,), pixels) = decoded(file, Patches(10, 30, 100, True), 3)
+    ((size,), pixels) = decoded(file, CutGrid(10, 3, 0, 100 * 100, True), 3)
     filled = Image.frombytes("RGB", size, pixels)
     assert size == (90, 60)
     assert [filled.getpixel(place) for place in ((0, 0), (79, 39), (80, 0), (0, 40))] == [
@@ -192,20 +185,20 @@ def test_a_picture_is_cut_and_filled_up() -> None:
         (0, 0, 0),
         (0, 0, 0),
     ]
-    assert decoded(file, Patches(10, 30, 100, False), 3)[0] == [(60, 30)]
-    ((size,), pixels) = decoded(file, FramedSquare(20, (1, 2, 3)), 0)
+    assert decoded(file, CutGrid(10, 3, 0, 100 * 100, False), 3)[0] == [(60, 30)]
+    ((size,), pixels) = decoded(file, OneSquare(20, 1, frame=(1, 2, 3)), 0)
     framed = Image.frombytes("RGB", size, pixels)
     places = [(0, 4), (0, 5), (19, 14), (19, 15)]
     assert [framed.getpixel(place) for place in places] == [(1, 2, 3), BLUE, RED, (1, 2, 3)]
-    assert FramedSquare(20, (1, 2, 3)).resizes(40_000, 10)[0][:2] == [(3000, 1), (3000, 3000)]
-    assert decoded(file, NearestTiles(20, 1, 4), 3)[0] == [(40, 20), (20, 20)]
+    assert OneSquare(20, 1, frame=(1, 2, 3)).resizes(40_000, 10)[0][:2] == [(3000, 1), (3000, 3000)]
+    assert decoded(file, TileGrid(20, 1, 1, 4), 3)[0] == [(40, 20), (20, 20)]
 
 
 def test_time_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     assert limits.PICTURE_SECONDS < 6, "within which each harmful file is answered"
     side = 2000
     file = png(side, side, zlib.compress(bytes(side * (3 * side + 1)), 9))
-    assert decoded(file, NearestTiles(20, 1, 1), 3)[0] == [(20, 20)]
+    assert decoded(file, TileGrid(20, 1, 1, 1), 3)[0] == [(20, 20)]
     monkeypatch.setattr(limits, "PICTURE_SECONDS", 0.02)
     assert "can't be read" in refusal(file)
 

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from mlx_server.models.architectures import text_config_of
-from mlx_server.models.vision import PatchGrid, TileGrid, Vision
+from mlx_server.models.vision import Vision
+from mlx_server.system.sandbox.picture_recipes import PatchGrid, TileGrid
 from tests.tiny_vision import BORROWING, WHOLE_FAMILIES, shrink
 
 Image = pytest.importorskip("PIL.Image", reason="the extra `vision` is not installed")
@@ -237,7 +238,7 @@ def smolvlm_tokens(processor: Any, vision: Vision, size: tuple[int, int]) -> int
     made = processor([Image.new("RGB", size)], return_row_col_info=True)
     tiles, between = (made["rows"][0][0], made["cols"][0][0]), "<fake_token_around_image>"
     whole = module.get_image_prompt_string(*tiles, 4, between, "<image>", "<global-img>")
-    layout = vision.layout([chain[-1] for chain in vision.fit().resizes(*size)])
+    layout = vision.layout([chain[-1] for chain in vision.shown().resizes(*size)])
     assert "".join("<image>" * part if isinstance(part, int) else part for part in layout) == whole
     return int(whole.count("<image>"))
 

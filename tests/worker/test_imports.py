@@ -92,7 +92,7 @@ for family in (*VISION_FAMILIES, *whole):
         except StopIteration as end:
             sight = sight_of(end.value)
             break
-    sizes, pixels = decoded(saved(halves(), "PNG"), sight.vision.fit(), sight.vision.filter)
+    sizes, pixels = decoded(saved(halves(), "PNG"), sight.vision.shown(), sight.vision.filter)
     layout, recipe = [], sight.vision.recipe
     if isinstance(recipe, Borrowed):
         made, pixels = processed(recipe.folder, recipe.stamp, sizes[0], pixels)

@@ -30,8 +30,6 @@ from mlx_server.models.tokenizer import Tokenizer, read_tokenizer
 from mlx_server.models.vision import (
     USED_NAMES,
     Borrowed,
-    OneSquare,
-    PatchGrid,
     Vision,
     borrowing,
     can_see,
@@ -42,6 +40,7 @@ from mlx_server.models.vision import (
 from mlx_server.prompts.template_prompt import RenderedPrompt
 from mlx_server.requests import SamplingParams
 from mlx_server.system.sandbox.files import processed
+from mlx_server.system.sandbox.picture_recipes import OneSquare, PatchGrid
 from mlx_server.worker import weights
 from mlx_server.worker.batch import Batch
 from mlx_server.worker.kv_caches import set_kv_bits
@@ -136,7 +135,7 @@ def shown(image: Any, vision: Vision) -> ShownPicture:
     if isinstance(recipe := vision.recipe, Borrowed):
         made, inputs = processed(recipe.folder, recipe.stamp, image.size, image.tobytes())
         return ShownPicture(sha256(image.tobytes()).digest(), [], inputs, made.ids)
-    chains = vision.fit().resizes(*image.size)
+    chains = vision.shown().resizes(*image.size)
     views = [resized(image, sizes, vision.filter) for sizes in chains]
     pixels = b"".join(view.tobytes() for view in views)
     return ShownPicture(sha256(pixels).digest(), [view.size for view in views], pixels)
@@ -274,7 +273,7 @@ def test_a_picture_has_as_many_tokens_as_mlx_vlm_gives_it(folder: Path, model: A
     for _ in range(200):
         high, wide = (int(2 ** dice.uniform(3, 11.8)) for _ in range(2))
         if max(high, wide) <= 200 * min(high, wide):
-            sizes = [chain[-1] for chain in vision.fit().resizes(wide, high)]
+            sizes = [chain[-1] for chain in vision.shown().resizes(wide, high)]
             count = SIZES[folder.name](theirs, vision, (wide, high))
             found = sum(part for part in vision.layout(sizes) if isinstance(part, int))
             assert found == count or not count  # a side may have no pixel left in mlx-vlm
@@ -305,7 +304,8 @@ def test_a_tower_takes_no_more_memory_than_is_counted_for_it(
     if times > 1 and not isinstance(vision.recipe, PatchGrid):
         pytest.skip("a fixed number of tokens")
     if isinstance(vision.recipe, PatchGrid):
-        vision = replace(vision, recipe=replace(vision.recipe, most=times * vision.recipe.most))
+        more = msgspec.structs.replace(vision.recipe, most=times * vision.recipe.most)
+        vision = replace(vision, recipe=more)
     if isinstance(vision.recipe, Borrowed):
         vision = borrowing(vision, "")
     asked = ask(1, [image(70 + times, 900, 900)], vision)
@@ -528,7 +528,7 @@ def test_published_settings_make_both_models(published: Any, tmp_path: Path) -> 
     make_tower(config, vision.family.package)  # MLX makes no weights before they are needed
     model, arguments = weights.model_classes(json.loads(json.dumps(config)))
     model(arguments.from_dict(json.loads(json.dumps(config))))
-    sizes = [chain[-1] for chain in vision.fit().resizes(1600, 1200)]
+    sizes = [chain[-1] for chain in vision.shown().resizes(1600, 1200)]
     layout = vision.layout(sizes)
     assert sum(part for part in layout if isinstance(part, int)) == published["tokens"]
 
@@ -648,7 +648,7 @@ def test_no_setting_takes_a_picture_beyond_the_limits(folder: Path, tmp_path: Pa
             assert nbytes <= limits.TOWER_BYTES
             assert fitting or not nbytes
             for size in ((90, 60), (60_000, 300), (1, 1), (4472, 4472)):
-                sizes = [chain[-1] for chain in vision.fit().resizes(*size)]
+                sizes = [chain[-1] for chain in vision.shown().resizes(*size)]
                 layout = vision.layout(sizes)
                 count = sum(part if isinstance(part, int) else 1 for part in layout)
                 assert 0 < count < 9 * limits.PICTURE_TOKENS, (path, wrong)

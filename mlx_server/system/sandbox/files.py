@@ -12,7 +12,7 @@ from mlx_server import limits
 from mlx_server.errors import PdfUnavailable, PicturesUnavailable
 from mlx_server.system.sandbox.child import Served, run, time_limit
 from mlx_server.system.sandbox.parent import Program, Stopped, WarmProcess, WarmProcesses
-from mlx_server.system.sandbox.picture_fits import Fit, Size
+from mlx_server.system.sandbox.picture_recipes import PictureRecipe, Size
 
 MOST_ASPECT = 200
 """How many times as long as the other one a side may be; Qwen's models refuse more."""
@@ -27,7 +27,7 @@ class ReadPdf(msgspec.Struct, frozen=True):
 
 class ReadPicture(msgspec.Struct, frozen=True):
     data: bytes
-    fit: Fit
+    recipe: PictureRecipe
     filter: int
     """How it is resized: a number of Pillow's."""
     pixels: int
@@ -112,10 +112,10 @@ def pdf_text(data: bytes) -> str:
     return text.decode()
 
 
-def decoded(data: bytes, fit: Fit, filter: int) -> tuple[list[Size], bytes]:
+def decoded(data: bytes, recipe: PictureRecipe, filter: int) -> tuple[list[Size], bytes]:
     """The sizes and the pixels of a picture's views for a model. Raises FileRefused, and
     PicturesUnavailable."""
-    request = ReadPicture(data, fit, filter, limits.PICTURE_PIXELS, limits.PICTURE_SECONDS)
+    request = ReadPicture(data, recipe, filter, limits.PICTURE_PIXELS, limits.PICTURE_SECONDS)
     reply, pixels = _read(PICTURE_PROCESSES, request)
     return reply.sizes, bytes(pixels)
 

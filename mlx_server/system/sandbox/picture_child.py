@@ -15,7 +15,7 @@ from mlx_server.system.sandbox.files import (
     ReadPicture,
     run_reader,
 )
-from mlx_server.system.sandbox.picture_fits import Cut, Framed, Size, Square
+from mlx_server.system.sandbox.picture_recipes import Cut, Framed, OneSquare, Size
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 
@@ -39,7 +39,7 @@ def read_picture(request: ReadPicture) -> tuple[FileReply, bytes]:
     if max(width, height) > MOST_ASPECT * min(width, height):
         raise FileRefused(f"is {width} x {height}: a side is over {MOST_ASPECT} times the other")
     image = _plain(ImageOps.exif_transpose(image))
-    views = [resized(image, sizes, request.filter) for sizes in request.fit.resizes(*image.size)]
+    views = [resized(image, sizes, request.filter) for sizes in request.recipe.resizes(*image.size)]
     return FileReply([view.size for view in views]), b"".join(view.tobytes() for view in views)
 
 
@@ -84,7 +84,7 @@ def _warm() -> None:
     for kind in FORMATS:
         file = BytesIO()
         Image.new("RGB", (8, 8)).save(file, kind)
-        request = ReadPicture(file.getvalue(), Square(4), 3, 64, 60)
+        request = ReadPicture(file.getvalue(), OneSquare(4, 1), 3, 64, 60)
         assert read_picture(request)[0] == FileReply([(4, 4)])
 
 

@@ -137,7 +137,7 @@ def _with_pictures(
 ) -> tuple[list[int], list[Picture]]:
     pictures, seen = list[Picture](), prompt[:20]
     for _ in range(dice.randint(1, 2)):
-        ((size,),) = vision.fit().resizes(dice.randint(30, 130), dice.randint(30, 90))
+        ((size,),) = vision.shown().resizes(dice.randint(30, 130), dice.randint(30, 90))
         width, height = size
         noise = np.random.default_rng(dice.randrange(99)).integers(0, 255, (height, width, 3))
         pixels = noise.astype(np.uint8).tobytes()
