@@ -41,8 +41,6 @@ from mlx_server.engine.messages import (
     Report,
     RowFailed,
     RowLeftGrammar,
-    RowRefused,
-    RowTurnedAway,
     Token,
 )
 from mlx_server.engine.worker_arguments import WorkerArguments
@@ -50,9 +48,7 @@ from mlx_server.errors import (
     AdapterInvalid,
     EngineDied,
     GenerationFailed,
-    InvalidGrammar,
     ModelUnusable,
-    Overloaded,
     ServerError,
 )
 from mlx_server.system.turns import turn
@@ -100,18 +96,11 @@ class RowStream:
         return items
 
 
-def error_of(report: RowFailed | RowRefused | RowTurnedAway) -> ServerError:
-    match report:
-        case RowFailed(message=message, error=name) if of := getattr(errors, name, None):
-            error: ServerError = of(message)
-            return error
-        case RowRefused(message=message):
-            return InvalidGrammar(f"The answer can't be constrained: {message}")
-        case RowFailed(message=message, lost=True):
-            return EngineDied(f"The answer was lost: {message}")
-        case RowTurnedAway(message=message):
-            return Overloaded(f"The answer can't be constrained now: {message}")
-    return GenerationFailed(f"The answer could not be generated: {report.message}")
+def _error_of(failed: RowFailed) -> ServerError:
+    if kind := getattr(errors, failed.error, None):
+        error: ServerError = kind(failed.message)
+        return error
+    return GenerationFailed(f"The answer could not be generated: {failed.message}")
 
 
 def _item_bytes(item: Item) -> int:
@@ -542,9 +531,9 @@ class EngineClient:
                 self._deliver(row, report, last=False)
             case messages.RowLeftGrammar(row) | messages.Embedded(row):
                 self._deliver(row, report, last=True)
-            case messages.RowFailed(row) | messages.RowRefused(row) | messages.RowTurnedAway(row):
+            case RowFailed(row):
                 if answers := self.row_streams.pop(row, None):
-                    answers.fail(error_of(report))
+                    answers.fail(_error_of(report))
             case messages.ModelLoading(model, done, total):
                 if on_loading := self._on_loading.get(model):
                     on_loading(done, total)

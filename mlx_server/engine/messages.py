@@ -560,10 +560,9 @@ class DiskCacheUse(msgspec.Struct, tag=True):
 class RowFailed(msgspec.Struct, tag=True):
     row: int
     message: str
-    lost: bool = False
-    """Whether it did not fail by itself, but with all work of the device, and may be sent again."""
     error: str = ""
-    """The name of the error's class, if another server has computed the row."""
+    """The name of the error's class, for which the message is whole; empty if the row could not be
+    continued."""
 
 
 class RowLeftGrammar(msgspec.Struct, tag=True):
@@ -599,21 +598,6 @@ class RankLost(msgspec.Struct, tag=True):
     why: str
 
 
-class RowRefused(msgspec.Struct, tag=True):
-    """Sent in place of Admitted when the row's grammar can't be used, or later when it turns out to
-    have too many states."""
-
-    row: int
-    message: str
-
-
-class RowTurnedAway(msgspec.Struct, tag=True):
-    """Sent in place of Admitted when the row can't be served now; a later attempt may succeed."""
-
-    row: int
-    message: str
-
-
 Report = (
     Ready
     | Heartbeat
@@ -638,8 +622,6 @@ Report = (
     | RankLost
     | RowFailed
     | RowLeftGrammar
-    | RowRefused
-    | RowTurnedAway
 )
 
 

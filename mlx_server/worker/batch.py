@@ -24,7 +24,6 @@ from mlx_server.engine.messages import (
     PrefillProgress,
     RowFailed,
     RowLeftGrammar,
-    RowRefused,
     Token,
 )
 from mlx_server.fair_queue import address_of
@@ -78,7 +77,7 @@ class StepResult:
     tokens: list[Token] = field(default_factory=list)
     prefilled: list[Prefilled] = field(default_factory=list)
     progress: list[PrefillProgress] = field(default_factory=list)
-    failed: list[RowFailed | RowRefused | RowLeftGrammar] = field(default_factory=list)
+    failed: list[RowFailed | RowLeftGrammar] = field(default_factory=list)
     """Rows that have left the batch."""
     has_piece: bool = False
     """Whether a piece of a prompt was computed, for which all other rows have waited."""

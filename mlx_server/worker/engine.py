@@ -24,7 +24,7 @@ from mlx_server.engine import messages
 from mlx_server.engine.device_errors import ENDS, MESSAGES, Streak, device_error
 from mlx_server.engine.messages import Command, Embed, Generate, Report, Token
 from mlx_server.engine.worker_arguments import WorkerArguments
-from mlx_server.errors import message_of
+from mlx_server.errors import EngineDied, Overloaded, message_of
 from mlx_server.prompt_files import PromptFolder
 from mlx_server.worker.ahead import AheadComputation
 from mlx_server.worker.batch import Batch
@@ -41,6 +41,7 @@ from mlx_server.worker.kv_caches import measure_cache
 from mlx_server.worker.loaded_models import LoadedModels, ModelLoads
 from mlx_server.worker.prefill.disk_tier import opened
 from mlx_server.worker.prompt_store import PromptStore
+from mlx_server.worker.row import refused
 from mlx_server.worker.rows import RowAdmission, Rows
 from mlx_server.worker.server_connection import HeartbeatMonitor, Inputs
 from mlx_server.worker.share import WHOLE, WholeModel
@@ -373,7 +374,11 @@ class Engine:
         message = f"{MESSAGES[kind]}; send the request again"
         log.error("%s: %s", MESSAGES[kind], message_of(error))
         failure = messages.DeviceFailed(kind, message, self.broken)
-        return [failure, *(messages.RowFailed(row, message, lost=True) for row in sorted(lost))]
+        lost_rows = f"The answer was lost: {message}"
+        return [
+            failure,
+            *(messages.RowFailed(row, lost_rows, EngineDied.__name__) for row in sorted(lost)),
+        ]
 
     def _step_output(self, model: str, tokens: list[Token]) -> messages.StepOutput:
         waiting = len(self._admission) + sum(batch.waiting for batch in self._batches.values())
@@ -393,10 +398,11 @@ class Engine:
             return work()
         except GrammarRefused as refusal:
             self._rows.drop(row)
-            return [messages.RowRefused(row, str(refusal))]
+            return [refused(row, refusal)]
         except CompilerBusy as busy:
             self._rows.drop(row)
-            return [messages.RowTurnedAway(row, str(busy))]
+            message = f"The answer can't be constrained now: {busy}"
+            return [messages.RowFailed(row, message, Overloaded.__name__)]
         except Exception as error:
             self._rows.drop(row)
             log.exception("row %d failed", row)

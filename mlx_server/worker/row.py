@@ -13,9 +13,9 @@ from mlx_server.engine.messages import (
     Generate,
     RowFailed,
     RowLeftGrammar,
-    RowRefused,
     Token,
 )
+from mlx_server.errors import InvalidGrammar
 from mlx_server.fair_queue import of_tier
 from mlx_server.loops import LoopDetector
 from mlx_server.worker.constrained_decoding.logit_constraints import TOO_LARGE, LogitConstraint
@@ -125,11 +125,11 @@ class Row:
         """Whether the row's next mask is still being made."""
         return self.late is not None and not self.late.mask.is_made
 
-    def failed(self, failure: str) -> RowFailed | RowRefused | RowLeftGrammar:
+    def failed(self, failure: str) -> RowFailed | RowLeftGrammar:
         if self.constraint and self.constraint.departure:
             return self.constraint.departure
-        kind = RowRefused if failure == TOO_LARGE else RowFailed
-        return kind(self.number, failure)
+        number = self.number
+        return refused(number, failure) if failure == TOO_LARGE else RowFailed(number, failure)
 
     @property
     def penalised(self) -> bool:
@@ -160,6 +160,11 @@ class Row:
         """Returns the random key of the row's next draw."""
         digest = blake2b(self._seed + self.sampled.to_bytes(8, "little"), digest_size=8).digest()
         return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")
+
+
+def refused(row: int, why: object) -> RowFailed:
+    """Reports that the row's grammar can't be used."""
+    return RowFailed(row, f"The answer can't be constrained: {why}", InvalidGrammar.__name__)
 
 
 def row_adapter_of(request: Generate | ComputeAhead) -> RowAdapter:

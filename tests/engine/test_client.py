@@ -24,7 +24,7 @@ from mlx_server.engine.messages import (
     ModelUnloaded,
     PromptLogprobs,
     Report,
-    RowTurnedAway,
+    RowFailed,
     StepOutput,
 )
 from mlx_server.errors import EngineDied, GenerationFailed, InvalidGrammar, Overloaded
@@ -144,7 +144,7 @@ async def test_a_row_that_is_turned_away_may_be_sent_again(tiny_path: Path) -> N
         failing = asyncio.create_task(until_it_fails(engine, ask(ENDLESS)))
         await asyncio.sleep(0)
         (row,) = engine.row_streams
-        engine._dispatch(RowTurnedAway(row, "other slow grammars are being compiled."))
+        engine._dispatch(RowFailed(row, "other slow grammars are being compiled.", "Overloaded"))
         with pytest.raises(Overloaded, match="other slow grammars") as turned_away:
             await failing
         assert turned_away.value.status == 503

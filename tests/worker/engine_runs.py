@@ -92,7 +92,8 @@ def tokens(reports: list[Report]) -> list[Token]:
 
 
 def failures(reports: list[Report]) -> dict[int, str]:
-    return {failed.row: failed.message for failed in of(RowFailed, reports)}
+    failed = [report for report in of(RowFailed, reports) if report.error in ("", "EngineDied")]
+    return {report.row: report.message for report in failed}
 
 
 def load(engine: Engine, path: Path, model: str = "tiny") -> list[Report]:

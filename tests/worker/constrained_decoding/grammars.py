@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from mlx_server.engine.messages import LoadModel, Report, RowRefused
+from mlx_server.engine.messages import LoadModel, Report, RowFailed
 from mlx_server.worker.engine import Engine
 from tests.tiny import ENDOFTEXT, IM_END
 from tests.worker.engine_runs import drain, of
@@ -38,4 +38,13 @@ def loaded(
 
 
 def refusals(reports: list[Report]) -> dict[int, str]:
-    return {refused.row: refused.message for refused in of(RowRefused, reports)}
+    return _failures("InvalidGrammar", reports)
+
+
+def turned_away(reports: list[Report]) -> dict[int, str]:
+    return _failures("Overloaded", reports)
+
+
+def _failures(error: str, reports: list[Report]) -> dict[int, str]:
+    failed = [report for report in of(RowFailed, reports) if report.error == error]
+    return {report.row: report.message for report in failed}
