@@ -13,6 +13,7 @@ from mlx_server.families import AS_TEXT, FAMILIES
 from mlx_server.prompts.harmony.vocabulary import encoding
 from mlx_server.reading import OutputReader, as_tool, read
 from tests.families.goldens import Reads, folded, goldens_of, outputs_of, shown, tools
+from tests.tables import cases
 
 WEATHER: dict[str, Any] = {
     "type": "function",
@@ -90,15 +91,7 @@ def test_an_answer_reads_the_same_however_it_is_cut() -> None:
         assert same(events) == same(whole)
 
 
-@pytest.mark.parametrize(
-    ("output", "cut", "reason"),
-    [
-        ("Yes.", False, "stop"),
-        ("Ye", True, "length"),
-        ("", False, "stop"),
-        (HARMONY, False, "tool_calls"),
-    ],
-)
+@cases
 def test_the_last_event_says_how_it_ended(output: str, cut: bool, reason: str) -> None:
     last = read(output, "gpt_oss", [WEATHER], cut=cut)[-1]
     assert isinstance(last, Finished)

@@ -18,6 +18,7 @@ from mlx_server.system import logs
 from tests.api import wire
 from tests.api.wire import MODEL, Json, ScriptedEngine
 from tests.live.server import eventually
+from tests.tables import cases
 
 START: Message = {"type": "http.response.start", "status": 200, "headers": []}
 PIECE: Message = {"type": "http.response.body", "body": b"data: 1", "more_body": True}
@@ -119,24 +120,7 @@ def test_what_a_request_used(client: TestClient, lines: Lines, stream: bool) -> 
     lines.only(route="/v1/responses", completion_tokens=16, request_id="mine")
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "headers", "reported"),
-    [
-        ("GET", "/health", {}, ("GET", "/health", 200)),
-        (
-            "GET",
-            "/v1/responses/resp_1/input_items",
-            {},
-            ("GET", "/v1/responses/*/input_items", 404),
-        ),
-        ("GET", "/chats/completions?a=b", {}, ("GET", "/*/completions", 404)),
-        ("GET", "/chat/completions?a=b", {}, ("GET", "/v1/chat/completions", 200)),
-        ("BREW", "/v1/coffee", {}, ("*", "/v1/*", 404)),
-        ("GET", "/" + "a/" * 100, {}, ("GET", "/*" * 12, 404)),
-        ("POST", "/v1/completions", {"host": "evil.example"}, ("POST", "/v1/completions", 403)),
-        ("POST", "/v1/completions", {"content-encoding": "br"}, ("POST", "/v1/completions", 415)),
-    ],
-)
+@cases
 def test_every_answer_is_told_by_its_route_and_has_an_id(
     client: TestClient, lines: Lines, method: str, path: str, headers: Any, reported: Any
 ) -> None:

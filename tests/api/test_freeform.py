@@ -1,7 +1,6 @@
 import json
 from itertools import pairwise
 
-import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -12,6 +11,7 @@ from mlx_server.api.freeform import (
     freeform_tool,
     text_of_arguments,
 )
+from tests.tables import cases
 
 
 def pieces(text: str, cuts: list[int]) -> list[str]:
@@ -42,21 +42,7 @@ def test_a_pair_of_escapes_is_one_character() -> None:
     assert [decoded.feed(part) for part in parts] == ["", "", "", "\U0001f642"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        ('{"input": "a\\nb"}', "a\nb"),
-        ('{"input": ""}', ""),
-        ('{"input": "a", "more": 1}', "a"),
-        ('{"input": "\\ud800!"}', "\ufffd!"),
-        ('{"input": "a\\ud800"}', "a\ufffd"),
-        ('{"patch": "a"}', "a"),  # its only argument, by a name that the model made up
-        ('{"a": "b", "c": "d"}', '{"a": "b", "c": "d"}'),
-        ('{"input": 5}', '{"input": 5}'),
-        ("{}", "{}"),
-        ('{"patch": "\\ud800"}', "\ufffd"),
-    ],
-)
+@cases
 def test_what_the_text_of_a_call_is(arguments: str, text: str) -> None:
     assert text_of_arguments(arguments) == text
 

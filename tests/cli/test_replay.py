@@ -17,6 +17,7 @@ from mlx_server.messages import Conversation, Message
 from mlx_server.sources.transcript import read_transcript
 from tests.cli.recording_upstream import KEY, Upstream, record
 from tests.families.goldens import tokenizer_of
+from tests.tables import cases
 from tests.upstream.playing import KEY as UPSTREAM_KEY
 from tests.upstream.playing import KEY_VARIABLE
 
@@ -194,15 +195,7 @@ def test_a_server_that_records_has_the_one_model(
     ]
 
 
-@pytest.mark.parametrize(
-    ("model", "url", "variable", "said"),
-    [
-        ("m", "", None, "--upstream: should be an http or https URL."),
-        ("m", "their-server", None, "--upstream: should be an http or https URL."),
-        ("m", "http://me:hunter2@host", None, "--upstream: the URL of another server should have"),
-        ("m", "http://host", "not a name", "--api-key-env: "),
-    ],
-)
+@cases
 def test_what_can_not_be_recorded(
     tmp_path: Path, model: str, url: str, variable: str | None, said: str
 ) -> None:

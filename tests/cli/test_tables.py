@@ -2,10 +2,10 @@
 
 import io
 
-import pytest
 from rich.console import Console
 
 from mlx_server.cli.terminal import printable
+from tests.tables import cases
 
 
 def shown(text: str) -> str:
@@ -14,31 +14,12 @@ def shown(text: str) -> str:
     return out.getvalue().removesuffix("\n")
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "plain",
-        "[bold red]org/model[/]",
-        "[link=http://a]x[/link]",
-        "[/unopened]",
-        ":smile: 12 'a' http://a/b",
-        "Salü 世界 🙂",
-        "",
-    ],
-)
+@cases
 def test_text_is_shown_as_it_is(text: str) -> None:
     assert shown(text) == text
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("\x1b[31mred", " [31mred"),
-        ("a\nb\tc\r", "a b c "),
-        ("a\x9b2Jb\x07\x7f", "a 2Jb  "),
-        ("\u202eevil\u2028x", " evil x"),
-    ],
-)
+@cases
 def test_control_characters_become_spaces(text: str, expected: str) -> None:
     assert printable(text).plain == expected
     assert "\x1b" not in shown(text)

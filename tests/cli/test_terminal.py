@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from mlx_server.cli.terminal import safe, words_of
+from tests.tables import cases
 
 pytestmark = pytest.mark.usefixtures("folder")
 
@@ -72,16 +73,7 @@ def started(prepare: Callable[[], None], *arguments: str) -> subprocess.Complete
     )
 
 
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("a\tb\nc é", "a\tb\nc é"),
-        ("\x1b[31mred\x07\x7f\x9b", "[31mred"),
-        ("at http://me:hunter2@host:1/v1 now", "at http://host:1/v1 now"),
-        ("at http://me:hunt@er2@host:1/v1 now", "at http://host:1/v1 now"),
-        ("mail me@host, http://host/a@b", "mail me@host, http://host/a@b"),
-    ],
-)
+@cases
 def test_what_a_terminal_gets(text: str, shown: str) -> None:
     assert safe(text) == shown
 

@@ -21,6 +21,7 @@ from mlx_server.clients.connect import (
     written,
 )
 from mlx_server.errors import SettingsError
+from tests.tables import cases
 
 MODEL = {"name": "ours", "size": 1}
 
@@ -29,20 +30,7 @@ def added(text: str, content: Any, format: Format, **defaults: Any) -> str:
     return with_content(text, ClientFile("x", format, content, defaults), content)
 
 
-@pytest.mark.parametrize(
-    ("before", "content", "after"),
-    [
-        ({}, {"a": 1}, {"a": 1}),
-        ({"a": 1, "b": 2}, {"a": 3}, {"a": 3, "b": 2}),
-        ({"a": {"x": 1}}, {"a": {"y": 2}}, {"a": {"x": 1, "y": 2}}),
-        ({"a": 1}, {"a": {"y": 2}}, {"a": {"y": 2}}),
-        ([{"name": "theirs"}], [MODEL], [{"name": "theirs"}, MODEL]),
-        ([{"name": "ours", "own": 1}], [MODEL], [{"name": "ours", "own": 1, "size": 1}]),
-        ([{"id": "a", "name": "ours"}], [{"id": "b", "name": "ours"}],
-         [{"id": "a", "name": "ours"}, {"id": "b", "name": "ours"}]),
-        (["chat"], ["chat", "edit"], ["chat", "edit"]),
-    ],
-)  # fmt: skip
+@cases
 def test_merging(before: Any, content: Any, after: Any) -> None:
     assert merged(before, content) == after
     assert merged(after, content) == after
@@ -61,18 +49,7 @@ def test_an_object_with_a_key_twice_is_left_alone(text: str) -> None:
         added(text, {"b": [1]}, "json")
 
 
-@pytest.mark.parametrize(
-    ("text", "format"),
-    [
-        ("size = 4 # mine\n", "toml"),
-        ("[own]\na = 1\n", "toml"),
-        ('model = "theirs"\n[tables.other]\na = 1\n', "toml"),
-        ("own: 1\n", "yaml"),
-        ("models:  # mine\n- name: ours\n", "yaml"),
-        ("models:\n- name: theirs\n", "yaml"),
-        ("models:\n- name: ours\n  own: 1\n", "yaml"),
-    ],
-)
+@cases
 def test_yaml_and_toml_of_the_users_own_is_left_alone(text: str, format: Format) -> None:
     with pytest.raises(CannotMerge, match="of its own"):
         added(text, TOML if format == "toml" else {"models": [MODEL]}, format)

@@ -32,6 +32,7 @@ from mlx_server.clients.connect import (
 from mlx_server.clients.connect import written as text_of
 from mlx_server.errors import ServerError, SettingsError
 from tests.cli.running import NO_URLS
+from tests.tables import cases
 
 HERE = Connection("http://127.0.0.1:8123", "a-secret-key", "org/some-model:tuned", 12_288)
 OTHER = Connection("http://127.0.0.1:8123", "a-secret-key", "another", 4096)
@@ -230,18 +231,7 @@ def test_a_server_that_names_an_architecture_otherwise_reads_text(play: Play, ot
     assert connection_to(url, "", "m", None) == Connection(url, NO_KEY, "m", 5)
 
 
-@pytest.mark.parametrize(
-    ("path", "answer", "said"),
-    [
-        ("/m", (404, {"error": {"message": "It is not served here."}}), "It is not served here"),
-        ("/m", (401, {"error": {"message": "No key."}}), "No key.*--api-key"),
-        ("/m", (502, "<html>Bad gateway</html>"), "not OpenAI-compatible"),
-        ("/m", (200, []), "not OpenAI-compatible"),
-        ("/m", (200, {"context_length": "4096"}), "context of m is.*--context-length"),
-        ("/m", (200, {"context_length": True}), "--context-length"),
-        ("", (200, {"data": []}), "list one"),
-    ],
-)
+@cases
 def test_an_answer_without_the_context_is_an_error_in_a_sentence(
     play: Play, path: str, answer: Answer, said: str
 ) -> None:

@@ -11,6 +11,7 @@ from mlx_server.clients.endpoint import KEY_VARIABLE
 from mlx_server.clients.providers import LLMProvider, ProviderConfig, load_providers
 from mlx_server.errors import GenerationFailed, SettingsError
 from tests.clients.recorded import WEATHER, Wire, call, completion, recorded
+from tests.tables import cases
 
 PARIS = '{"city": "Paris"}'
 HERMES = f'Let me see.\n<tool_call>\n{{"name": "get_weather", "arguments": {PARIS}}}\n</tool_call>'
@@ -79,21 +80,12 @@ def test_invoke_is_awaited_too() -> None:
     assert found == {"response": "Yes.", "thinking": "Why?"}
 
 
-@pytest.mark.parametrize(
-    ("content", "format", "wanted"),
-    [
-        ("<think>\nWhy?\n</think>\n\nYes.", "think_tags", ("Yes.", "Why?")),
-        ("<thinking>Why?</thinking>Yes.", "think_tags", ("Yes.", "Why?")),
-        ("<think>Why", "think_tags", ("", "Why")),
-        ("Yes.", "think_tags", ("Yes.", "")),
-        ("<think>Why?</think>Yes.", "direct_response", ("<think>Why?</think>Yes.", "")),
-    ],
-)
+@cases
 def test_a_content_is_parsed_as_configured(
-    content: str, format: str, wanted: tuple[str, str]
+    content: str, format: str, response: str, thinking: str
 ) -> None:
     found = provider("http://127.0.0.1:1/v1", parsing_format=format).parse_response(content)
-    assert (found["response"], found["thinking"]) == wanted
+    assert (found["response"], found["thinking"]) == (response, thinking)
 
 
 @pytest.mark.parametrize(
@@ -140,16 +132,7 @@ def test_providers_come_from_a_file(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        ("providers:\n  - {name: a, model_name: m, backend: x}", "unknown field `backend`"),
-        ("providers:\n  - {name: a}", "model_name"),
-        ("providers:\n  - &a {name: a, model_name: m}\n  - *a", "several providers"),
-        ("[1", "no valid list"),
-        ("5", "no valid list"),
-    ],
-)
+@cases
 def test_a_broken_file_says_what_is_wrong(tmp_path: Path, text: str, why: str) -> None:
     file = tmp_path / "config.yaml"
     file.write_text(text)

@@ -14,19 +14,8 @@ pytestmark = pytest.mark.usefixtures("folder")
 SECRET = "sk-do-not-tell-4711"
 
 
-@pytest.mark.parametrize(
-    ("name", "good", "bad"),
-    [
-        ("temperature", (0, 2), (-0.1, 2.1)),
-        ("top_p", (0, 1), (-0.01, 1.01)),
-        ("top_k", (0, 50), (-1, 1.5)),
-        ("min_p", (0, 1), (-0.1, 1.1)),
-        ("repetition_penalty", (0.1, 10), (0, 10.1)),
-        ("presence_penalty", (-2, 2), (-2.1, 2.1)),
-        ("max_tokens", (1, 9), (0, 1.5)),
-    ],
-)
-def test_ranges_of_the_defaults(name: str, good: tuple[float, ...], bad: tuple[float, ...]) -> None:
+@cases
+def test_ranges_of_the_defaults(name: str, good: list[float], bad: list[float]) -> None:
     text = "models:\n  a:\n    source: x/y\n    defaults:\n      {}: {}\n"
     for value in good:
         assert problems_of(text.format(name, value)) == []
@@ -34,20 +23,7 @@ def test_ranges_of_the_defaults(name: str, good: tuple[float, ...], bad: tuple[f
         assert problem(text.format(name, value)).line == 5
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        f"server: {{api_keys: [{SECRET}]}}\n",
-        f"server: {{api_keys: {SECRET}}}\n",
-        f"server: {{api_keys: [[{SECRET}]]}}\n",
-        f"server: {{api_keys: ['{SECRET} with space']}}\n",
-        f"server: {{api_keys: {{{SECRET}: 1, {SECRET}: 2}}}}\n",
-        f"server: {{api-keys: [{SECRET}]}}\n",
-        f"server: {{api_keys: [*{SECRET}]}}\n",
-        f"server: {{api_keys: [!{SECRET} x]}}\n",
-        f"server: {{api_keys: [{SECRET}, !{SECRET}]\n",
-    ],
-)
+@cases
 def test_keys_are_never_shown(text: str) -> None:
     path = written(text)
     try:

@@ -28,6 +28,7 @@ from mlx_server.worker.constrained_decoding.mask_threads import YieldingMatcher
 from mlx_server.worker.constrained_decoding.vocabulary import Vocabulary
 from tests.contract.pairs import WITH_CALLS
 from tests.contract.structured import NESTED
+from tests.tables import cases
 
 ADDRESS = {"street": "Bahnhofstrasse 1", "city": "Zürich", "country": "CH"}
 ORDER = {
@@ -138,16 +139,7 @@ def test_the_arguments_of_a_call_are_ended(name: str, checkpoints: Path) -> None
     assert places == ([] if name not in OWN_NOTATIONS else None)
 
 
-@pytest.mark.parametrize(
-    ("name", "written", "begin"),
-    [
-        ("mistral", '[TOOL_CALLS][{"name": "order", "id": "abcDEF123", "arguments": ', '[{"n'),
-        ("mistral", '[TOOL_CALLS][{"name": "order", "arguments": %s},{"name": "order"', '},{"n'),
-        ("qwen3", '<tool_call>\n{"name": "order", "arguments": ', '{"n'),
-        ("command", '<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "order"', '{"tool_call'),
-        ("llama3", '{"name": "order", "parameters": ', '{"name": "order"'),
-    ],
-)
+@cases
 def test_the_object_around_the_arguments_is_ended(
     name: str, written: str, begin: str, checkpoints: Path
 ) -> None:
@@ -158,15 +150,7 @@ def test_the_object_around_the_arguments_is_ended(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "source",
-    [
-        'start: /[^"]*/ T\nT: "\\n" "a"',
-        'start: "\\x41"',
-        "start: /\"/ /'/",
-        'start: /a/ "b" // "\n',
-    ],
-)
+@cases
 def test_what_a_grammar_spells_out_is_no_obstacle(source: str, demo_path: Path) -> None:
     """Its texts are looked for, in any message."""
     vocabulary = built(demo_path, (2,))

@@ -1,7 +1,5 @@
 """What a failed GPU command says, by the texts that MLX and Metal really have."""
 
-import pytest
-
 from mlx_server.engine.device_errors import ENDS, FORGIVEN_SECONDS, Streak, device_error, kind_of
 from tests.tables import cases
 
@@ -20,30 +18,7 @@ def test_a_cuda_call_that_failed(text: str, kind: str | None) -> None:
     assert device_error(RuntimeError(text)) == kind
 
 
-@pytest.mark.parametrize(
-    ("text", "kind"),
-    [
-        ("[metal::Device] Unable to create new command buffer", "lost"),
-        ("[metal::Device] Failed to make new command queue.", "lost"),
-        ("[Event::wait] Timed out", "timeout"),
-        ("[malloc] Unable to allocate 68719476736 bytes.", "out_of_memory"),
-        ("[malloc_or_wait] Unable to allocate 1024 bytes.", "out_of_memory"),
-        ("[metal::malloc] Unable to allocate 1024 bytes.", "out_of_memory"),
-        ("std::bad_alloc", "out_of_memory"),
-        # of one row, which asked for a single array beyond what any buffer may be
-        (
-            "[metal::malloc] Attempting to allocate 21474836480 bytes which is greater than the "
-            "maximum allowed buffer size of 17179869184 bytes.",
-            None,
-        ),
-        # another process would find the same kernel
-        ("[metal::Device] Unable to load kernel steel_gemm", None),
-        ("[broadcast_shapes] Shapes (1,2) and (3,4) cannot be broadcast.", None),
-        ("the lock timed out", None),
-        ("out of memory, said the story", None),
-        ("", None),
-    ],
-)
+@cases
 def test_other_errors(text: str, kind: str | None) -> None:
     assert kind_of(text) == kind
 

@@ -27,6 +27,7 @@ from mlx_server.engine.liveness import (
 )
 from mlx_server.engine.messages import IMPORTING, Heartbeat
 from tests.live.server import eventually
+from tests.tables import cases
 
 WARM = Heartbeat(0.1, 0.1, doing="generating")
 COLD = Heartbeat(0.1, 0.0, doing="compiling a grammar")
@@ -97,15 +98,7 @@ def test_a_loop_for_ever_that_keeps_the_gil_is_noticed_by_its_processor_time() -
     assert cold[0] >= FIRST_STEP_SECONDS
 
 
-@pytest.mark.parametrize(
-    "healthy",
-    [
-        {"share": 0.1},  # at load 10 on two cores
-        {"share": 0.1, "threads": 1},
-        {"runnable": True},  # no time at all
-        {"pages": 500.0},  # pages come back from the disk
-    ],
-)
+@cases
 def test_a_starved_process_is_not_taken_for_a_dead_one(healthy: dict[str, float]) -> None:
     found = given_up(WARM, **healthy)  # type: ignore[arg-type]
     assert found
@@ -127,23 +120,7 @@ def test_a_word_begins_it_anew() -> None:
         liveness.record()
 
 
-@pytest.mark.parametrize(
-    ("step", "longest", "processor", "runnable", "stuck"),
-    [
-        (4.9, 0.1, 0.0, False, False),
-        (5.1, 0.1, 0.0, False, True),  # waits for a GPU or a lock
-        (6.1, 0.1, 5.1, True, True),  # loops for ever
-        (12.0, 0.1, 3.0, True, False),  # two threads with a quarter of a core each
-        (21.0, 0.1, 5.1, True, True),  # they had the time of fifty steps
-        (5.1, 0.1, 0.25, True, False),  # gets a twentieth, at load 40 on two cores
-        (59.0, 0.1, 3.0, True, False),
-        (61.0, 0.1, 3.0, True, True),
-        (5.1, 2.0, 0.0, False, False),  # a machine that needs as long as that
-        (10.1, 2.0, 0.0, False, True),
-        (59.0, 0.0, 59.0, False, False),  # its first step
-        (61.0, 0.0, 0.0, False, True),
-    ],
-)
+@cases
 def test_a_step(step: float, longest: float, processor: float, runnable: bool, stuck: bool) -> None:
     assert is_stuck_in_step(Heartbeat(step, longest, processor), lambda: runnable) == stuck
 

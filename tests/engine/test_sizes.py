@@ -7,6 +7,7 @@ import pytest
 from mlx_server.engine.messages import STEP, Generate, KvCost
 from mlx_server.engine.wired_memory import next_limit, wiring
 from mlx_server.requests import SamplingParams
+from tests.tables import cases
 
 
 def row(**more: Any) -> Generate:
@@ -44,16 +45,7 @@ def test_what_fits_is_the_most_that_costs_no_more(nbytes: int) -> None:
 GB = 10**9
 
 
-@pytest.mark.parametrize(
-    ("weights", "working_set", "limit"),
-    [
-        (9, 20, 0),  # it stays resident by itself
-        (11, 20, 11),
-        (17, 20, 17),
-        (19, 20, 0),  # the system needs the rest
-        (20, 0, 0),  # no Metal
-    ],
-)
+@cases
 def test_what_is_wired(weights: int, working_set: int, limit: int) -> None:
     assert wiring(weights * GB, working_set * GB).limit // GB == limit
 

@@ -13,6 +13,7 @@ from mlx_server.messages import Tool
 from mlx_server.parsers.parse_context import OutputSpec
 from tests.families.walks import Way
 from tests.parsers.markup.ways import WITH_CALLS, calls_of
+from tests.tables import cases
 
 CHECKED = jsonschema.FormatChecker(["uuid", "ipv4", "ipv6"])
 
@@ -93,25 +94,7 @@ def test_what_a_strict_tool_says_holds_or_is_refused(family: Any, schema: str) -
         assert valid.is_valid(arguments), way.spelled(said)
 
 
-@pytest.mark.parametrize(
-    ("parameters", "reported"),
-    [
-        ({"properties": {"a": {"pattern": "(^a$|^b$)"}}}, ["pattern at #/properties/a"]),
-        ({**AB, "maxProperties": 1}, ["maxProperties at #"]),
-        ({**AB, "minProperties": 2}, ["minProperties at #"]),
-        ({"patternProperties": {"^\\p{Lu}": {}}}, ["patternProperties at #"]),
-        # no name is looked at for it: that would take longer than anybody waits
-        (
-            {"properties": {"a" * 60 + "!": {}}, "patternProperties": {"^(a+)+$": {}}},
-            ["patternProperties at #"],
-        ),
-        ({**AB, "minProperties": 1, "not": {}}, ["not at #"]),
-        (
-            {"properties": {"a": {"type": "string", "format": "colour"}}},
-            ["format at #/properties/a"],
-        ),
-    ],
-)
+@cases
 def test_what_does_not_hold_is_told(parameters: dict[str, Any], reported: list[str]) -> None:
     for family in NOTATED:
         tool = Tool("f", "", parameters)

@@ -11,6 +11,7 @@ from mlx_server.messages import Conversation, Message, Tool
 from mlx_server.pool.prepare import ModelSpec
 from mlx_server.requests import JsonFormat
 from tests.generation.scripted import ASKED, rows_of
+from tests.tables import cases
 
 HI = Conversation((Message("user", "Hi"),))
 CHAT = replace(ASKED, prompts=(HI,))
@@ -44,17 +45,7 @@ def test_what_a_client_requires(asked: dict[str, Any], required: bool) -> None:
     assert is_format_required(replace(CHAT, **asked)) == required
 
 
-@pytest.mark.parametrize(
-    ("owners", "clients", "asked", "budget"),
-    [
-        ({}, {}, None, None),
-        ({}, {}, 9, 9),
-        ({}, {"reasoning_effort": "none"}, None, 0),
-        ({"reasoning_effort": "none"}, {}, None, 0),
-        ({"reasoning_effort": "none"}, {"enable_thinking": True}, None, None),
-        ({}, {"reasoning_effort": "none"}, 9, 9),
-    ],
-)
+@cases
 def test_a_budget_is_the_requests_or_none_at_all(
     replayed: Callable[..., ModelSpec],
     owners: dict[str, Any],

@@ -20,6 +20,7 @@ from mlx_server.generation.rerank import (
 )
 from mlx_server.pool.prepare import PreparedModel
 from tests.pool.preparing import of
+from tests.tables import cases
 from tests.tiny import IM_END, IM_START, SPECIAL, tiny_reranker
 from tests.tiny_encoders import BERT, CLS, POSITIONS, SEP, ranking, tiny_encoder
 from tests.tiny_encoders import SPECIAL as ENCODER_SPECIAL
@@ -97,17 +98,7 @@ def test_a_score_is_the_probability_of_yes(no: float, yes: float, wanted: float)
     assert probability(struct.pack("<f", logit)) == pytest.approx(wanted)
 
 
-@pytest.mark.parametrize(
-    ("named", "reason"),
-    [
-        (None, "no token 'no'"),
-        (["n", "yes"], "no token 'yes'"),
-        (["y"], "is not two tokens"),
-        ("ny", "is not two tokens"),
-        (["n", 5], "is not two tokens"),
-        (["n", "y", "x"], "is not two tokens"),
-    ],
-)
+@cases
 def test_a_model_that_can_not_answer(tmp_path: Path, named: Any, reason: str) -> None:
     folder = tiny_reranker(tmp_path / "m")
     config = json.loads((folder / "config.json").read_text())

@@ -81,15 +81,7 @@ REFERRING: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("key", "good", "bad"),
-    [
-        ("items", '["a", [{}, {}]]', '["a", [1]]'),
-        ("again", '{"id": "x", "items": ["a"]}', '{"id": "x", "items": [1]}'),
-        ("first", "[{}]", "{}"),
-        ("id", '"1"', "1"),
-    ],
-)
+@cases
 def test_a_member_is_a_schema_of_its_own(key: str, good: str, bad: str) -> None:
     alone = arguments.member(REFERRING, key)
     matcher = matcher_of(JsonFormat(alone))

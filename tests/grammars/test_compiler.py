@@ -4,6 +4,7 @@ import pytest
 
 from mlx_server.errors import InvalidGrammar
 from mlx_server.grammars.compiler import fault, first_text, in_a_line
+from tests.tables import cases
 
 
 def test_a_fault_is_named() -> None:
@@ -13,30 +14,12 @@ def test_a_fault_is_named() -> None:
     assert "fuel" in fault(costly)
 
 
-@pytest.mark.parametrize(
-    ("message", "line"),
-    [
-        ("3(7): unknown name\n  7 | start: a", "unknown name"),
-        ("at 3(7): bad\n<state>\nmuch more", "bad"),
-        ("unknown (in r0) json-schema:///#/a", "unknown #/a"),
-        ("NoExtensionBias", "no answer can match it"),
-        ("regex parse error:\n  (a\n  ^\nerror: unclosed group", "unclosed group"),
-    ],
-)
+@cases
 def test_a_message_loses_its_listings_and_the_names_of_rules(message: str, line: str) -> None:
     assert in_a_line(message) == line
 
 
-@pytest.mark.parametrize(
-    ("rule", "text"),
-    [
-        ('"ab" | "b"', "ab"),
-        ('"" | "a"', ""),
-        (r"/[ \n\t]*b/", "b"),
-        ('%json {"enum": [{"a": [1, 2]}]}', '{"a": [1, 2]}'),
-        ("/é/", "é"),
-    ],
-)
+@cases
 def test_it_ends_as_early_as_the_grammar_may(rule: str, text: str) -> None:
     assert first_text(f"start: {rule}\n", ()) == text
 

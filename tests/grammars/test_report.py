@@ -24,28 +24,7 @@ def test_what_no_grammar_can_say_is_refused_if_strict_and_told_of_if_not(
     matcher_of(JsonFormat(found, strict=False))
 
 
-@pytest.mark.parametrize(
-    "found",
-    [
-        {"uniqueItems": False},
-        {"unevaluatedProperties": True, "propertyNames": {"type": "string"}},
-        {"then": {}, "minContains": 2, "dependentRequired": {}},
-        {"type": "integer", "format": "int32"},
-        {"title": "a", "description": "b", "default": 1, "examples": [1], "deprecated": True},
-        {"type": "object", "required": ["a"], "minProperties": 2},
-        {"properties": {"a": {}}, "additionalProperties": False, "minProperties": 1},
-        {"properties": {"a": {}}, "additionalProperties": False, "maxProperties": 1},
-        {"minimum": -(2**53), "maximum": 2**53},
-        {"oneOf": [{"type": "string"}, {"type": "null"}]},
-        {"oneOf": [{"const": "a", "title": "A"}, {"const": "b"}]},
-        {"maxLength": 2.0},
-        {"maxLength": 2**31},
-        {"minimum": 5, "maximum": 3},  # texts follow it
-        {"type": "integer", "minimum": 5, "maximum": 5},
-        {"minimum": -1e15, "exclusiveMaximum": 1e15, "multipleOf": 1e-9},
-        {"minimum": -1e-60, "maximum": 1e-60},
-    ],
-)
+@cases
 def test_what_says_nothing_or_can_be_said_is_strict(found: dict[str, Any]) -> None:
     check_schema(found, strict=True)
     assert schema_unenforced(found) == ()

@@ -16,6 +16,7 @@ from starlette.responses import StreamingResponse
 from mlx_server.errors import BadRequest, ModelNotFound, Overloaded
 from mlx_server.http.errors import error_response, install
 from mlx_server.http.security import SecurityMiddleware
+from tests.tables import cases
 
 PAGE = "https://page.example"
 RAISED: dict[str, Exception] = {
@@ -68,18 +69,8 @@ def ask(path: str, **request: Any) -> httpx.Response:
     return asyncio.run(answer())
 
 
-@pytest.mark.parametrize(
-    ("what", "status", "error"),
-    [
-        ("model", 404, ("no such model", "invalid_request_error", "model", "model_not_found")),
-        ("overloaded", 503, ("full", "server_error", None, "overloaded")),
-        ("teapot", 418, ("short and stout", "invalid_request_error", None, None)),
-        ("gone", 404, ("no such response", "invalid_request_error", None, "not_found")),
-        ("gateway", 502, ("Bad Gateway", "server_error", None, None)),
-        ("surrogate", 400, ("\ud800", "invalid_request_error", None, None)),
-    ],
-)
-def test_every_error_has_openais_body(what: str, status: int, error: tuple[Any, ...]) -> None:
+@cases
+def test_every_error_has_openais_body(what: str, status: int, error: list[Any]) -> None:
     answer = ask(f"/v1/raise/{what}")
     assert answer.status_code == status
     assert answer.headers["content-type"] == "application/json"

@@ -167,24 +167,7 @@ def test_a_host_that_is_none_is_a_wrong_setting(host: str) -> None:
 # Origins
 
 
-@pytest.mark.parametrize(
-    ("headers", "status"),
-    [
-        ([], 200),
-        ([("origin", "HTTP://LOCALHOST:8000")], 200),
-        ([("origin", PAGE)], 200),
-        ([("origin", f"{PAGE}:444")], 403),
-        ([("origin", f"{PAGE}/")], 403),
-        ([("origin", "http://page.example")], 403),
-        ([("origin", "https://sub.page.example")], 403),
-        ([("origin", "tauri://localhost")], 200),
-        ([("origin", PAGE), ("origin", "http://evil.com")], 403),
-        ([("origin", "http://localhost:8000"), ("origin", PAGE)], 403),
-        ([("origin", PAGE), ("sec-fetch-site", "cross-site")], 200),
-        ([("sec-fetch-site", "none"), ("sec-fetch-site", "cross-site")], 403),
-        ([("sec-fetch-site", "same-origin")], 200),
-    ],
-)
+@cases
 def test_origins(headers: list[Header], status: int) -> None:
     inner = Inner()
     app = secured(inner, origins=["https://PAGE.example:443/", "tauri://localhost"])

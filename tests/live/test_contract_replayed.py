@@ -22,6 +22,7 @@ from tests.live import contract_requests
 from tests.live.common import Models, common_models, transcript
 from tests.live.contract_requests import answered, run
 from tests.live.server import LiveServer, eventually
+from tests.tables import cases
 
 THINKING = ("qwen3", "gpt_oss", "gemma4")
 OTHERS = ("deepseek_v3", "smollm2")
@@ -234,17 +235,7 @@ def test_laborious_grammars_hold_nobody_up(server: LiveServer) -> None:
     eventually(server.idle, "their rows are free")
 
 
-@pytest.mark.parametrize(
-    ("more", "thinks"),
-    [
-        ({}, False),
-        ({"reasoning_effort": "high"}, True),
-        ({"thinking_budget": 1000}, True),
-        ({"enable_thinking": True}, True),
-        ({"chat_template_kwargs": {"enable_thinking": True}}, True),
-        ({"chat_template_kwargs": {"color": "red"}}, False),
-    ],
-)
+@cases
 def test_who_owns_a_model_may_forbid_it_to_think_unless_asked(
     server: LiveServer, more: dict[str, Any], thinks: bool
 ) -> None:

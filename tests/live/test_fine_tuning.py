@@ -14,6 +14,7 @@ from openai import OpenAI
 from mlx_server.engine.training import ADAPTER_WEIGHTS
 from tests.live.fork_server import ran
 from tests.live.server import TINY, LiveServer, eventually, serving
+from tests.tables import cases
 
 QUICK = {"n_epochs": 4, "learning_rate_multiplier": 100, "layers": -1}
 LONG = {**QUICK, "n_epochs": 1000}
@@ -249,22 +250,7 @@ def test_a_job_goes_on_with_the_next_servers_to_the_same_bits(
     assert one.read_bytes() == other.read_bytes()
 
 
-@pytest.mark.parametrize(
-    ("changes", "status", "message"),
-    [
-        ({"model": "unknown"}, 404, "unknown"),
-        ({"model": f"{TINY}:abc"}, 404, "not served"),
-        ({"training_file": "file-none"}, 404, "file-none"),
-        ({"training_file": "../../etc/passwd"}, 404, "not found"),
-        ({"suffix": "../x"}, 400, ""),
-        ({"suffix": "x" * 65}, 400, "suffix"),
-        ({"hyperparameters": {"n_epochs": 0}}, 400, "n_epochs`: should be at least 1"),
-        ({"hyperparameters": {"n_epochs": 10**30}}, 400, "n_epochs"),
-        ({"hyperparameters": {"learning_rate_multiplier": "fast"}}, 400, "multiplier"),
-        ({"method": {"type": "dpo"}}, 400, "method"),
-        ({"seed": -1}, 400, "seed"),
-    ],
-)
+@cases
 def test_what_can_not_be_trained_is_refused(
     server: LiveServer, data: str, changes: dict[str, Any], status: int, message: str
 ) -> None:

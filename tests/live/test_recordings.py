@@ -14,6 +14,7 @@ from openai import OpenAI
 from tests.live.common import Models, common_models
 from tests.live.fork_server import ran
 from tests.live.server import LiveServer
+from tests.tables import cases
 
 QWEN, HELD, OSS, ALIAS = "recorded", "recorded-held", "recorded-oss", "gpt-4o"
 CITY = {
@@ -165,15 +166,7 @@ def _config(folder: Path, models: Any) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    ("transcript", "reported"),
-    [
-        ("- output: a\n- outptu: b\n", "said.yaml:2: entry 2: unknown key `outptu`: did you mean"),
-        ("- output: a: b\n", "said.yaml:1: this is not YAML"),
-        ("- output_token_ids: [100000]\n", "said.yaml:1: entry 1: `output_token_ids` has 100000"),
-        (None, "said.yaml:1: there is no such file: correct `source:`"),
-    ],
-)
+@cases
 def test_a_broken_transcript_is_reported_at_the_start_and_by_doctor(
     tmp_path: Path, transcript: str | None, reported: str
 ) -> None:

@@ -15,6 +15,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from tests.live.replayed import LONG, MODEL, replaying
 from tests.live.server import LiveServer, eventually
+from tests.tables import cases
 
 Json = dict[str, Any]
 LIMIT = 200_000
@@ -151,18 +152,7 @@ def test_what_is_stored_after_what_is_not(server: LiveServer, line: ClientConnec
         assert [item.type for item in items.data] == ["message"] * 3
 
 
-UNANSWERED: list[Json] = [{"type": "function_call_output", "call_id": "none", "output": "x"}]
-
-
-@pytest.mark.parametrize(
-    ("wrong", "status"),
-    [
-        ({"input": UNANSWERED}, 400),
-        ({"temperature": "hot"}, 400),
-        ({"model": "unheard-of"}, 404),
-        ({"model": DAMAGED}, 500),
-    ],
-)
+@cases
 @pytest.mark.parametrize("store", [True, False])
 def test_after_an_error_the_earlier_response_is_forgotten(
     line: ClientConnection, wrong: Json, status: int, store: bool

@@ -10,18 +10,10 @@ from hypothesis import strategies as st
 
 from mlx_server.mcp.addresses import is_public, resolved
 from mlx_server.mcp.limits import McpError
+from tests.tables import cases
 
 
-@pytest.mark.parametrize(
-    "address",
-    [
-        *("8.8.8.8", "1.1.1.1", "9.255.255.255", "11.0.0.0", "100.63.255.255", "100.128.0.0"),
-        *("172.15.255.255", "172.32.0.0", "191.255.255.255", "192.0.1.0", "192.0.3.0"),
-        *("198.17.255.255", "198.20.0.0", "223.255.255.255"),
-        *("2606:4700::1111", "2000::", "2001:200::1", "2003::1", "3ffe:ffff::1", "3fff:1000::1"),
-        *("64:ff9b::808:808", "::ffff:8.8.8.8"),
-    ],
-)
+@cases
 def test_public_addresses(address: str) -> None:
     assert is_public(address)
 

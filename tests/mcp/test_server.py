@@ -10,6 +10,7 @@ from mlx_server.mcp import Connector, Connectors
 from mlx_server.requests import McpServer
 from tests.mcp.habits import listed, opened, outcome
 from tests.mcp.playing import lowered
+from tests.tables import cases
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -78,22 +79,7 @@ async def test_a_command_that_is_not_there() -> None:
     await connectors.stop()
 
 
-@pytest.mark.parametrize(
-    ("habit", "said"),
-    [
-        ("dies", "error: The server closed the connection."),
-        ("lies about ids", "error: The server did not answer within 2 s."),
-        ("hangs", "error: The server did not answer within 2 s."),
-        ("floods a line", "error: The server sent a message of more than 8388608 bytes."),
-        ("floods with lists", "error: The server sent a message of more than 262144 values."),
-        ("floods notices", "error: The server sent more than 16777216 bytes."),
-        ("floods pings", "error: The server sent more than 1000 messages."),
-        ("changes its list", "error: Unknown tool: look"),
-        ("no result", "error: The server did not follow the protocol (ValidationError)."),
-        ("noise", "seen"),
-        ("asks the user", "Elicitation not supported"),  # nobody is there to be asked
-    ],
-)
+@cases
 async def test_a_call_fails_alone(habit: str, said: str) -> None:
     seconds = 2 if "within 2 s" in said else 10
     with lowered(MCP_CALL_SECONDS=seconds, MCP_SESSION_BYTES=16 << 20):

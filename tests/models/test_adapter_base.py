@@ -10,6 +10,7 @@ from safetensors.numpy import save
 
 from mlx_server.models.adapter_catalog import plain_name, read_base_shapes
 from tests.models.adapter_files import IN, LAYER, OUT, Tensors, numbers
+from tests.tables import cases
 
 # What the base's files tell
 
@@ -46,16 +47,6 @@ def test_the_shapes_of_a_quantised_base(tmp_path: Path, bits: int, packed: int) 
     assert read_base_shapes(checkpoint(tmp_path / "unsaid", found), "a").shapes == {}
 
 
-@pytest.mark.parametrize(
-    ("model", "name"),
-    [
-        ("mlx-community/Qwen3-0.6B-4bit", "qwen3-0.6b"),
-        ("Qwen/Qwen3-0.6B", "qwen3-0.6b"),
-        ("/models/Qwen3-0.6B-MLX-8bit/", "qwen3-0.6b"),
-        ("hf:openai/gpt-oss-20b-MXFP4-Q4", "gpt-oss-20b"),
-        ("Qwen/Qwen3-1.7B", "qwen3-1.7b"),
-        ("demo:smollm2", "demo:smollm2"),
-    ],
-)
+@cases
 def test_conversions_of_a_model_have_one_name(model: str, name: str) -> None:
     assert plain_name(model) == name

@@ -38,20 +38,7 @@ def test_the_context_of_a_model(config: dict[str, Any], context: int) -> None:
     assert checkpoint._context_length(config) == context
 
 
-@pytest.mark.parametrize(
-    ("rope", "context"),
-    [
-        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32_768}, 131_072),
-        ({"type": "yarn", "factor": 4, "original_max_position_embeddings": 32_768}, 131_072),
-        ({"type": "yarn", "factor": 0.5, "original_max_position_embeddings": 32_768}, 40_960),
-        ({"type": "yarn", "factor": 1e30, "original_max_position_embeddings": 32_768}, 40_960),
-        ({"type": "yarn", "factor": "4"}, 40_960),
-        ({"type": "llama3", "factor": 32.0, "original_max_position_embeddings": 8192}, 40_960),
-        ({"type": "linear", "factor": 8.0}, 40_960),
-        (["yarn"], 40_960),
-        (None, 40_960),
-    ],
-)
+@cases
 @pytest.mark.parametrize("name", ["rope_scaling", "rope_parameters"])
 def test_a_rope_that_was_stretched_by_hand(name: str, rope: Any, context: int) -> None:
     config = {"model_type": "qwen3", "max_position_embeddings": 40_960, name: rope}

@@ -22,6 +22,7 @@ from mlx_server.models.checkpoint import (
     read_special_tokens,
 )
 from tests.families import byte_level, write_checkpoint
+from tests.tables import cases
 
 
 @pytest.fixture(scope="module")
@@ -124,32 +125,7 @@ def test_a_publisher_who_does_not_sample_wants_the_likeliest(folder: Path) -> No
     assert read(folder, generation_config=generation).sampling == {"temperature": 0, "top_p": 0.9}
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("temperature", -1),
-        ("temperature", 100),
-        ("temperature", True),
-        ("temperature", "0.7"),
-        ("temperature", [0.7]),
-        ("temperature", float("nan")),
-        ("temperature", float("inf")),
-        ("top_p", 0),
-        ("top_p", 1.5),
-        ("top_p", -0.1),
-        ("top_p", False),
-        ("top_k", -1),
-        ("top_k", 20.5),
-        ("top_k", "20"),
-        ("top_k", True),
-        ("top_k", 10**30),
-        ("min_p", -0.1),
-        ("min_p", 1.1),
-        ("repetition_penalty", 0),
-        ("repetition_penalty", -1.0),
-        ("repetition_penalty", 1e9),
-    ],
-)
+@cases
 def test_sampling_that_makes_no_sense_is_left_out_and_told(
     folder: Path, caplog: pytest.LogCaptureFixture, name: str, value: object
 ) -> None:

@@ -5,6 +5,7 @@ import pytest
 
 from mlx_server.errors import ModelUnusable
 from mlx_server.models.checkpoint import Embedder, read_embedder
+from tests.tables import cases
 from tests.tiny import tiny_embedder
 
 CONFIG: dict[str, Any] = {"hidden_size": 64}
@@ -46,30 +47,14 @@ def test_a_copy_without_the_pooling_pools_the_last_token(tmp_path: Path) -> None
     assert (read(tmp_path).pooling, read(tmp_path).unsupported) == ("last", "")
 
 
-@pytest.mark.parametrize(
-    ("pooling", "found"),
-    [
-        (LAST, "last"),
-        ({"pooling_mode": "lasttoken"}, "last"),
-        ({"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}, "mean"),
-        ({"pooling_mode": "mean", "include_prompt": True}, "mean"),
-    ],
-)
+@cases
 def test_poolings(tmp_path: Path, pooling: dict[str, Any], found: str) -> None:
     files: dict[str, Any] = {"1_Pooling/config": pooling}
     tiny_embedder(tmp_path, **files)
     assert (read(tmp_path).pooling, read(tmp_path).unsupported) == (found, "")
 
 
-@pytest.mark.parametrize(
-    ("pooling", "found"),
-    [
-        ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, "cls"),
-        ({"pooling_mode": "cls"}, "cls"),
-        ({"pooling_mode_mean_tokens": True}, "mean"),
-        (LAST, "last"),
-    ],
-)
+@cases
 def test_poolings_of_encoders(tmp_path: Path, pooling: dict[str, Any], found: str) -> None:
     files: dict[str, Any] = {"1_Pooling/config": pooling}
     tiny_embedder(tmp_path, **files)

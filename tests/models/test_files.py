@@ -33,6 +33,7 @@ from mlx_server.models.files import (
     read_optional_json,
     stamp_of_model,
 )
+from tests.tables import cases
 
 VALUE = {"a": "é", "b": [1, None]}
 
@@ -160,17 +161,7 @@ def test_weights_of_the_same_size_and_time_differ_by_their_samples(folder: Path,
     assert identity_of_model(folder) != identity
 
 
-@pytest.mark.parametrize(
-    ("target", "inside"),
-    [
-        ("m/config.json", True),
-        ("m/../m/config.json", True),
-        ("m", True),
-        ("m2/config.json", False),
-        ("m/../config.json", False),
-        ("config.json", False),
-    ],
-)
+@cases
 def test_a_path_is_inside_by_where_it_leads(tmp_path: Path, target: str, inside: bool) -> None:
     folder = tmp_path / "m"
     folder.mkdir()

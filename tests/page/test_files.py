@@ -12,6 +12,7 @@ from starlette.testclient import TestClient
 from mlx_server.api.page.routes import page_files
 from tests.api import wire
 from tests.api.wire import ScriptedEngine, error
+from tests.tables import cases
 
 STATIC = Path(__file__).parents[2] / "mlx_server" / "api" / "page" / "static"
 MOST = 400_000
@@ -80,19 +81,7 @@ def test_the_page_can_be_turned_off(tiny_path: Path) -> None:
             assert error(client.get(path, headers=BROWSER), status=404)["code"] == "not_found"
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/page",
-        "/page/",
-        "/page/../app.py",
-        "/page/%2e%2e/files.py",
-        "/page/vendor",
-        "/page/vendor/LICENSES",
-        "/page/vendor/purify-3.5.0.js.gz",
-        "/page/index.html",
-    ],
-)
+@cases
 def test_no_other_path_is_a_file(locked: TestClient, path: str) -> None:
     found = locked.get(path, headers={**BROWSER, "authorization": "Bearer sesame"})
     assert error(found, status=404)["code"] == "not_found"

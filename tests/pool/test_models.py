@@ -33,25 +33,16 @@ from tests.pool.machine import (
     turns,
     view,
 )
+from tests.tables import cases
 
 MODELS = ServedModels(
     [ModelSpec("qwen", "/models/qwen", aliases=("gpt-4", "q:4")), ModelSpec("glm", "/models/glm")]
 )
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("qwen:sql", ("qwen", "sql")),
-        ("gpt-4:sql", ("gpt-4", "sql")),
-        ("q:4", ("q:4", None)),
-        ("q:4:sql", ("q:4", "sql")),
-        ("qwen:", ("qwen:", None)),
-        ("llama:sql", ("llama:sql", None)),
-    ],
-)
-def test_a_name_is_split_where_a_model_ends(name: str, expected: tuple[str, str | None]) -> None:
-    assert MODELS.split(name) == expected
+@cases
+def test_a_name_is_split_where_a_model_ends(name: str, model: str, adapter: str | None) -> None:
+    assert MODELS.split(name) == (model, adapter)
 
 
 @pytest.mark.parametrize(

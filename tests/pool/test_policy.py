@@ -25,6 +25,7 @@ from mlx_server.requests import Tier
 from tests.pool.policies import policy_of
 from tests.pool.policy_books import WAIT
 from tests.pool.policy_machine import PolicyMachine
+from tests.tables import cases
 
 MANY = settings(
     max_examples=150,
@@ -180,15 +181,7 @@ def test_padding_takes_no_more_than_the_engine_says() -> None:
     assert policy.request(3, "a", 8, 5.0, padding_bytes=4) == (), "36 of 35"
 
 
-@pytest.mark.parametrize(
-    ("budget", "weights", "per_token", "one_batch", "in_groups"),
-    [
-        pytest.param(11.4, 4.6, 131_072, 0, 11, id="8b"),
-        pytest.param(22.9, 4.6, 131_072, 3, 33, id="8b, more memory"),
-        pytest.param(22.9, 17.2, 98_304, 0, 16, id="30b-a3b"),
-        pytest.param(34.4, 17.2, 98_304, 4, 33, id="30b-a3b, more memory"),
-    ],
-)
+@cases
 def test_short_rows_next_to_a_long_one(
     budget: float, weights: float, per_token: int, one_batch: int, in_groups: int
 ) -> None:

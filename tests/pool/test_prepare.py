@@ -30,6 +30,7 @@ from mlx_server.system.sandbox.files import FileRefused, processed
 from tests.pool.machine import WEIGHTS, held, run, running
 from tests.pool.preparing import of
 from tests.sources.replay_tokenizers import SOME_FAMILIES
+from tests.tables import cases
 from tests.tiny import tiny_llama
 from tests.tiny_encoders import BERT, ranking, tiny_encoder
 from tests.tiny_vision import id_of, tiny_vision
@@ -92,17 +93,7 @@ def test_layers_that_the_weights_do_not_have(tmp_path: Path, name: str) -> None:
         of(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("changed", "unused"),
-    [
-        ({}, 0),
-        ({"num_nextn_predict_layers": 1}, 0),  # the weights have no such layer
-        ({"num_nextn_predict_layers": 1, "num_hidden_layers": 1}, 1),
-        ({"mtp_num_hidden_layers": "1", "num_hidden_layers": 1}, 0),
-        ({"num_nextn_predict_layers": 1, "num_hidden_layers": None}, 0),
-        ({"num_nextn_predict_layers": 2**62, "num_hidden_layers": 1}, 0),
-    ],
-)
+@cases
 def test_layers_that_predict_further_tokens_are_counted(
     tmp_path: Path, changed: dict[str, Any], unused: int
 ) -> None:
@@ -152,16 +143,7 @@ def test_memory_for_towers_is_counted(tmp_path: Path, monkeypatch: pytest.Monkey
     assert 0 < less.weights - sees.weights <= limits.TOWER_BYTES
 
 
-@pytest.mark.parametrize(
-    ("file", "changed", "why"),
-    [
-        ("config.json", {"image_patch_id": 5}, "name an image token of its tokenizer"),
-        ("config.json", {"image_end_token_id": 5}, "ValueError: Expected 0 image grids, got 1"),
-        ("preprocessor_config.json", {"patch_size": 0}, "a picture is not taken by mlx-vlm's"),
-        ("preprocessor_config.json", {"max_crops": 10**9}, "takes more than 1 s of processor time"),
-        ("preprocessor_config.json", {}, ""),
-    ],
-)
+@cases
 def test_a_model_that_mlx_lm_lacks_is_refused_if_it_takes_no_picture(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, changed: Any, why: str
 ) -> None:

@@ -27,6 +27,7 @@ from tests.families.prompts import (
     template_of,
 )
 from tests.prompts.test_branches import common_tokens, tokens_of
+from tests.tables import cases
 
 USER = Message("user", "Where is it?")
 SAY = (
@@ -164,16 +165,7 @@ def test_messages_that_can_not_be_continued(
     check_continued(Conversation(messages), reasons=reasons)
 
 
-@pytest.mark.parametrize(
-    ("text", "content", "reasoning"),
-    [
-        ("<think>\nHm, so", "", "Hm, so"),
-        ("\n<think>Hm", "", "Hm"),
-        ("<think>Hm</think>So", "<think>Hm</think>So", None),
-        ("<think>", "<think>", None),
-        ("a <think>b", "a <think>b", None),
-    ],
-)
+@cases
 def test_text_that_opens_reasoning_is_reasoning(
     text: str, content: str, reasoning: str | None
 ) -> None:

@@ -18,6 +18,7 @@ from mlx_server.system.sandbox.chat_template import ChatTemplate
 from tests.families import byte_level, checkpoint
 from tests.families.prompts import checkpoint_of
 from tests.prompts.template_prompts import EACH, rendered_by, said, text_of
+from tests.tables import cases
 
 
 def turns(body: str) -> str:
@@ -106,18 +107,7 @@ def test_a_template_that_shows_no_text_of_a_user_is_refused(tmp_path: Path, temp
     assert rendered_by(template, tmp_path, said(" "))[1] == ()
 
 
-@pytest.mark.parametrize(
-    ("condition", "kept"),
-    [
-        ("m.content != 'USER-TEXT ü'", True),
-        ("'USER-TEXT' not in m.content", False),
-        ("m.role != 'user' or loop.last", False),
-        ("m.role != 'tool' or loop.last", True),
-        ("'SYSTEM' not in m.content", False),
-        ("m.role != 'system' or loop.last", True),
-        ("loop.index != 2", True),
-    ],
-)
+@cases
 def test_what_a_template_drops_is_shown_in_another_form_or_named(
     tmp_path: Path, condition: str, kept: bool
 ) -> None:

@@ -22,6 +22,7 @@ from mlx_server.requests import JsonFormat, NamedTool, ToolChoice
 from mlx_server.tool_parsers.call_format import finished_calls
 from tests.families import byte_level, checkpoint
 from tests.families.prompts import checkpoint_of, template_of
+from tests.tables import cases
 
 TOOLS = (
     Tool("look", "Looks at a place.", {"type": "object", "properties": {"at": {"type": "string"}}}),
@@ -226,22 +227,7 @@ def test_a_line_is_taken_out(line: str) -> None:
     assert left_of(f"{line}\nA", f"{line}\nB", role="developer") == (["A", "B"], (BILLING,))
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "A",
-        f"{BILLING}",
-        f"{BILLING}: a",
-        f"The line `{SENT[0]}` is for billing.",
-        f"  {SENT[0]}",
-        f"{SENT[0]} It is the first line.",
-        f"{BILLING}: a=b; is not of interest.",
-        f"{BILLING}: cch=a\u2028b c",
-        "Today's date: 2026-11-23\n<total_tokens>100</total_tokens>",
-        '{"message_id": "6678"}',
-    ],
-)
+@cases
 def test_anything_else_is_left_alone(text: str) -> None:
     assert left_of(text) == ([text], ())
 

@@ -37,6 +37,7 @@ from tests.prompts.template_prompts import (
     said,
     text_of,
 )
+from tests.tables import cases
 
 FIELDS: dict[str, Callable[[str], Conversation]] = {
     "content": said,
@@ -189,19 +190,7 @@ def test_roles_and_the_words_of_the_format_are_the_templates(tmp_path: Path) -> 
     ]
 
 
-LOOKALIKES = (
-    "＜|im_end|＞",
-    "<|im_end|＞",
-    "<|IM_END|>",
-    "＜ｔｈｉｎｋ＞",
-    "<ＴＨＩＮＫ>",
-    "[inst]",
-    "﹤s﹥",
-    "＜＜|im_end|＞|im_end|＞",
-)
-
-
-@pytest.mark.parametrize("text", LOOKALIKES)
+@cases
 def test_a_normalizer_makes_no_control_token(tmp_path: Path, text: str) -> None:
     control = [AddedToken(token, special=token != "<think>", normalized=True) for token in CONTROL]
     template = EACH + "<|im_start|>{{ m.name }}{{ m.content }}" + ALL
@@ -585,24 +574,7 @@ def test_effort_is_a_budget_or_a_word_where_the_template_has_these() -> None:
 THREE = "{% if reasoning_effort == 'low' %}{% elif reasoning_effort in ['medium', 'high'] %}"
 
 
-@pytest.mark.parametrize(
-    ("effort", "template", "expected"),
-    [
-        ("max", THREE, "high"),
-        ("xhigh", THREE, "high"),
-        ("medium", THREE, "medium"),
-        ("minimal", THREE, "low"),
-        ("none", THREE, "none"),
-        ("max", "{% if reasoning_effort == 'none' %}", "max"),
-        ("max", '{% if reasoning_effort != "high" %}', "high"),
-        ("high", '{% if reasoning_effort in ["none", "minimal", "low"] %}', "high"),  # they end it
-        ("low", "{% if reasoning_effort == 'high' %}", "low"),  # it may have a branch for others
-        ("low", "{% set reasoning_effort = 'medium' %}{{ reasoning_effort }}", "low"),
-        ("much", THREE, "much"),
-        (["low"], THREE, ["low"]),
-        (None, THREE, None),
-    ],
-)
+@cases
 def test_an_effort_becomes_the_nearest_that_a_template_knows(
     effort: object, template: str, expected: object
 ) -> None:

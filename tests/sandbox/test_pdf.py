@@ -16,6 +16,7 @@ from mlx_server.system.sandbox.files import (
 )
 from mlx_server.system.sandbox.pdf_child import read_pdf
 from tests.sandbox.pdf_files import assembled, bomb, composite, locked, pdf, sharing, with_forms
+from tests.tables import cases
 
 
 def refusal(data: bytes) -> str:
@@ -28,16 +29,7 @@ def test_the_text_of_all_pages_is_read() -> None:
     assert pdf_text(pdf("Hello", "World")) == "Hello\n\nWorld"
 
 
-@pytest.mark.parametrize(
-    ("codec", "cmap"),
-    [
-        ("utf-16-be", "Identity-H"),
-        ("utf-16-be", "UniJIS-UTF16-H"),
-        ("cp932", "90ms-RKSJ-H"),
-        ("gbk", "GBK-EUC-H"),
-        ("cp950", "ETen-B5-H"),
-    ],
-)
+@cases
 def test_characters_of_all_codecs_are_read(codec: str, cmap: str) -> None:
     """The process that reads can import nothing any more."""
     assert pdf_text(composite("日本".encode(codec), cmap)) == "日本"

@@ -17,6 +17,7 @@ from tests.live.fork_server import call_in_child
 from tests.sources.resolving import resolved
 from tests.sources.stub_hub import COMMIT, Hub, serving_hub
 from tests.sources.test_source import BODY, CHECKPOINT, put
+from tests.tables import cases
 
 pytestmark = pytest.mark.slow
 
@@ -221,17 +222,7 @@ def test_a_download_goes_on_where_it_was_cut_off(tmp_path: Path, hub: ThreadingH
     assert 0 < int(begun.removeprefix("bytes=").rstrip("-").partition("-")[0]) <= len(weights) // 2
 
 
-@pytest.mark.parametrize(
-    ("named", "name"),
-    [
-        ("sha", "../../../escaped"),
-        ("lfs", "../../../escaped"),
-        ("commit", "../../../escaped"),
-        ("config.json", "../../../escaped"),
-        ("model.safetensors", "{}/escaped"),
-        ("model.safetensors", ".."),
-    ],
-)
+@cases
 def test_names_that_lead_out_of_the_cache_are_refused(
     tmp_path: Path, hub: ThreadingHTTPServer, named: str, name: str
 ) -> None:

@@ -11,6 +11,7 @@ from mlx_server.sources.kinds import HUB_ID
 from mlx_server.sources.suggested import hub_id, suggested_models
 from mlx_server.worker.kv_caches import cache_cost
 from tests.pool.test_memory import CHECKPOINTS, WORKING_SETS
+from tests.tables import cases
 
 BY_NAME = {each.id.removeprefix("mlx-community/"): each for each in suggested_models()}
 SMALL, LARGE = (memory_budget(None, WORKING_SETS[ram]).nbytes for ram in (16, 128))
@@ -43,15 +44,7 @@ def test_the_caches_of_gemma_4() -> None:
     assert BY_NAME["gemma-4-e2b-it-4bit"].kv == cost
 
 
-@pytest.mark.parametrize(
-    ("ram", "largest"),
-    [
-        (8, "gemma-4-e2b-it-4bit"),
-        (16, "Qwen3.5-9B-4bit"),
-        (32, "Qwen3.6-35B-A3B-4bit"),
-        (96, "gpt-oss-120b-MXFP4-Q8"),
-    ],
-)
+@cases
 def test_what_fits_a_mac(ram: int, largest: str) -> None:
     budget = memory_budget(None, WORKING_SETS[ram]).nbytes
     fitting = [name for name, model in BY_NAME.items() if model.context_in(budget)]

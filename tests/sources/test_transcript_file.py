@@ -10,6 +10,7 @@ from mlx_server.errors import TranscriptBroken
 from mlx_server.sources import transcript
 from mlx_server.sources.transcript import TranscriptEntry, read_file, read_transcript
 from tests.sources.recorded_entries import VOCABULARY, outputs, read, said, written
+from tests.tables import cases
 
 
 def refused(folder: Path, entries: Any, suffix: str = ".yaml") -> str:
@@ -58,49 +59,7 @@ def test_json_lines_may_have_gaps_and_a_byte_order_mark(tmp_path: Path) -> None:
     assert outputs(read(tmp_path, text, ".jsonl"), "1", "2", "3") == ["a", "b\x85\u2028", "a"]
 
 
-MALFORMED: list[tuple[Any, str]] = [
-    ({}, "`output`"),
-    ({"output": "a", "output_token_ids": [1]}, "`output`"),
-    ({"output": "a", "answer": {"text": "a"}}, "`output`"),
-    ({"answer": "a"}, "`answer`"),
-    ({"answer": {"txt": "a"}}, "`answer`"),
-    ({"answer": {"calls": [{"arguments": {}}]}}, "`answer.calls"),
-    ({"answer": {"calls": [{"name": "f", "arguments": {"a": float("inf")}}]}}, "not finite"),
-    ({"answer": {"text": "a"}, "finish": "length"}, "`finish: length`"),
-    ({"output": None}, "`output`"),
-    ({"output": 5}, "output"),
-    ({"output": ["a"]}, "output"),
-    ({"output_token_ids": 5}, "output_token_ids"),
-    ({"output_token_ids": ["a"]}, "output_token_ids"),
-    ({"output_token_ids": [1.5]}, "output_token_ids"),
-    ({"output_token_ids": [-1]}, "output_token_ids"),
-    ({"output_token_ids": [VOCABULARY]}, "output_token_ids"),
-    ({"output": "a", "finish": "tool_calls"}, "finish"),
-    ({"output": "a", "finish": None}, "finish"),
-    ({"output": "", "finish": "length"}, "`finish: length`"),
-    ({"output_token_ids": [], "finish": "length"}, "`finish: length`"),
-    ({"output": "a", "delay_ms": "long"}, "delay_ms"),
-    ({"output": "a", "delay_ms": -1}, "`delay_ms`"),
-    ({"output": "a", "delay_ms": 60_001}, "`delay_ms`"),
-    ({"output": "a", "delay_ms": float("nan")}, "`delay_ms`"),
-    ({"output": "a", "match": 5}, "match"),
-    ({"output": "a", "match": "regex:("}, "`match`"),
-    ({"output": "a", "generation_prompt": 5}, "generation_prompt"),
-    ({"output": "a", "outptu": "b"}, "unknown key `outptu`: did you mean `output`?"),
-    ({"output": {"city": "Paris"}}, "`output` should be text: put it in quotes"),
-    ({"output": "a", "last": 5}, "`last` should be text: put it in quotes"),
-    ({"output": "a", "last": "regex:["}, "`last` is not a regular expression"),
-    ({"output": "a", "turn": 0}, "`turn` should be 1 or more"),
-    ({"output": "a", "turn": "2"}, "`turn`"),
-    ({"output": "a", "tools": "f"}, "`tools`"),
-    ({"output": "a", "off_grammar": "ignore"}, "`off_grammar`"),
-    ("output", "object"),
-    (None, "object"),
-    (["output", "a"], "object"),
-]
-
-
-@pytest.mark.parametrize(("entry", "field"), MALFORMED)
+@cases
 @pytest.mark.parametrize("suffix", [".yaml", ".jsonl"])
 def test_a_malformed_entry_is_reported_with_its_line_number_and_field(
     tmp_path: Path, entry: Any, field: str, suffix: str

@@ -12,6 +12,7 @@ import pytest
 
 from mlx_server.errors import ServerError, SettingsError
 from mlx_server.system import service
+from tests.tables import cases
 
 ARGUMENTS = ["--config", "/Users/me/my models.yaml", "--port", "9000"]
 
@@ -129,15 +130,7 @@ def test_without_the_systems_command_no_file_is_left(home: Path) -> None:
     assert not service.system().file.exists()
 
 
-@pytest.mark.parametrize(
-    ("printed", "pid"),
-    [
-        ("MainPID=123\n", 123),
-        ("gui/501/local.mlx-server = {\n\tstate = running\n\tpid = 123\n}\n", 123),
-        ("MainPID=0\n", None),
-        ("\tstate = not running\n", None),
-    ],
-)
+@cases
 def test_the_process_of_the_service(printed: str, pid: int | None) -> None:
     def run(command: Sequence[str]) -> "subprocess.CompletedProcess[str]":
         return subprocess.CompletedProcess(command, 0, printed, "")

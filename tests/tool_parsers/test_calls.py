@@ -16,6 +16,7 @@ from mlx_server.tool_parsers.calls import (
     new_short_id,
 )
 from mlx_server.tool_parsers.model_json import Malformed
+from tests.tables import cases
 
 WRITE = {
     "type": "object",
@@ -84,18 +85,7 @@ SCHEMA: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("arguments", "errors"),
-    [
-        ({"n": 1, "size": 0.5, "word": "a", "any": [1], "other": {}}, {}),
-        ({"n": 2.0, "size": None}, {}),
-        ({}, {"n": "it is required"}),
-        ({"n": "1"}, {"n": "it should be of type integer"}),
-        ({"n": True}, {"n": "it should be of type integer"}),
-        ({"n": 1, "size": "x"}, {"size": "it should be of type null or number"}),
-        ({"n": 1, "word": "b" * 99}, {}),
-    ],
-)
+@cases
 def test_required_arguments_and_types_are_checked_and_no_pattern(
     arguments: dict[str, Any], errors: dict[str, str]
 ) -> None:
@@ -123,17 +113,7 @@ def pieces(*texts: str) -> list[Event]:
 CALL = [STARTED, *pieces('{"a"', ": 1", "2}"), FINISHED]
 
 
-@pytest.mark.parametrize(
-    ("before", "to_its_end", "reported"),
-    [
-        (None, True, [0, 0, 0, 0, 5]),
-        ('{"a": 13}', False, [0, 0, 0, 4, 5]),
-        ('{"a": 13}', True, [0, 0, 0, 0, 5]),
-        ('{"a": 12}', False, [0, 0, 0, 0, 0]),
-        ('{"a": 12}', True, [0, 0, 0, 0, 0]),
-        ('{"a": 12} ', False, [0, 0, 0, 0, 5]),
-    ],
-)
+@cases
 def test_a_call_is_held_until_it_is_another_one_and_complete(
     before: str | None, to_its_end: bool, reported: list[int]
 ) -> None:

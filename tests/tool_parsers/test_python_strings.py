@@ -4,6 +4,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from tests.tables import cases
 from tests.tool_parsers.slips import WRITERS, read
 
 pytestmark = pytest.mark.slow
@@ -61,15 +62,7 @@ def check(family: str, text: str, quote: str, size: int, *, cut: bool) -> None:
             assert not read(family, output[:end], size, cut=cut).calls, output[:end]
 
 
-@pytest.mark.parametrize(
-    ("family", "text"),
-    [
-        ("lfm2", "cd /testbed && python3 -c \"x = '\\,'))\""),
-        ("lfm2", "it's"),
-        ("lfm2", "echo 'a', b"),
-        ("olmo3", "grep -n 'x' a.py"),
-    ],
-)
+@cases
 def test_what_can_end_in_one_place_only_is_a_call(family: str, text: str) -> None:
     (call,) = read(family, WRITERS[family]("'", text)).calls
     assert call.arguments["command"] == text

@@ -66,29 +66,7 @@ def test_the_upstreams_words_on_the_request_are_passed_on(
     assert error["message"].startswith("prompt is too long: The upstream")
 
 
-BUSY: list[Json] = [
-    {"error": {"code": 429, "message": "slow down"}},
-    {"error": {"code": "rate_limit_exceeded", "message": "slow down"}},
-    {"type": "error", "error": {"type": "overloaded_error", "message": "slow down"}},
-    {"errors": [{"code": "x", "message": "slow down"}], "status_code": 429},
-]
-
-
-BROKEN: list[Json] = [
-    {"error": {"message": "it broke"}},
-    {"detail": [{"msg": "x", "message": "it broke"}]},
-    {"message": "it broke", "code": 500},
-    {"choices": [{"delta": {}, "error": {"code": 502, "message": "it broke"}}]},
-    {"error": json.dumps({"message": "it broke"})},
-    {"error": {"code": 502, "message": "It failed", "metadata": {"raw": "it broke"}}},
-]
-
-
-@pytest.mark.parametrize(
-    ("status", "words", "sent"),
-    [(503, "slow down", each) for each in BUSY] + [(502, "it broke", each) for each in BROKEN],
-    ids=json.dumps,
-)
+@cases
 def test_an_error_by_another_name(
     status: int, words: str, sent: Json, client: TestClient, upstream: PlayingServer
 ) -> None:

@@ -10,6 +10,7 @@ from starlette.testclient import TestClient
 from mlx_server import limits
 from mlx_server.app import create_app
 from mlx_server.config.settings import Settings, StoreSettings, validated
+from tests.tables import cases
 from tests.upstream.playing import (
     USAGE,
     Json,
@@ -283,68 +284,7 @@ def test_an_upstream_that_takes_no_such_fields(client: TestClient, upstream: Pla
     assert "extra_content" not in sent_back(upstream)["tool_calls"][0]
 
 
-RESULT: Json = {"role": "tool", "tool_call_id": "call_1", "content": "18"}
-CALL: Json = {"call_id": "call_1", "name": "edit"}
-OUTPUT: Json = {"type": "custom_tool_call_output", "call_id": "call_1", "output": "18"}
-
-
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        pytest.param(
-            "/v1/chat/completions",
-            {
-                "tools": [{"type": "custom", "custom": {"name": "edit"}}],
-                "messages": [
-                    ASKED,
-                    {
-                        "role": "assistant",
-                        "tool_calls": [
-                            {
-                                "type": "custom",
-                                "id": "call_1",
-                                "custom": {"name": "edit", "input": "x"},
-                                "extra_content": SIGNED,
-                            }
-                        ],
-                    },
-                    RESULT,
-                ],
-            },
-            id="chat",
-        ),
-        pytest.param(
-            "/v1/responses",
-            {
-                "tools": [{"type": "custom", "name": "edit"}],
-                "input": [
-                    ASKED,
-                    {"type": "custom_tool_call", **CALL, "input": "x", "extra_content": SIGNED},
-                    OUTPUT,
-                ],
-            },
-            id="responses",
-        ),
-        pytest.param(
-            "/v1/responses",
-            {
-                "input": [
-                    ASKED,
-                    {
-                        "type": "mcp_call",
-                        "id": "call_1",
-                        "server_label": "docs",
-                        "name": "edit",
-                        "arguments": "{}",
-                        "output": "18",
-                        "extra_content": SIGNED,
-                    },
-                ]
-            },
-            id="mcp",
-        ),
-    ],
-)
+@cases
 def test_calls_of_every_kind_keep_theirs(
     path: str, body: Json, client: TestClient, upstream: PlayingServer
 ) -> None:

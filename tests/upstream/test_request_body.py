@@ -11,6 +11,7 @@ from mlx_server.messages import Conversation, Message, Tool, ToolCall
 from mlx_server.requests import NamedTool, ToolChoice
 from mlx_server.upstream.request import NO_RESULT, messages_of, with_system_prompt
 from mlx_server.upstream.spec import UpstreamCapabilities
+from tests.tables import cases
 from tests.upstream.playing import (
     USAGE,
     Json,
@@ -79,20 +80,7 @@ def test_only_what_was_said(client: TestClient, upstream: PlayingServer) -> None
     }
 
 
-@pytest.mark.parametrize(
-    "said",
-    [
-        {"temperature": 0.3, "top_p": 0.5, "presence_penalty": 0.1, "frequency_penalty": 0.2},
-        {"top_k": 7, "min_p": 0.1, "repetition_penalty": 1.1},
-        {"max_tokens": 5, "seed": 3, "stop": ["\n\n"], "logit_bias": {"7": 1.5}},
-        {"reasoning_effort": "high"},
-        {"response_format": FORMAT},
-        {"response_format": {"type": "json_object"}},
-        {"tools": [WEATHER], "parallel_tool_calls": False},
-        {"logprobs": True, "top_logprobs": 2},
-    ],
-    ids=lambda said: ", ".join(said),
-)
+@cases
 def test_it_is_passed_on(said: Any, client: TestClient, upstream: PlayingServer) -> None:
     answer = '{"city": "Paris"}' if "response_format" in said else "Yes"
     upstream.plays(says(answer))
@@ -114,19 +102,7 @@ def test_what_the_owner_says_where_the_client_does_not(
     assert body["reasoning_effort"] == "low"
 
 
-@pytest.mark.parametrize(
-    ("said", "param"),
-    [
-        ({"model": "bare", "logprobs": True}, "logprobs"),
-        ({"thinking_budget": 10}, "thinking_budget"),
-        ({"structured_outputs": {"regex": "a+"}}, "structured_outputs"),
-        ({"adapter": "pirate"}, "adapter"),
-        ({"model": "bare", "top_k": 7}, "top_k"),
-        ({"model": "bare", "presence_penalty": 1}, "presence_penalty"),
-        ({"model": "bare", "seed": 7}, "seed"),
-        ({"model": "bare", "logit_bias": {"7": 1}}, "logit_bias"),
-    ],
-)
+@cases
 def test_what_can_not_be_passed_on_is_refused_by_name(
     said: Any, param: str, client: TestClient, upstream: PlayingServer
 ) -> None:
@@ -299,16 +275,7 @@ def test_completions_of_text(client: TestClient, upstream: PlayingServer) -> Non
     assert echo.json()["error"]["param"] == "echo"
 
 
-@pytest.mark.parametrize(
-    ("model", "said", "sent", "listed"),
-    [
-        ("full", {"skip_special_tokens": False}, {"skip_special_tokens": False}, None),
-        ("full", {"skip_special_tokens": True}, {}, None),
-        ("full", {}, {}, None),
-        ("up", {"skip_special_tokens": False}, {}, "skip_special_tokens"),
-        ("up", {"skip_special_tokens": True}, {}, None),
-    ],
-)
+@cases
 def test_special_tokens_come_from_an_upstream_that_has_them(
     client: TestClient, upstream: PlayingServer, model: str, said: Any, sent: Any, listed: Any
 ) -> None:

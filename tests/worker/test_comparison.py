@@ -20,6 +20,7 @@ from mlx_server.errors import ComparisonFailed
 from mlx_server.messages import Tool
 from mlx_server.pool.prepare import ModelSpec, prepare
 from mlx_server.worker.comparison import compared
+from tests.tables import cases
 
 PROMPTS = [list(range(3, 40)), list(range(90, 10, -1)), [7, 9, 11]]
 
@@ -139,16 +140,7 @@ def test_a_server_that_answers_otherwise_is_named(
         served()
 
 
-@pytest.mark.parametrize(
-    ("named", "key"),
-    [
-        ("http://127.0.0.1:9/v1", "own"),
-        ("http://localhost", "own"),
-        ("http://studio.local:8000", None),
-        ("https://a%2Fb@studio.local#m", "a/b"),
-        ("http://theirs@[::1]:80", "theirs"),
-    ],
-)
+@cases
 def test_a_key_is_sent_only_to_its_server(
     monkeypatch: pytest.MonkeyPatch, named: str, key: str | None
 ) -> None:
@@ -174,20 +166,7 @@ def test_models_that_answer_nothing_can_not_be_compared() -> None:
         ComparisonResult.of([nothing], lambda *_: [])
 
 
-WRONG_REQUESTS: tuple[tuple[dict[str, Any], str], ...] = (
-    ({"messages": [{"role": "assistant", "content": "hi"}]}, "nothing is asked"),
-    ({"response_format": {"json_schema": {"schema": {"type": "text"}}}}, "'text' is not valid"),
-    (
-        {"tools": [{"type": "function", "function": {"name": "a", "parameters": {"type": "b"}}}]},
-        "'b' is not valid",
-    ),
-    ({"response_format": {"json_schema": {"schema": {"$ref": "#/nowhere"}}}}, "is not there"),
-    ({"response_format": "text"}, ""),
-    ({"response_format": {"json_schema": "a"}}, ""),
-)
-
-
-@pytest.mark.parametrize(("wrong", "why"), WRONG_REQUESTS)
+@cases
 def test_a_request_that_can_not_be_compared_is_refused_before_models_are_loaded(
     tmp_path: Path, wrong: dict[str, Any], why: str
 ) -> None:
@@ -198,16 +177,7 @@ def test_a_request_that_can_not_be_compared_is_refused_before_models_are_loaded(
     assert (why or "Name two models") in f"{run.output} {run.exception}"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "is_good"),
-    [
-        ('{"n": 1}', True),
-        ('{"n": 1, "m": 2}', True),
-        ('{"n": "x"}', False),
-        ("{", False),
-        ("", False),
-    ],
-)
+@cases
 def test_a_call_is_good_if_its_schema_says_so(
     tiny_path: Path, arguments: str, is_good: bool
 ) -> None:

@@ -22,6 +22,7 @@ from mlx_server.engine.messages import (
 from mlx_server.worker.encoders import pooled_texts
 from mlx_server.worker.engine import Engine
 from mlx_server.worker.rows import PIECE
+from tests.tables import cases
 from tests.tiny import tiny_embedder
 from tests.worker.batch_runs import a_prompt
 from tests.worker.engine_runs import ask, drain, failures, load, of, tokens_of, until
@@ -151,17 +152,7 @@ def test_preempted_they_begin_again(engine: Engine, exact: list[Any]) -> None:
     same(drain(engine), exact)
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"inputs": []},
-        {"inputs": [[5], []]},
-        {"inputs": [[5, 320]]},
-        {"inputs": [[-1]]},
-        {"dimensions": 0},
-        {"logits_of": [10**6]},
-    ],
-)
+@cases
 def test_what_could_read_other_memory_is_refused(engine: Engine, wrong: dict[str, Any]) -> None:
     assert failures(engine.handle(command(1, **wrong)))
     assert engine.pause is None

@@ -4,6 +4,7 @@ import pytest
 from bench_parts.simulated.roofline import pair, seconds
 
 from mlx_server.worker.kernels import Chip, Product, kernel, vector_limit
+from tests.tables import cases
 
 CHIPS = {
     "m1": "applegpu_g13g",
@@ -51,33 +52,7 @@ def test_another_gpu_is_no_chip_of_apple() -> None:
     assert Chip.of("") is None
 
 
-KERNELS = [
-    # chip, mode, rows -> kernel, reads of the weights, rows computed
-    *[(name, "affine", 1, "qmv", 1, 1) for name in CHIPS],
-    ("m1", "affine", 5, "qmv", 5, 5),
-    ("m2", "affine", 5, "qmv", 5, 5),
-    ("m2", "affine", 6, "qmm", 1, 32),
-    ("m2", "affine", 33, "qmm", 2, 64),
-    ("m2", "mxfp4", 5, "qmv_wide", 1, 5),
-    ("m2-ultra", "affine", 11, "qmv", 11, 11),
-    ("m2-ultra", "mxfp4", 11, "qmv_wide", 3, 11),
-    ("m2-ultra", "affine", 12, "qmm", 1, 32),
-    ("m3-max", "affine", 5, "qmv_wide", 1, 5),
-    ("m3-ultra", "affine", 11, "qmv_wide", 3, 11),
-    ("m4-pro", "affine", 6, "qmv_wide", 2, 6),
-    ("m4-pro", "mxfp4", 12, "qmv_wide", 3, 12),
-    ("m4-pro", "affine", 13, "qmm", 1, 32),
-    ("m5", "affine", 13, "qmm", 1, 32),
-    ("m5", "affine", 33, "qmm", 1, 64),
-    ("m1", "", 1, "gemv", 1, 1),
-    ("m1", "", 2, "gemm", 1, 32),
-    ("m4", "", 5, "gemv_wide", 1, 5),
-    ("m4", "", 15, "gemv_wide", 3, 15),
-    ("m4", "", 16, "gemm", 1, 32),
-]
-
-
-@pytest.mark.parametrize(("name", "mode", "rows", "expected", "reads", "computed"), KERNELS)
+@cases
 def test_the_kernel_of_a_matrix(
     name: str, mode: str, rows: int, expected: str, reads: int, computed: int
 ) -> None:

@@ -23,6 +23,7 @@ from mlx_server.worker.mlx_lm_internals import ArraysCache, make_prompt_cache
 from mlx_server.worker.ragged_caches import leaves, ragged
 from mlx_server.worker.speculation.gate import MOST_DRAFTED
 from mlx_server.worker.weights import model_classes
+from tests.tables import cases
 from tests.worker.architectures import ARCHITECTURES, CONFIGS
 from tests.worker.engine_runs import ask, load, of
 from tests.worker.kinds import SIZES
@@ -82,16 +83,7 @@ def test_an_nvidia_gpu_has_most_of_its_memory(monkeypatch: pytest.MonkeyPatch) -
     assert cache_cost(config_of("llama")) == KvCost(LAYERS * 2 * 2 * 32 * 2), "in half precision"
 
 
-@pytest.mark.parametrize(
-    ("metal", "named", "factor"),
-    [
-        (True, {}, 1),
-        (True, {"torch_dtype": "float16"}, 1),
-        (True, {"dtype": "float32"}, 2),
-        (True, {"text_config": {"dtype": "float32"}}, 2),
-        (False, {}, 2),
-    ],
-)
+@cases
 def test_values_have_the_size_of_what_the_model_computes_in(
     monkeypatch: pytest.MonkeyPatch, metal: bool, named: dict[str, Any], factor: int
 ) -> None:

@@ -50,6 +50,7 @@ from mlx_server.worker.prompt_store import PromptStore
 from mlx_server.worker.rows import check_row
 from mlx_server.worker.sight import RowPictures, Sight, sight_of
 from mlx_server.worker.vision_towers import make_tower, package_of
+from tests.tables import cases
 from tests.tiny import tokenizer
 from tests.tiny_vision import (
     BORROWING,
@@ -541,18 +542,9 @@ def test_how_much_of_a_head_is_turned_if_settings_leave_it_out(kind: str, turned
     assert arguments.from_dict({}).partial_rotary_factor == turned
 
 
-@pytest.mark.parametrize(
-    ("modules", "installed", "names", "why"),
-    [
-        ((), "0.7.10", {}, ""),
-        ((), "0.7.10", {"llava*": "Model See"}, "mlx-vlm 0.7.10 has no See in models.llava"),
-        ((), "0.7.9", {}, "mlx-vlm 0.7.9 is not known here"),
-        ((), "0.8.0", {}, "mlx-vlm 0.8.0 is not known here"),
-        (("mlx_vlm", "PIL"), "", {}, "mlx_vlm and PIL is not installed"),
-    ],
-)
+@cases
 def test_what_is_missing_to_see_is_logged_with_the_command_that_installs_it(
-    modules: tuple[str, ...],
+    modules: list[str],
     installed: str,
     names: Mapping[str, str],
     why: str,

@@ -23,6 +23,7 @@ from mlx_server.http.security import Signer
 from tests.api.folding import body_of, chunks_of
 from tests.api.messages.talking import assert_event, assert_message, gathered, nameless
 from tests.api.wire import Json
+from tests.tables import cases
 
 SIGNER = Signer(b"key")
 BEGUN: list[Event] = [Started("m", 50)]
@@ -147,16 +148,7 @@ def usage(**options: Any) -> Json:
     return found
 
 
-@pytest.mark.parametrize(
-    ("options", "stored"),
-    [
-        ({}, 0),
-        ({"stores_prompt": True, "shortest_stored": 16}, 29),
-        ({"stores_prompt": True, "shortest_stored": 49}, 29),
-        ({"stores_prompt": True, "shortest_stored": 50}, 0),
-        ({"shortest_stored": 16}, 0),
-    ],
-)
+@cases
 def test_the_parts_of_the_prompt(options: Json, stored: int) -> None:
     found = usage(**options)
     assert found["cache_read_input_tokens"] == 20

@@ -19,6 +19,7 @@ from tests.api.ollama.talking import (
     whole,
 )
 from tests.api.wire import MODEL, TEXT, Json, ScriptedEngine
+from tests.tables import cases
 
 IGNORED = "x-mlx-server-ignored"
 BOTH = pytest.mark.parametrize("path", BODIES)
@@ -31,17 +32,7 @@ pytestmark = pytest.mark.usefixtures("_as_before")
 
 
 @BOTH
-@pytest.mark.parametrize(
-    "asked",
-    [
-        {},
-        {"options": {"num_predict": 4}},
-        {"options": {"stop": "!"}},
-        {"options": {"stop": ["nd so", "界"], "seed": 3}},
-        {"logprobs": True, "top_logprobs": 2},
-        {"think": False, "format": "", "options": None, "keep_alive": None},
-    ],
-)
+@cases
 def test_a_stream_is_the_answer_in_pieces(client: TestClient, path: str, asked: Json) -> None:
     chunks, answer = streamed(client, path, **asked), whole(client, path, **asked)
     assert "".join(content(path, chunk) for chunk in chunks) == content(path, answer)
@@ -205,16 +196,7 @@ def test_there_are_no_embeddings_of_a_chat_model(client: TestClient, path: str) 
     assert "generates text" in refused(client.post(path, json=body))
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "command"),
-    [
-        ("POST", "/api/pull", "mlx-server pull"),
-        ("POST", "/api/push", "hf upload"),
-        ("POST", "/api/create", "models.yaml"),
-        ("POST", "/api/copy", "aliases"),
-        ("DELETE", "/api/delete", "models.yaml"),
-    ],
-)
+@cases
 def test_no_client_changes_the_machine(
     client: TestClient, method: str, path: str, command: str
 ) -> None:

@@ -14,6 +14,7 @@ from mlx_server.config.settings import ModelSettings, Settings
 from tests.api.responses_schema import Json, assert_response, assert_stream, timeless
 from tests.api.wire import ok
 from tests.mcp.playing import MODEL, Playing
+from tests.tables import cases
 
 PATH = "/v1/responses"
 OTHER = "other"
@@ -200,15 +201,7 @@ def test_chat_has_all_texts_and_thoughts(client: TestClient, name: str) -> None:
     assert message.get("reasoning", "") == "\n".join(thoughts)
 
 
-@pytest.mark.parametrize(
-    ("name", "code", "status"),
-    [
-        ("code", "print(1)\n", "failed"),
-        ("code, cut", "print(1)\n", "incomplete"),
-        ("container", '{"cmd": ["ls"]}', "failed"),
-        ("nothing at all", "", "failed"),
-    ],
-)
+@cases
 def test_code_is_a_call_where_there_is_an_interpreter(
     client: TestClient, name: str, code: str, status: str
 ) -> None:

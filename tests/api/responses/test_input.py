@@ -48,16 +48,7 @@ def test_items_become_turns(items: list[Json], turns: list[Json]) -> None:
     assert all(item["id"] for item in stored)
 
 
-@pytest.mark.parametrize(
-    ("content", "text"),
-    [
-        ("hi", "hi"),
-        (None, ""),
-        ([{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}], "a\nb"),
-        ([{"type": "output_text", "text": "hi", "annotations": None, "logprobs": None}], "hi"),
-        ([{"type": "refusal", "refusal": "hi"}], "hi"),
-    ],
-)
+@cases
 @pytest.mark.parametrize("role", ["user", "system", "developer", "assistant"])
 def test_messages(role: Any, content: Any, text: str) -> None:
     for more in ({}, {"type": "message"}, {"type": None, "id": None, "status": None}):
@@ -166,15 +157,7 @@ def test_what_the_engine_is_asked() -> None:
     assert set(request.choices) == {"temperature", "top_p", "top_k", "min_p", "presence_penalty"}
 
 
-@pytest.mark.parametrize(
-    ("given", "logprobs"),
-    [
-        ({"top_logprobs": 0}, None),
-        ({"top_logprobs": 3}, 3),
-        ({"include": ["message.output_text.logprobs"]}, 0),
-        ({"include": ["reasoning.encrypted_content"]}, None),
-    ],
-)
+@cases
 def test_log_probabilities(given: Json, logprobs: int | None) -> None:
     assert asked(**given)[0].logprobs == logprobs
 

@@ -37,6 +37,7 @@ from mlx_server.requests import SamplingParams
 from mlx_server.store import Record
 from tests.api.folding import body_of, on_the_wire
 from tests.api.responses_schema import Json, assert_response, assert_stream, timeless
+from tests.tables import cases
 
 STARTED = Started("tiny", 7)
 STOPPED = Finished(0, "stop", TokenCounts(5, cached_tokens=3, reasoning_tokens=2))
@@ -231,26 +232,10 @@ MESSAGE, CALL = ("message", "completed"), ("function_call", "completed")
 CUT_SHORT = {"reason": "max_output_tokens"}
 
 
-@pytest.mark.parametrize(
-    ("answer", "items"),
-    [
-        ("reasoning and text", [("reasoning", "completed"), MESSAGE]),
-        ("only reasoning", [("reasoning", "completed"), MESSAGE]),
-        ("nothing", [MESSAGE]),
-        ("nothing, cut", []),
-        ("reasoning of nothing", [MESSAGE]),
-        ("reasoning, cut", [("reasoning", "incomplete")]),
-        ("text, cut", [("message", "incomplete")]),
-        ("a call, cut", [("function_call", "incomplete")]),
-        ("a call that was none", [("function_call", "incomplete"), MESSAGE]),
-        ("phases", [MESSAGE] * 3),
-        ("text and calls", [MESSAGE, CALL, CALL]),
-        ("reasoning between texts", [MESSAGE, ("reasoning", "completed"), MESSAGE]),
-    ],
-)
-def test_items_come_as_they_were_made(answer: str, items: list[tuple[str, str]]) -> None:
+@cases
+def test_items_come_as_they_were_made(answer: str, items: list[list[str]]) -> None:
     response = gathered(ANSWERS[answer])
-    assert shape(response) == items
+    assert shape(response) == [tuple(item) for item in items]
     is_cut = answer.endswith(", cut")
     assert response["status"] == ("incomplete" if is_cut else "completed")
     assert response["incomplete_details"] == (CUT_SHORT if is_cut else None)

@@ -32,6 +32,7 @@ from tests.api.responses.asking import (
 )
 from tests.api.responses_schema import assert_stream
 from tests.api.wire import Json
+from tests.tables import cases
 
 G: Json = {**FUNCTION, "name": "g"}
 PATCH: Json = {"type": "custom", "name": "apply_patch", "description": "Patches."}
@@ -157,20 +158,7 @@ def test_choice_among_some(choice: Json, offered: list[str], servers: Any) -> No
     assert {server.label: server.allowed for server in mcp.servers} == servers
 
 
-@pytest.mark.parametrize(
-    ("tools", "choice", "message"),
-    [
-        ([], "required", ""),
-        ([FUNCTION], {"type": "function", "name": "g"}, "'g', which is not among"),
-        ([FUNCTION], OF_DOCS, "'docs', which is not among"),
-        ([FUNCTION], {"type": "custom", "name": "f"}, "'f', which is not among"),
-        ([FUNCTION], some({"type": "function", "name": "g"}), "'g', which is not among"),
-        ([FUNCTION], some(WEB), "'web_search'"),
-        ([WEB], WEB, "'web_search', which is not supported"),
-        ([docs(FUNCTION, name="a"), docs(FUNCTION, name="b")], NAMED, "several of the `tools`"),
-        ([docs(FUNCTION, name="a")], {**NAMED, "namespace": "x"}, "'x.f', which is not among"),
-    ],
-)
+@cases
 def test_choices_that_cannot_be_made(tools: list[Json], choice: Any, message: str) -> None:
     error = refused(tools=tools, tool_choice=choice)
     assert str(error.param).startswith("tool_choice")

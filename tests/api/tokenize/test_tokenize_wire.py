@@ -20,6 +20,7 @@ from mlx_server.models.tokenizer import Tokenizer
 from mlx_server.pool.prepare import ModelSpec, prepare
 from tests.api import wire
 from tests.api.wire import Json, ScriptedEngine, error, ok
+from tests.tables import cases
 
 IGNORED = "x-mlx-server-ignored"
 HI: Json = {"role": "user", "content": "Salü"}
@@ -133,22 +134,7 @@ def test_messages_are_counted_as_they_are_answered(
     assert strings[:3] == ["<|im_start|>", "u", "s"]
 
 
-@pytest.mark.parametrize(
-    ("asked", "text"),
-    [
-        ({"add_generation_prompt": True}, RENDERED),
-        ({"add_generation_prompt": False}, "<|im_start|>user\nSalü<|im_end|>\n"),
-        (
-            {
-                "messages": [HI, {"role": "assistant", "content": "It is"}],
-                "continue_final_message": True,
-                "add_generation_prompt": False,
-            },
-            RENDERED + "It is",
-        ),
-    ],
-    ids=["begins an answer", "ends with the message", "continues a message"],
-)
+@cases
 def test_where_the_prompt_ends(shown: TestClient, asked: Json, text: str) -> None:
     tokens = tokenize(shown, **{"messages": [HI], **asked})["tokens"]
     assert text_of(shown, tokens) == text

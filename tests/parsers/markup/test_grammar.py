@@ -38,6 +38,7 @@ from tests.parsers.markup.ways import (
     text_of,
     walked,
 )
+from tests.tables import cases
 
 # What models write
 
@@ -453,19 +454,7 @@ TWO = MarkupLayout(reasoning=(THINK, ("<seed:think>", "</seed:think>"), ("[A]\n"
 LAYOUTS = [pytest.param(each.layout_with(), id=each.name) for each in FAMILIES]
 
 
-@pytest.mark.parametrize(
-    ("ends_with", "expected"),
-    [
-        ("", None),
-        ("<think>", "</think>"),
-        ("assistant\n<think>\n\n", "</think>"),
-        ("<think></think>", None),
-        ("<think>\nHm", None),
-        ("<seed:think>\n", "</seed:think>"),
-        ("[A]", "[/A]"),
-        ("[A]\n", "[/A]"),
-    ],
-)
+@cases
 def test_the_prompts_end_may_open_reasoning(ends_with: str, expected: str | None) -> None:
     assert TWO.inside(ends_with) == expected
 

@@ -30,6 +30,7 @@ from tests.prompts.harmony.gpt_oss import (
     tokens_of,
 )
 from tests.slowness import slowness
+from tests.tables import cases
 
 FIELDS: dict[str, Callable[[str], Conversation]] = {
     "content": said,
@@ -127,19 +128,7 @@ def test_the_prompt_ends_where_the_assistant_begins(gpt_oss: Checkpoint) -> None
 # What can be asked for
 
 
-@pytest.mark.parametrize(
-    ("effort", "level"),
-    [
-        (None, "medium"),
-        ("none", "low"),
-        ("minimal", "low"),
-        ("low", "low"),
-        ("medium", "medium"),
-        ("high", "high"),
-        ("xhigh", "high"),
-        ("max", "high"),
-    ],
-)
+@cases
 def test_reasoning_effort(gpt_oss: Checkpoint, effort: str | None, level: str) -> None:
     kwargs = {} if effort is None else {"reasoning_effort": effort}
     text = text_of(gpt_oss, replace(said(), template_kwargs=kwargs))
@@ -211,19 +200,7 @@ def test_an_endless_name_in_a_history_is_cut(gpt_oss: Checkpoint) -> None:
     assert "x" * (LONGEST_NAME + 1) not in prompt
 
 
-@pytest.mark.parametrize(
-    "schema",
-    [
-        {"$ref": "#"},
-        {"$ref": "#/properties/a"},
-        {"anyOf": [{"$ref": "#"}, {"$ref": "#"}]},
-        {"anyOf": "x", "oneOf": [], "allOf": [5], "properties": [], "items": [1], "enum": {}},
-        {"type": 5, "description": 5, "required": 5, "enum": [], "$ref": 5},
-        {"type": [], "items": {"items": {"$ref": "#/nowhere"}}},
-        {"anyOf": [{"type": [{}]}, {"type": ["string", None]}]},
-        {"enum": [None, 1, [2], {"a": 3}]},
-    ],
-)
+@cases
 def test_schemas_of_any_kind_can_be_offered(gpt_oss: Checkpoint, schema: dict[str, Any]) -> None:
     text = text_of(gpt_oss, offered(**schema))
     assert "type f = (_: {\na?:" in text
@@ -249,15 +226,7 @@ def test_a_deep_schema_ends(gpt_oss: Checkpoint) -> None:
 PLACE: dict[str, Any] = {"type": "string", "description": "a place"}
 
 
-@pytest.mark.parametrize(
-    ("reference", "rest"),
-    [
-        ("#/$defs/place", {"$defs": {"place": PLACE}}),
-        ("#place", {"$defs": {"place": {"$anchor": "place", **PLACE}}}),
-        ("#/examples/1", {"examples": [{}, PLACE]}),
-    ],
-    ids=["a definition", "an anchor", "a place in a list"],
-)
+@cases
 def test_a_reference_is_replaced_by_what_it_means(reference: str, rest: dict[str, Any]) -> None:
     found = for_typescript({"properties": {"from": {"$ref": reference}}, **rest})
     assert found

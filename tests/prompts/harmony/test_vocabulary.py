@@ -27,6 +27,7 @@ from mlx_server.prompts.harmony.vocabulary import (
 )
 from tests.families import SAMPLES, byte_level, write_checkpoint
 from tests.prompts.harmony.gpt_oss import said
+from tests.tables import cases
 
 
 @pytest.mark.slow
@@ -64,15 +65,7 @@ def test_the_tokenizer_and_harmony_agree(gpt_oss: Checkpoint) -> None:
         assert encoding().encode(spelled, allowed_special="all") == [id]
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        {"model_type": "gpt_oss"},
-        {"model_type": "gpt_oss", "built_in_vocabulary": True},
-        {"model_type": "replay"},
-        {"model_type": "replay", "built_in_vocabulary": "yes"},
-    ],
-)
+@cases
 def test_another_vocabulary_is_the_models_fault(tmp_path: Path, config: dict[str, Any]) -> None:
     folder = write_checkpoint(tmp_path, byte_level(), config=config)
     with pytest.raises(ModelUnusable, match=r"tokenizer\.json"):

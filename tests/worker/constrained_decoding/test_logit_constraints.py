@@ -28,6 +28,7 @@ from mlx_server.requests import SamplingParams
 from mlx_server.worker.constrained_decoding.logit_constraints import LogitConstraint
 from mlx_server.worker.constrained_decoding.vocabulary import Vocabulary
 from mlx_server.worker.engine import Engine
+from tests.tables import cases
 from tests.worker.batch_runs import MIXED, ids
 from tests.worker.constrained_decoding.grammars import (
     DIGITS,
@@ -247,15 +248,7 @@ def player(demo_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Engine:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("script", "said"),
-    [
-        ('{"name": "Mia", "kind": "猫"}', '{"name": "Mia", "kind": "猫"}'),
-        ('{"name": "Mia 👩🏽‍🚀", "sizes": [1, 22], "kind": "cat"}', None),
-        ('{"name": "Mia", "kind": "dog"}', '{"name": "Mia", "kind": "cat'),
-        ('Sure! {"name": "Mia", "kind": "cat"}', '{"name":"'),
-    ],
-)
+@cases
 def test_a_replay_model_says_what_its_grammar_lets_it(
     player: Engine, demo_tokenizer: tokenizers.Tokenizer, script: str, said: str | None
 ) -> None:

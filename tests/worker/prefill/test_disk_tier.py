@@ -27,6 +27,7 @@ from mlx_server.prompt_files import PromptFile, PromptFolder
 from mlx_server.requests import Tier
 from mlx_server.worker.batch import Batch
 from mlx_server.worker.prefill import disk_tier
+from tests.tables import cases
 from tests.worker.bench import GREEDY, Bench
 from tests.worker.engine_runs import failures
 from tests.worker.kinds import SIZES
@@ -139,15 +140,7 @@ def test_a_prompt_comes_back_though_the_prompt_cache_has_no_room(
     assert process.engine.prompts.memory.known(("m", None, 1.0, ""), first) == 0
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"cache_scope": "another key"},
-        {"adapter": "digest"},
-        {"adapter": "digest", "adapter_scale": 0.5},
-    ],
-    ids=str,
-)
+@cases
 def test_no_other_key_or_adapter_hits(
     llama: Path, tmp_path: Path, start: Start, other: dict[str, Any]
 ) -> None:

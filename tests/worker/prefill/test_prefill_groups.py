@@ -10,6 +10,7 @@ from bench_parts.simulated.schedules import short_prompts
 from bench_parts.simulated.virtual import Answer, Simulation, together_by_mlx_lm
 
 from mlx_server.worker.prefill_groups import SHARED
+from tests.tables import cases
 from tests.worker.batch_runs import Ask, Run, a_prompt, alone, computed, ids, together
 from tests.worker.bench import Bench
 from tests.worker.kinds import KINDS, Kind
@@ -80,15 +81,7 @@ def test_prompts_are_computed_apart_where_a_pass_of_all_is_no_faster(
     assert mean <= of_one_pass * all_at_once.first_token
 
 
-@pytest.mark.parametrize(
-    ("lengths", "groups"),
-    [
-        ([8] * 7, [7]),
-        ([8] * 8, [4, 4]),
-        ([8] * 16, [8, 4, 4]),
-        ([60] * 8, [2, 2, 2, 2]),  # as many as a piece has
-    ],
-)
+@cases
 def test_half_of_a_crowd_is_computed_first_where_no_curve_is_known(
     lengths: list[int], groups: list[int], tiny_model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

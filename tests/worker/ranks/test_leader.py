@@ -9,6 +9,7 @@ import pytest
 
 from mlx_server.engine.worker_arguments import RankGroup, RankHost
 from mlx_server.worker.ranks.leader import MODULE, rank_command
+from tests.tables import cases
 
 HERE, THERE = RankHost("localhost", ("127.0.0.1",), is_local=True), RankHost("mac2", ("10.0.0.2",))
 ARGUMENTS = '{"a": "it\'s $HOME"}'
@@ -59,15 +60,7 @@ time.sleep(20)
 """
 
 
-@pytest.mark.parametrize(
-    ("printed", "why"),
-    [
-        (r"Welcome to mac2!\n", "sends what is no report"),
-        (r"\004\000\000\000abcd", "sends what is no report"),
-        (r"\001\000\000\000\301", "sends what is no report"),
-        (r"\020\000\000\000ab", "ended (exit code 3)"),
-    ],
-)
+@cases
 def test_a_rank_that_sends_what_is_no_report_is_lost_at_once(
     tmp_path: Path, printed: str, why: str
 ) -> None:
