@@ -64,6 +64,7 @@ FURTHER = (
     "<im_end>",
     "<low_res_im_start>",
     "<|IMAGE_PLACEHOLDER|>",
+    "<｜hy_place_holder▁no▁102｜>",
     *(f"<|img_row_{row}_col_{column}|>" for row in (1, 2) for column in range(1, 6)),
 )
 """The tokens of all families, so that one tokenizer does for them."""
@@ -399,6 +400,25 @@ VISION_FAMILIES: dict[str, TinyVision] = {
             "audio_config": {"model_type": "gemma4_audio"},
         },
         {"patch_size": 16, "pooling_kernel_size": 3, "max_soft_tokens": 16, "do_normalize": False},
+    ),
+    "hunyuan_vl": TinyVision(
+        {
+            "model_type": "hunyuan_vl",
+            "tie_word_embeddings": True,
+            "rope_theta": 10.0,  # a picture's number turns the slowest pairs
+            "rope_scaling": {
+                "type": "xdrope",
+                "alpha": 2.0,
+                "factor": 1.0,
+                "xdrope_section": [2] * 4,
+            },
+        },
+        {"out_hidden_size": 64, "max_image_size": 128},
+        {
+            "image_token_id": id_of("<｜hy_place_holder▁no▁102｜>"),
+            "tie_word_embeddings": True,
+        },
+        {"min_pixels": 4096, "max_pixels": 65536, "resample": 2},
     ),
     "lfm2_vl": TinyVision(
         {

@@ -36,12 +36,15 @@ SAME = {
     "lfm2_vl": "lfm2-vl",
     "glm4v_text": "glm4",
     "glm4v_moe_text": "glm4_moe",
+    "hunyuan_vl": "hunyuan_v1_dense",
+    "hunyuan_vl_text": "hunyuan_v1_dense",
 }
 """Modules for model types that mlx-lm supports but does not list."""
 
 WRAPPING = (
     "glm4v",
     "glm4v_moe",
+    "hunyuan_vl",
     "idefics3",
     "internvl",
     "internvl_chat",
@@ -151,8 +154,13 @@ def text_config_of(config: Mapping[str, Any]) -> dict[str, Any]:
     own = next(islice(texts(config), 1, None), config)
     ties = {name: config[name] for name in ("tie_word_embeddings",) if name in config}
     kind = str(own.get("model_type"))
-    left = {"partial_rotary_factor": 0.5} if "glm4" in kind else LEFT_OUT_OF_GEMMA.get(kind, {})
-    return {**LEFT_OUT, **left, **ties, **(own.get("rope_parameters") or {}), **own}
+    left: dict[str, Any] = {**LEFT_OUT_OF_GEMMA.get(kind, {})}
+    positions = own.get("rope_parameters") or {}
+    if "glm4" in kind:
+        left["partial_rotary_factor"] = 0.5
+    if kind.startswith("hunyuan_vl"):
+        left["rope_scaling"] = {"type": "xdrope", "factor": 1.0, **positions}
+    return {**LEFT_OUT, **left, **ties, **positions, **own}
 
 
 def _remapped(config: Mapping[str, Any], name: str) -> str:

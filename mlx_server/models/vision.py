@@ -26,6 +26,7 @@ from mlx_server.system.sandbox.picture_recipes import (
     FilledGrid,
     FramesGrid,
     Layout,
+    LinesGrid,
     LongestSide,
     NamedTiles,
     OneSquare,
@@ -44,7 +45,8 @@ KNOWN_VERSIONS = re.compile(r"0\.7\.[1-9]\d")
 LANCZOS, BILINEAR, BICUBIC = 1, 2, 3
 
 Sections = Literal["interleaved", "consecutive"]
-"""How the three positions of a token (time, row and column) are spread over a head's values."""
+"""How the positions of a token (time, row and column; or place, column, row and picture) are spread
+over a head's values."""
 
 
 class VisionSettings(NamedTuple):
@@ -122,6 +124,7 @@ class VisionFamily:
 QWEN = "<|vision_start|><|image_pad|><|vision_end|>"
 GLM = "<|begin_of_image|><|image|><|end_of_image|>"
 INTERN, INTERN_TEXT = "<IMG_CONTEXT>", "<img><IMG_CONTEXT></img>\n"
+HUNYUAN = "".join(f"<｜hy_place_holder▁no▁{number}｜>" for number in (100, 102, 101))
 KIMI = "<|media_start|>image<|media_content|><|media_pad|><|media_end|>"
 
 
@@ -144,6 +147,11 @@ def _glm(given: VisionSettings) -> FramesGrid:
     """The pixels of both frames of a picture count: it is a film of two."""
     grid = _patch_grid(14)(given)
     return FramesGrid(grid.patch, grid.merge, grid.least // 2, grid.most // 2)
+
+
+def _hunyuan(given: VisionSettings) -> LinesGrid:
+    grid = _patch_grid(16)(given)
+    return LinesGrid(grid.patch, grid.merge, grid.least, grid.most)
 
 
 def _gemma3(given: VisionSettings) -> OneSquare:
@@ -249,6 +257,9 @@ FAMILIES: Mapping[str, VisionFamily] = {
     },
     "glm4v": VisionFamily("glm4v", GLM, _glm, "consecutive"),
     "glm4v_moe": VisionFamily("glm4v_moe", GLM, _glm, "consecutive"),
+    "hunyuan_vl": VisionFamily(
+        "hunyuan_vl", HUNYUAN, _hunyuan, "consecutive", filter=BILINEAR, pads_heads=True
+    ),
     "internvl": VisionFamily("internvl", INTERN, _intern, text=INTERN_TEXT),
     "internvl_chat": VisionFamily("internvl_chat", INTERN, _intern, token=INTERN, text=INTERN_TEXT),
     "kimi_vl": VisionFamily("kimi_vl", KIMI, _kimi),
@@ -291,7 +302,7 @@ FAMILIES: Mapping[str, VisionFamily] = {
 IN_TOWER = re.compile(
     r"(?:model\.)?(?:language_model\.)?"
     r"(?P<part>visual|vision_tower|vision_encoder|multi_modal_projector|vision_projection|"
-    r"embed_vision|vision_model|connector|mlp1|mm_projector)"
+    r"embed_vision|vision_model|connector|mlp1|mm_projector|vit)"
     r"\.(?P<name>.+)"
 )
 """Matches the names of the tensors of a tower, and of what projects its output to the text model's
@@ -327,8 +338,13 @@ class Vision:
     def layout(self, sizes: Sequence[Size]) -> Layout:
         return self.recipe.layout(sizes)
 
+    @property
+    def axes(self) -> int:
+        """How many positions a token may have."""
+        return 4 if isinstance(self.recipe, LinesGrid) else 3
+
     def grid(self, sizes: Sequence[Size]) -> tuple[int, int] | None:
-        """The rows and columns of tokens that have three positions."""
+        """The rows and columns of tokens that have positions of their own."""
         if self.family.sections and isinstance(self.recipe, PatchGrid):
             return self.recipe.grid(sizes[0])
         return None
@@ -536,6 +552,7 @@ USED_NAMES = {
     "*": "ModelConfig TextConfig VisionConfig Model",
     "qwen*vl": "patch_embed temporal_patch_size",
     "glm4v*": "patch_embed temporal_patch_size",
+    "hunyuan_vl": "patch_embedding chunked_attention",
     "internvl*": "get_input_embeddings",
     "kimi_vl": "get_input_embeddings",
     "llava": "get_input_embeddings",

@@ -47,22 +47,17 @@ class RowPictures:
         """The places of tokens that see each other, which one pass has to compute: those of a
         picture, or all of the prompt."""
         self.length = len(request.prompt)
-        self.positions = np.zeros((3, self.length), np.int64)
+        self.positions = np.zeros((vision.axes, self.length), np.int64)
         text = next_position = 0
-        for each in self.pictures:
+        for number, each in enumerate(self.pictures):
             end = each.at + each.tokens
             self._check(request, each, vision)
             if each.at < text:
                 raise ValueError("a picture begins within another one")
             begin = next_position + each.at - text
             self.positions[:, text : each.at] = np.arange(next_position, begin)
-            if grid := _grid(each, vision):
-                inside = np.indices((1, *grid)).reshape(3, -1)
-                next_position = begin + max(grid)
-            else:
-                inside = np.tile(np.arange(each.tokens), (3, 1))
-                next_position = begin + each.tokens
-            self.positions[:, each.at : end] = begin + inside
+            positions, next_position = _positions(each, vision, begin, number)
+            self.positions[:, each.at : end] = positions
             text = end
             self.ends.append(text)
             if vision.sees_whole:
@@ -107,8 +102,21 @@ class RowPictures:
             raise ValueError("a picture is not at its place in the prompt")
 
 
+def _positions(picture: Picture, vision: Vision, begin: int, number: int) -> tuple[Any, int]:
+    """The positions of a picture's tokens, and that of the token after it."""
+    positions = np.tile(np.arange(begin, end := begin + picture.tokens), (vision.axes, 1))
+    if not (grid := _grid(picture, vision)):
+        return positions, end
+    rows, columns = grid
+    if vision.axes == 3:
+        return begin + np.indices((1, rows, columns)).reshape(3, -1), begin + max(grid)
+    row, column = np.indices((rows, columns + 1)).reshape(2, -1)
+    positions[1:, 1:-1] = column, row, np.full_like(row, number)
+    return positions, end
+
+
 def _grid(picture: Picture, vision: Vision) -> tuple[int, int] | None:
-    """The rows and columns of tokens that have three positions."""
+    """The rows and columns of tokens that have positions of their own."""
     if not isinstance(vision.recipe, Borrowed):
         return vision.grid(picture.sizes)
     if not (merge := vision.recipe.merge):
@@ -305,9 +313,9 @@ class Sight:
         return self._masks[window][1]
 
     def positions(self, width: int) -> mx.array:
-        """[3, rows, width]"""
+        """[positions of a token, rows, width]"""
         if self._positions is None:
-            positions = np.zeros((3, len(self.rows), width), np.int64)
+            positions = np.zeros((self.vision.axes, len(self.rows), width), np.int64)
             for number, (row, start) in enumerate(zip(self.rows, self._starts, strict=True)):
                 positions[:, number] = np.arange(start, start + width) + (row.offset if row else 0)
                 if row and start < row.length:
@@ -390,7 +398,8 @@ def hook_model(model: nn.Module, inner: nn.Module, sight: Sight, config: Mapping
     axes: list[int] = []
     if family.sections:
         scaling = text.get("rope_scaling") or text["rope_parameters"]
-        axes = axes_of(scaling["mrope_section"], family.sections)
+        lengths = scaling.get("xdrope_section") or scaling["mrope_section"]
+        axes = axes_of(lengths, family.sections)
     for number, layer in enumerate(inner.layers):
         if number < deep:
             hook(layer, _adding_features(sight, number + 1))
@@ -475,7 +484,7 @@ def _seeing_whole(sight: Sight, window: int | None) -> Callable[[Call], Call]:
 
 
 def axes_of(lengths: Sequence[int], sections: Sections) -> list[int]:
-    """Which of the three positions turns each pair of a head's values."""
+    """Which of a token's positions turns each pair of a head's values."""
     if sections == "consecutive":
         return [axis for axis, count in enumerate(lengths) for _ in range(count)]
     pairs = range(sum(lengths))  # time row column, again and again, and time at the end
@@ -483,20 +492,23 @@ def axes_of(lengths: Sequence[int], sections: Sections) -> list[int]:
 
 
 def _turning(sight: Sight, rope: nn.Module, axes: list[int]) -> Callable[[Call], Call]:
-    if type(rope) is not nn.RoPE or rope.scale != 1 or 2 * len(axes) != rope.dims:
+    is_scaled = type(rope).__name__ == "DynamicNTKAlphaRoPE"
+    is_known = is_scaled or (type(rope) is nn.RoPE and rope.scale == 1)
+    if not is_known or 2 * len(axes) != rope.dims:
         raise ValueError("the model has positions of a kind that pictures can't have here")
     chosen = mx.array(axes)
-    frequencies = rope.base ** (-mx.arange(0, rope.dims, 2) / rope.dims)
+    periods = rope._freqs if is_scaled else rope.base ** (mx.arange(0, rope.dims, 2) / rope.dims)
+    is_traditional = not is_scaled and rope.traditional
 
     def hooked(own: Call) -> Call:
         def call(x: mx.array, offset: Any = 0) -> mx.array:
             positions = sight.positions(x.shape[2])
             if x.shape[2] == 1 and not any(True for _ in sight.spans(1)):
-                return own(x, positions[0, :, 0])  # all three are equal after a picture
-            angles = positions[chosen].transpose(1, 2, 0)[:, None] * frequencies
+                return own(x, positions[0, :, 0])  # all are equal after a picture
+            angles = positions[chosen].transpose(1, 2, 0)[:, None] / periods
             cos, sin = mx.cos(angles), mx.sin(angles)
             turned, rest = x[..., : rope.dims], x[..., rope.dims :]
-            if rope.traditional:
+            if is_traditional:
                 a, b = turned[..., 0::2], turned[..., 1::2]
                 pairs = mx.stack([a * cos - b * sin, b * cos + a * sin], -1)
                 turned = pairs.reshape(turned.shape)

@@ -39,6 +39,7 @@ PARTS = {
     "visual": "vision_tower",
     "vision_encoder": "vision_tower",
     "vision_projection": "multi_modal_projector",
+    "vit": "vision_tower",
 }
 """The names that mlx-vlm gives to parts of models, by those in other checkpoints."""
 
@@ -75,7 +76,7 @@ class NoLanguageModel(nn.Module):
 
     def __init__(self, settings: Any, *_: Any) -> None:
         super().__init__()
-        self._width = settings.hidden_size
+        self._width = getattr(settings, "text_config", settings).hidden_size
 
     def embed_tokens(self, ids: mx.array) -> mx.array:
         return mx.zeros((*ids.shape, self._width))
@@ -100,6 +101,13 @@ def make_tower(config: Mapping[str, Any], name: str) -> nn.Module:
     settings.vision_config = package.VisionConfig.from_dict(config["vision_config"])
     if name == "gemma3n":  # its model has none without sound
         settings.audio_config = package.AudioConfig()
+    if name == "hunyuan_vl":
+        settings.vision_config.model_type = name  # which newer checkpoints call hunyuan_vl_vision
+        # its own attention keeps all scores
+        fused = vars(OWN_MODULES["mlx_vlm.models.base"])["ensure_fused_sdpa"]
+        vars(OWN_MODULES["mlx_vlm.models.hunyuan_vl.vision"])["chunked_attention"] = (
+            lambda q, k, v, scale, chunk_size: fused(q, k, v, scale)
+        )
     names = package.Model.__init__.__globals__
     own = {each: names[each] for each in ("LanguageModel", "AudioModel") if each in names}
     names.update(dict.fromkeys(own, NoLanguageModel))
@@ -308,13 +316,24 @@ def _tile_features(tower: Any, views: Sequence[mx.array], vision: Vision) -> Fea
 def _kimi_features(tower: Any, views: Sequence[mx.array], vision: Vision) -> Features:
     recipe, (view,) = vision.recipe, views
     assert isinstance(recipe, PatchGrid)
-    patch, (height, width, _) = recipe.patch, view.shape
-    rows, columns = height // patch, width // patch
-    patches = view.reshape(rows, patch, columns, patch, 3).transpose(0, 2, 4, 1, 3)
-    shapes = [(rows, columns)]
-    count = rows * columns // recipe.merge**2
-    pixels = patches.reshape(-1, 3, patch, patch)
+    pixels, *shapes = _patches(view, recipe.patch)
+    count = len(pixels) // recipe.merge**2
     return _embedded(tower, pixels, count, image_grid_hws=mx.array(shapes), _grid_shapes=shapes)
+
+
+def _patches(view: mx.array, patch: int) -> tuple[mx.array, tuple[int, int]]:
+    """[patches, 3, patch, patch], row by row, and how many rows and columns they are."""
+    rows, columns = view.shape[0] // patch, view.shape[1] // patch
+    patches = view.reshape(rows, patch, columns, patch, 3).transpose(0, 2, 4, 1, 3)
+    return patches.reshape(-1, 3, patch, patch), (rows, columns)
+
+
+def _hunyuan_features(tower: Any, views: Sequence[mx.array], vision: Vision) -> Features:
+    recipe, (view,) = vision.recipe, views
+    assert isinstance(recipe, PatchGrid)
+    pixels, shape = _patches(view, recipe.patch)
+    dtype = tower.vision_tower.embeddings.patch_embedding.weight.dtype
+    return list(tower.vision_tower(pixels.astype(dtype), mx.array([[1, *shape]])))
 
 
 def _embedded(tower: Any, pixels: mx.array, count: int, **named: Any) -> Features:
@@ -356,6 +375,7 @@ FEATURES: Mapping[str, Callable[[Any, Sequence[mx.array], Vision], Features]] = 
     "qwen3_5_moe": _grid_features,
     "glm4v": _grid_features,
     "glm4v_moe": _grid_features,
+    "hunyuan_vl": _hunyuan_features,
     "internvl": _tile_features,
     "internvl_chat": _tile_features,
     "kimi_vl": _kimi_features,

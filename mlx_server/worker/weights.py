@@ -197,7 +197,10 @@ def named_by_all(model: type[nn.Module]) -> type[nn.Module]:
     return Gemma3nModel
 
 
-IN_TEXT = re.compile(r"(?:model\.)?(?:language_model|text_model)\.(?:model\.)?(.+)|(lm_head\..+)")
+IN_TEXT = re.compile(
+    r"(?:(?:model\.)?(?:language_model|text_model)\.(?:model\.)?|model\.(?=layers|embed_tokens|norm))"
+    r"(.+)|(lm_head\..+)"
+)
 """Matches the names of a text model's tensors."""
 
 

@@ -41,7 +41,7 @@ def whole_model(folder: Path) -> Any:
         weights = {name.replace("model.language_model.", inner): it for name, it in weights.items()}
     model.load_weights(list(weights.items()), strict=not sound)
     model.eval()
-    adapted = {"paligemma": PrefixModel, "gemma3n": corrected}
+    adapted = {"paligemma": PrefixModel, "gemma3n": corrected, "hunyuan_vl": HunyuanModel}
     return adapted.get(config["model_type"], lambda model: model)(model)
 
 
@@ -91,6 +91,11 @@ class StackedPixels:
 
     def __call__(self, images: Sequence[Any]) -> dict[str, Any]:
         return {"pixel_values": np.stack(self.own(images)["pixel_values"])}
+
+
+def hunyuan_processor(folder: Path, vision: Vision) -> Any:
+    module = import_module("mlx_vlm.models.hunyuan_vl.processing_hunyuan_vl")
+    return module.HunYuanVLImageProcessor(**settings_of(folder))
 
 
 def llava_processor(folder: Path, vision: Vision) -> Any:
@@ -154,6 +159,46 @@ class PrefixModel:
         return self.own(ids, pixels, mask=mx.ones(ids.shape), cache=self.cache)
 
 
+class HunyuanModel:
+    """Tells mlx-vlm's model the positions that its processor makes, with a picture's number where
+    it has 0 for all, as transformers. In mlx-vlm's tower, pictures see each other."""
+
+    def __init__(self, own: Any) -> None:
+        self.own, tower, made = own, own.vision_tower, list[Any]()
+
+        def apart(pixels: mx.array, grids: mx.array) -> Any:
+            counts: Any = mx.cumsum(grids.prod(1))[:-1].tolist()
+            parts = mx.split(pixels, counts)
+            pairs = zip(parts, mx.split(grids, len(parts)), strict=True)
+            made[:] = made or [mx.concatenate([tower(*pair) for pair in pairs], 1)]
+            return made[0]
+
+        own.vision_tower = apart
+
+    def __call__(self, ids: mx.array, pixels: mx.array, image_grid_thw: mx.array, **_: Any) -> Any:
+        module = import_module("mlx_vlm.models.hunyuan_vl.processing_hunyuan_vl")
+        processor = object.__new__(module.HunYuanVLProcessor)
+        images = module.HunYuanVLImageProcessor()
+        images.preprocess = lambda grids: {"image_grid_thw": grids}
+        vars(processor).update(
+            image_processor=images,
+            tokenizer=lambda *_, **__: {"input_ids": ids.tolist()},
+            image_token="i",
+            placeholder_token="p",
+            image_token_id=self.own.config.image_token_id,
+            im_start_token_id=-1,
+            im_end_token_id=-1,
+            pad_id=-1,
+        )
+        positions = processor(np.array(image_grid_thw), "i" * len(image_grid_thw))["position_ids"]
+        inside = positions[0, 3] == 0
+        inside[0] = False  # a token of text
+        number = np.cumsum(inside & ~np.roll(inside, 1)) - 1
+        positions[0, 3] = np.where(inside, number, positions[0, 3])
+        given = {"image_grid_thw": image_grid_thw, "position_ids": mx.array(positions)}
+        return self.own(ids, pixels, **given)
+
+
 class Gemma4Processor:
     def __init__(self, folder: Path, vision: Vision) -> None:
         self.module = import_module("mlx_vlm.models.gemma4.processing_gemma4")
@@ -192,6 +237,7 @@ PROCESSORS: Mapping[str, Callable[[Path, Vision], Any]] = {
     "qwen3_5": qwen_processor,
     "glm4v": glm_processor,
     "glm4v_moe": glm_processor,
+    "hunyuan_vl": hunyuan_processor,
     "internvl": intern_processor,
     "internvl_chat": intern_processor,
     "kimi_vl": kimi_processor,
@@ -218,6 +264,10 @@ def qwen_tokens(processor: Any, vision: Vision, size: tuple[int, int]) -> int:
 
 def glm_tokens(processor: Any, vision: Vision, size: tuple[int, int]) -> int:
     return int(processor.get_number_of_image_patches(*size[::-1], {})) // 4
+
+
+def hunyuan_tokens(processor: Any, vision: Vision, size: tuple[int, int]) -> int:
+    return int(processor.get_number_of_image_patches(*size[::-1]))
 
 
 def llava_tokens(processor: Any, vision: Vision, size: tuple[int, int]) -> int:
@@ -272,6 +322,7 @@ SIZES: Mapping[str, Callable[[Any, Vision, tuple[int, int]], int]] = {
     "qwen2_5_vl": qwen_tokens,
     "qwen3_vl": qwen_tokens,
     "glm4v": glm_tokens,
+    "hunyuan_vl": hunyuan_tokens,
     "internvl": intern_tokens,
     "kimi_vl": kimi_tokens,
     "llava": llava_tokens,

@@ -668,6 +668,7 @@ RENAMED = {
         "vision_tower.": "model.visual.",
     },
     "gemma3n": {"model.language_model.": "language_model.model."},
+    "hunyuan_vl": {"language_model.model.": "model.", "vision_tower.": "vit."},
 }
 """The names of transformers, and those of mlx-vlm, by what mlx-lm has in their place."""
 

@@ -111,6 +111,17 @@ class FramesGrid(PatchGrid, frozen=True):
         return super().resizes(int(width * times), int(height * times))
 
 
+class LinesGrid(PatchGrid, frozen=True):
+    """A token ends each row, one begins the picture and one ends it; the tower embeds them."""
+
+    def within(self, tokens: int) -> Self:
+        return super().within(tokens - tokens // 16)
+
+    def layout(self, sizes: Sequence[Size]) -> Layout:
+        rows, columns = self.grid(sizes[0])
+        return [rows * (columns + 1) + 2]
+
+
 class CutGrid(PatchGrid, frozen=True):
     """A picture is made smaller if it has too many patches. Then its sides become multiples of
     `cell` without another resizing."""
@@ -331,6 +342,7 @@ class TileRows(Recipe, frozen=True, tag=True):
 PictureRecipe = (
     PatchGrid
     | FramesGrid
+    | LinesGrid
     | CutGrid
     | OneSquare
     | LongestSide
