@@ -1,5 +1,5 @@
 """What is read of mlx-lm's source without importing it, next to what mlx-lm itself does, and of
-config.json; tests/pool/odd_files.py loads it.
+config.json; tests/pool/test_odd_folders.jsonl loads it.
 """
 
 import re

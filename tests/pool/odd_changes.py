@@ -2,9 +2,9 @@
 
 import json
 import os
+import shutil
 import zipfile
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,34 +19,8 @@ Change = Callable[[Path], object]
 Json = dict[str, Any]
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
-TOKENIZER, TOKENS = "tokenizer.json", "tokenizer_config.json"
-GENERATION, INDEX = "generation_config.json", "model.safetensors.index.json"
-MAP, ADDED = "special_tokens_map.json", "added_tokens.json"
-JINJA, LEGACY = "chat_template.jinja", "chat_template.json"
-MORE = "additional_chat_templates"
-
+TOKENIZER, INDEX = "tokenizer.json", "model.safetensors.index.json"
 BOM = b"\xef\xbb\xbf"
-LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"a" * 64 + b"\nsize 12881208\n"
-PAGE = b"<!DOCTYPE html>\n<html><body>Access to this model is restricted.</body></html>"
-XML = b'<?xml version="1.0" encoding="UTF-8"?><Error><Code>AccessDenied</Code></Error>'
-
-START, END = "<|im_start|>", "<|im_end|>"
-MINE = "[mine]{% for m in messages %}{{ m['role'] }}:{{ m['content'] }}<|im_end|>{% endfor %}"
-OTHER = "[other]" + CHAT_TEMPLATE
-FOR_TOOLS = "{% if tools %}[{{ tools[0]['function']['name'] }}]{% endif %}" + CHAT_TEMPLATE
-
-
-@dataclass(frozen=True)
-class Odd:
-    change: Change
-    says: str = ""
-    """What our refusal says; empty: it loads."""
-    differs: str = ""
-    """Why we do other than mlx-lm does; empty: we do as it does."""
-
-
-def all_of(*changes: Change) -> Change:
-    return lambda folder: [change(folder) for change in changes]
 
 
 def put(name: str, content: bytes | str | object) -> Change:
@@ -58,6 +32,18 @@ def put(name: str, content: bytes | str | object) -> Change:
         (folder / name).write_bytes(text.encode() if isinstance(text, str) else text)
 
     return change
+
+
+def put_bytes(name: str, latin: str) -> Change:
+    return put(name, latin.encode("latin-1"))
+
+
+def zeros(name: str, count: int) -> Change:
+    return put(name, bytes(count))
+
+
+def macos_marks() -> Change:
+    return lambda folder: [put(f"._{f.name}", b"\0\5\x16\7")(folder) for f in folder.iterdir()]
 
 
 def gone(name: str) -> Change:
@@ -75,7 +61,7 @@ def edited(name: str, edit: Callable[[Json], object]) -> Change:
     return change
 
 
-def setting(name: str, **values: Any) -> Change:
+def setting(name: str, values: Json) -> Change:
     return edited(name, lambda found: found.update(values))
 
 
@@ -118,17 +104,20 @@ def index(*names: str) -> Change:
     return change
 
 
-def series(count: int, first: int = 1, digits: int = 5) -> list[str]:
-    numbers = range(first, first + count)
-    return [f"model-{n:0{digits}}-of-{count:0{digits}}.safetensors" for n in numbers]
+def rename(name: str, other: str) -> Change:
+    return lambda folder: (folder / name).rename(folder / other)
 
 
-def renamed(name: str) -> Change:
-    return lambda folder: (folder / WEIGHTS).rename(folder / name)
+def copy(name: str, other: str) -> Change:
+    return lambda folder: shutil.copy(folder / name, folder / other)
 
 
-def linked(target: str) -> Change:
-    return lambda folder: (folder / WEIGHTS).symlink_to(target)
+def link(name: str, target: str) -> Change:
+    return lambda folder: (folder / name).symlink_to(target)
+
+
+def folder(name: str) -> Change:
+    return lambda folder: (folder / name).mkdir()
 
 
 def zipped(name: str) -> Change:
@@ -140,11 +129,11 @@ def zipped(name: str) -> Change:
     return change
 
 
-def cut(size: int) -> Change:
-    return lambda folder: os.truncate(folder / WEIGHTS, size)
+def cut(name: str, size: int) -> Change:
+    return lambda folder: os.truncate(folder / name, size)
 
 
-def quantized(config: Json, **how: Any) -> Change:
+def quantized(config: Json, how: Json | None = None) -> Change:
     """Weights that are quantised, and what config.json says of that."""
 
     def change(folder: Path) -> None:
@@ -155,7 +144,7 @@ def quantized(config: Json, **how: Any) -> Change:
         saved = dict(tree_flatten(network.parameters()))
         mx.eval(saved)
         mx.save_safetensors(str(folder / WEIGHTS), saved, {"format": "mlx"})
-        setting(CONFIG, **config)(folder)
+        setting(CONFIG, config)(folder)
 
     return change
 
@@ -163,21 +152,20 @@ def quantized(config: Json, **how: Any) -> Change:
 # Tokens
 
 
-def token(text: str, **flags: bool) -> Json:
-    plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    return {"content": text, **plain, "special": True, **flags}
-
-
-def bare(*texts: str, folder_config: Json | None = None) -> Change:
+def bare(*texts: str) -> Change:
     """A tokenizer.json whose added tokens lack these."""
 
     def strip(found: Json) -> None:
         found["added_tokens"] = [t for t in found["added_tokens"] if t["content"] not in texts]
 
-    return all_of(edited(TOKENIZER, strip), setting(TOKENS, **(folder_config or {})))
+    return edited(TOKENIZER, strip)
 
 
-def flagged(text: str, **flags: bool) -> Change:
+def added(token: Json) -> Change:
+    return edited(TOKENIZER, lambda found: found["added_tokens"].append(token))
+
+
+def flagged(text: str, flags: Json) -> Change:
     """A token of tokenizer.json with other flags."""
 
     def flag(found: Json) -> None:
@@ -188,16 +176,17 @@ def flagged(text: str, **flags: bool) -> Change:
     return edited(TOKENIZER, flag)
 
 
-def template(text: str) -> Change:
-    return setting(TOKENS, chat_template=text)
+CHANGES: dict[str, Callable[..., Change]] = {
+    change.__name__: change
+    for change in (
+        *(put, put_bytes, zeros, macos_marks, gone, setting, without, marked, rename, copy, link),
+        *(folder, shards, index, zipped, cut, quantized, bare, added, flagged),
+    )
+}
 
 
-def untemplated(*changes: Change) -> Change:
-    return all_of(without(TOKENS, "chat_template"), *changes)
-
-
-NEW = "<think>{% for m in messages %}{{ m['content'] }}<think>{% endfor %}"
-"""A template that writes a token which the vocabulary has not."""
-
-UNREAD = "mlx-lm fails at a file that is not needed"
-MARK = "a byte order mark is no part of a file"
+def make_odd(path: Path, changes: list[Any]) -> None:
+    """Each change is a list of its name and arguments; CHATML stands for the template so named."""
+    chatml = json.dumps(CHAT_TEMPLATE)[1:-1]
+    for name, *arguments in json.loads(json.dumps(changes).replace("CHATML", chatml)):
+        CHANGES[name](*arguments)(path)
