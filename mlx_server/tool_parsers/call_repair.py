@@ -293,13 +293,15 @@ def _converted(value: Any, types: frozenset[str]) -> Any:
                 scalar = _parsed(value)
             if "integer" in types and (padded := PADDED.fullmatch(value.strip())):
                 return int(padded[0])
-            if type_of(scalar) not in types and isinstance(scalar, float):
+            if type_of(scalar) not in types and isinstance(scalar, (float, int)):
                 scalar = _converted(scalar, types)
             return scalar if type_of(scalar) in types else value
         case float() if not math.isfinite(value):
             return value
         case float() if "integer" in types and value.is_integer() and abs(value) < INEXACT:
             return int(value)
+        case 0 | 1 if "boolean" in types and isinstance(value, int):
+            return bool(value)
         case ExactFloat() if "string" in types:
             return value.text
         case bool() | int() if "string" in types:
@@ -326,7 +328,6 @@ def _parsed(text: str) -> Any:
     if word in literals:
         return literals[word]
     try:
-        number = loads_exactly(word, lambda name: name)
+        return loads_exactly(word, lambda name: name)
     except (ValueError, RecursionError):
         return text
-    return text if isinstance(number, float) and not math.isfinite(number) else number

@@ -344,9 +344,18 @@ DEEPSEEK_RESPELLED = tuple(
 )
 
 
+UNTAUGHT_TAGS = (
+    *("tools", "tool", "function", "function_call", "function-call", "functioncall"),
+    *("tool_calls", "toolcall", "tool_use", "xml"),
+)
+"""The tags that models such as Qwen2.5-Coder make up in place of those that they were taught."""
+
 FOREIGN_FORMATS: tuple[CallFormat, ...] = tuple(
     # no repair: it would hold a text that mentions a delimiter back to its end
     replace(each, repair=None, repairs=("format",), blocks=())
-    for each in (HERMES, QWEN3_CODER_WITHOUT_BLOCK, MISTRAL, FUNCTOOLS)
+    for each in (
+        *(HERMES, QWEN3_CODER_WITHOUT_BLOCK, MISTRAL, FUNCTOOLS),
+        json_calls.tagged_json(*UNTAUGHT_TAGS),
+    )
 )
 """Formats whose opening delimiter is certain to mean a call if a known tool's name follows it."""

@@ -262,6 +262,13 @@ def marked_json(
     )
 
 
+def tagged_json(*tags: str) -> CallFormat:
+    """Returns the format of calls in JSON between tags. Models mix them up, or leave the last
+    bracket out."""
+    closes = tuple(f"</{tag}{end}" for tag in tags for end in (">", ""))
+    return CallFormat(partial(_read_block, closes), tuple(f"<{tag}>" for tag in tags), closes)
+
+
 def marked_object(
     *opens: str, form: JsonCallForm = FORM, follows: tuple[str, ...] = ()
 ) -> CallFormat:

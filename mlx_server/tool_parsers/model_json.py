@@ -3,6 +3,7 @@ silently.
 """
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterator, Set
 from typing import Any, Self
@@ -30,12 +31,14 @@ MOST_VALUES = limits.JSON_NODES
 
 
 class ExactFloat(float):
-    """A float that keeps its text, which may carry more: 3.10 can also be a version."""
+    """A finite float that keeps its text, which may carry more: 3.10 can also be a version."""
 
     text: str
 
     def __new__(cls, text: str) -> Self:
         number = super().__new__(cls, text)
+        if not math.isfinite(number):
+            raise ValueError("JSON has no infinite numbers")
         number.text = text
         return number
 

@@ -30,7 +30,7 @@ from mlx_server.tool_parsers.call_format import (
 from mlx_server.tool_parsers.calls import ToolCallEmitter, ToolCallWriter
 from mlx_server.tool_parsers.json_calls import check_end
 from mlx_server.tool_parsers.keyed_calls import keyed_calls
-from mlx_server.tool_parsers.model_json import ExactFloat, Malformed
+from mlx_server.tool_parsers.model_json import ExactFloat, Malformed, no_constant
 from mlx_server.tool_parsers.named_calls import NamedCallFormat
 from mlx_server.tool_parsers.source import Into, Source, Steps
 from mlx_server.tool_parsers.value_rules import bare_value_rule, json_rule, marked_text
@@ -393,7 +393,7 @@ def discard(piece: str) -> None:
 def _json_or_none(text: str) -> Any:
     """Returns the value of JSON text; None if it is no JSON, and for null."""
     try:
-        return json.loads(text, parse_float=ExactFloat)
+        return json.loads(text, parse_float=ExactFloat, parse_constant=no_constant)
     except (ValueError, RecursionError):
         return None
 

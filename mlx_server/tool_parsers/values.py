@@ -171,17 +171,36 @@ def _read_argument(
         return False
     bare = ""
     if syntax.untyped and not is_quoted:
-        bare = (yield from source.run(syntax.scalar)).strip()
-    if bare and syntax.closing_quote and (yield from source.accept(syntax.closing_quote)):
+        bare = yield from source.run(syntax.scalar)
+    if (rest := (yield from _rest_of_text(source, syntax, call, key, bare))) is not None:
         call.repaired()
-        call.value(key, bare)
+        call.value(key, f"{bare}{rest}".strip())
         return False
+    bare = bare.strip()
     if bare.endswith("'") and bare.count("'") % 2:
         raise Malformed("a quote without the one before it")
     if bare:
         return call.untyped(key, syntax.words.get(bare, bare))
     call.value(key, (yield from value(source, syntax, call, ends)))
     return False
+
+
+def _rest_of_text(
+    source: Source, syntax: Syntax, call: ToolCallWriter, key: str, bare: str
+) -> Steps[str | None]:
+    """Reads the rest of a text whose opening quote is missing, and the closing one; None if that
+    does not come. Where the schema allows nothing but text, commas may stand in it."""
+    quote = syntax.closing_quote
+    if not (bare and quote):
+        return None
+    ahead, rest = source.lookahead(), ""
+    if call.streams(key):
+        rest = yield from ahead.text_up_to(quote, ":", "=", "}")
+    if not (yield from ahead.accept(quote)):
+        return None
+    source.take(len(rest))
+    yield from source.expect(quote)
+    return rest
 
 
 def _bare_text(source: Source, syntax: Syntax) -> Steps[str]:
@@ -308,6 +327,10 @@ class _Transcript:
                 raise Malformed("expected a key")
             return json.dumps(key)
         word = (yield from self._source.run(syntax.scalar)).strip()
+        quote = syntax.closing_quote
+        if self._call and word and quote and (yield from self._source.accept(quote)):
+            self._call.repaired()  # its opening quote is missing
+            return json.dumps(word)
         try:
             return syntax.as_json(syntax.words.get(word, word))
         except ValueError:

@@ -119,7 +119,6 @@ def same(found: Any, wanted: Any) -> bool:
         (INTEGER, "9" * 5000, "9" * 5000),
         (STRING, ExactFloat("3.10"), "3.10"),
         (STRING, ExactFloat("12345678901234567890.12"), "12345678901234567890.12"),
-        (STRING, ExactFloat("1e999"), math.inf),
         (STRING, 10**400, "1" + "0" * 400),
         (STRING, math.inf, math.inf),
         (INTEGER, math.inf, math.inf),

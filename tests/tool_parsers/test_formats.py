@@ -76,7 +76,7 @@ FAMILY = "gigachat"
 """A family whose own calls have another format."""
 
 OBJECT = '{"name": "look_up", "arguments": {"q": "a"}}'
-CALLS = {
+CALLS = {f"<{tag}>": f"<{tag}>\n{OBJECT}\n</{tag}>" for tag in formats.UNTAUGHT_TAGS} | {
     "<tool_call>": f"<tool_call>\n{OBJECT}\n</tool_call>",
     "<function=": "<function=look_up>\n<parameter=q>\na\n</parameter>\n</function>",
     "[TOOL_CALLS]": f"[TOOL_CALLS][{OBJECT}]",
