@@ -43,8 +43,6 @@ with both."""
 
 class ChatOutput(CompletionsOutput):
     PREFIX, BODY, CHUNK = "chatcmpl", "chat.completion", "chat.completion.chunk"
-    CALLED = "tool_calls"
-    """How an answer with calls is finished."""
 
     def __init__(
         self,
@@ -86,7 +84,7 @@ class ChatOutput(CompletionsOutput):
             case PromptProgress(index):
                 yield {**self._delta(index, {}), **self._progress(event)}
             case Finished(index, reason):
-                choice = _streamed(index, {}, finish_reason=self._finish_reason(reason))
+                choice = _streamed(index, {}, finish_reason=reason)
                 yield self._last_chunk([choice], self._accumulator.answers[index])
 
     def _delta(self, index: int, delta: Wire, logprobs: Sequence[TokenLogprob] = ()) -> Wire:
@@ -109,11 +107,8 @@ class ChatOutput(CompletionsOutput):
             "index": index,
             "message": message,
             "logprobs": _logprobs(logprobs) if self._reporting.logprobs else None,
-            "finish_reason": self._finish_reason(answer.finish_reason),
+            "finish_reason": answer.finish_reason,
         }
-
-    def _finish_reason(self, reason: str | None) -> str | None:
-        return self.CALLED if reason == "tool_calls" else reason
 
     def _thought(self, text: str) -> Wire:
         return dict.fromkeys(self._reasoning_fields, text)
@@ -143,23 +138,6 @@ class ChatOutput(CompletionsOutput):
                 text = self._inputs.pop(key).finish() if key in self._inputs else ""
                 piece = _freeform_delta(text)
         return {**details, "tool_calls": [{"index": event.call, **piece}]} if piece else {}
-
-
-class FunctionCallOutput(ChatOutput):
-    """The same for clients that know `functions` and not `tools`: an answer has one call."""
-
-    CALLED = "function_call"
-
-    def _calls(self, calls: Sequence[ToolCall]) -> Wire:
-        return {"function_call": _function(calls[0])}
-
-    def _call_delta(self, event: ToolCallStarted | ToolCallDelta | ToolCallFinished) -> Wire:
-        match event:
-            case ToolCallStarted(_, _, id, name):
-                return {"function_call": _function(ToolCall(id, name, ""))}
-            case ToolCallDelta(_, _, arguments):
-                return {"function_call": {"arguments": arguments}}
-        return {}
 
 
 def _streamed(

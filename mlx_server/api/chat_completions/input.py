@@ -256,6 +256,8 @@ class ChatBody(ConstrainedBody, ThinkingBody, ContinuationBody):
         **GenerationBody.UNSUPPORTED,
         "audio": "these models answer in text",
         "web_search_options": "this server has no web search",
+        "functions": "send `tools` instead",
+        "function_call": "send `tool_choice` instead",
     }
 
     messages: Annotated[Items[MessageParam], Field(min_length=1), MENDED]
@@ -266,9 +268,6 @@ class ChatBody(ConstrainedBody, ThinkingBody, ContinuationBody):
     tools: Annotated[Items[ToolParam], Field(max_length=limits.TOOLS)] | None = None
     tool_choice: Annotated[ToolChoiceParam | None, EMPTY_IS_UNSET] = None
     parallel_tool_calls: bool | None = None
-    functions: Annotated[Items[FunctionParam], Field(max_length=limits.TOOLS)] | None = None
-    """`tools` as they were before; calls are then answered as `function_call`, one at a time."""
-    function_call: Literal["none", "auto"] | FunctionName | None = None
     modalities: Items[str] | None = None
     reasoning_effort: Effort = None
     reasoning: EffortParam | None = None
@@ -308,10 +307,6 @@ class ChatBody(ConstrainedBody, ThinkingBody, ContinuationBody):
         by_object = self.reasoning_effort is None and self.reasoning and self.reasoning.effort
         return "reasoning.effort" if by_object else "reasoning_effort"
 
-    def param_names(self) -> dict[str, str]:
-        names = super().param_names()
-        return {**names, "tools": "functions"} if self.is_legacy else names
-
     def switches(self) -> dict[str, bool]:
         switches = super().switches()
         if self.reasoning and self.reasoning.enabled is not None:
@@ -329,11 +324,6 @@ class ChatBody(ConstrainedBody, ThinkingBody, ContinuationBody):
         """The names of the tools whose input is free text."""
         tools = self.tools or ()
         return frozenset(tool.custom.name for tool in tools if isinstance(tool, FreeformToolParam))
-
-    @property
-    def is_legacy(self) -> bool:
-        """Whether the client knows `functions` and not `tools`."""
-        return self.functions is not None or self.function_call is not None
 
 
 def messages(given: Sequence[MessageParam]) -> Iterator[Message]:
@@ -418,7 +408,7 @@ def to_request(body: ChatBody) -> GenerateRequest:
         implied=body.implied_sampling(),
         param_names=body.param_names(),
         max_response_tokens=body.max_response_tokens,
-        parallel_calls=body.parallel_tool_calls is not False and not body.is_legacy,
+        parallel_calls=body.parallel_tool_calls is not False,
     )
 
 
@@ -441,8 +431,6 @@ def _refuse(body: ChatBody) -> None:
 
 def _tools(body: ChatBody) -> tuple[tuple[Tool, ...], ToolChoice]:
     """The tools that the model may call, and whether it has to call one."""
-    if body.is_legacy:
-        return _functions(body)
     usable = [tool for tool in body.tools or () if not isinstance(tool, OtherToolParam)]
     if not usable and body.tool_choice != "none":
         check_usable([tool.type for tool in body.tools or ()])
@@ -462,27 +450,6 @@ def _tools(body: ChatBody) -> tuple[tuple[Tool, ...], ToolChoice]:
     return tools, choice
 
 
-def _functions(body: ChatBody) -> tuple[tuple[Tool, ...], ToolChoice]:
-    """The same in the form that came before `tools`."""
-    for old, new in (("functions", "tools"), ("function_call", "tool_choice")):
-        if getattr(body, new) is not None:
-            raise BadRequest(
-                f"`{new}` replaces `{old}`: don't mix `functions` and `function_call` with "
-                "`tools` and `tool_choice`.",
-                param=new,
-            )
-    functions = tuple(map(_function, body.functions or ()))
-    if not isinstance(body.function_call, FunctionName):
-        return functions, body.function_call or "auto"
-    name = body.function_call.name
-    if name not in {function.name for function in functions}:
-        raise BadRequest(
-            f"`function_call` names {name[:64]!r}, which is not among the `functions`.",
-            param="function_call",
-        )
-    return functions, NamedTool(name)
-
-
 def _refuse_shared_names(body: ChatBody, tools: Sequence[Tool]) -> None:
     """Raises BadRequest if a function has the name of a custom tool: calls could mean either."""
     names = Counter(tool.name for tool in tools)
@@ -498,10 +465,7 @@ def _tool(tool: FunctionToolParam | FreeformToolParam) -> Tool:
         format = tool.custom.format
         grammar = format.grammar if isinstance(format, GrammarParam) else None
         return freeform_tool(tool.custom.name, tool.custom.description, grammar)
-    return _function(tool.function)
-
-
-def _function(function: FunctionParam) -> Tool:
+    function = tool.function
     return Tool(
         function.name, function.description, function.parameters or {}, bool(function.strict)
     )

@@ -13,11 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from mlx_server import limits
 from mlx_server.api.accumulator import Wire
-from mlx_server.api.chat_completions.answer import (
-    REASONING_FIELDS,
-    ChatOutput,
-    FunctionCallOutput,
-)
+from mlx_server.api.chat_completions.answer import REASONING_FIELDS, ChatOutput
 from mlx_server.api.chat_completions.input import ChatBody, MessageParam, echoed, to_request
 from mlx_server.api.conversations import UpdateBody
 from mlx_server.api.fields import ignored_header
@@ -120,7 +116,7 @@ router.get(ONE + "/stream")(resumed)
 async def chat_completions(http: Request) -> Response:
     body = await read(http, ChatBody)
     request = await in_thread(to_request, body)
-    output = (FunctionCallOutput if body.is_legacy else ChatOutput)(
+    output = ChatOutput(
         body.model,
         request.n,
         body.reporting(request.logprobs, is_stored=bool(body.store)),

@@ -5,7 +5,7 @@ from typing import Any
 
 from openai.types.chat import ChatCompletion
 
-from mlx_server.api.chat_completions.answer import ChatOutput, FunctionCallOutput
+from mlx_server.api.chat_completions.answer import ChatOutput
 from mlx_server.events import (
     Event,
     Finished,
@@ -61,19 +61,3 @@ def test_the_input_of_a_custom_tool_is_text() -> None:
 def test_a_text_by_another_name_streams_too() -> None:
     streamed = deltas(freeform(), call(0, "patch", '{"patch": "a"}'), "tool_calls")
     assert streamed[1:] == [[{"index": 0, "custom": {"input": "a"}}]]
-
-
-def test_a_client_of_functions_gets_a_function_call() -> None:
-    events = call(0, "f", '{"a":', " 1}")
-    body = body_of(FunctionCallOutput("m", 1), whole(*events))
-    (choice,) = ChatCompletion.model_validate(body).choices
-    assert choice.finish_reason == "function_call"
-    assert choice.message.function_call
-    assert choice.message.function_call.model_dump() == {"name": "f", "arguments": '{"a": 1}'}
-    assert choice.message.tool_calls is None
-    chunks = chunks_of(FunctionCallOutput("m", 1), whole(*events))
-    pieces = deltas(FunctionCallOutput("m", 1), events, "function_call")
-    assert pieces[0] == {"name": "f", "arguments": ""}
-    assert "".join(piece["arguments"] for piece in pieces) == '{"a": 1}'
-    assert all("tool_calls" not in chunk["choices"][0]["delta"] for chunk in chunks)
-    assert chunks[-1]["choices"][0]["finish_reason"] == "function_call"
