@@ -218,11 +218,6 @@ def _life(item: Json) -> list[str]:
             f"mcp_list_tools.{'completed' if item.get('tools') else 'failed'}",
         ],
         "mcp_approval_request": [],
-        "web_search_call": ["web_search_call.in_progress"],
-        "code_interpreter_call": [
-            "code_interpreter_call.in_progress",
-            "code_interpreter_call_code.done",
-        ],
     }
     return [*of_kind[item["type"]], "output_item.done"]
 

@@ -16,7 +16,7 @@ from mlx_server.api.accumulator import (
 from mlx_server.api.responses import stream
 from mlx_server.api.responses.items import Seal, Wire
 from mlx_server.api.responses.stream import End, OutputItem
-from mlx_server.api.responses.tools import NO_TABLE, NOT_OFFERED, HostedTools, ToolTable
+from mlx_server.api.responses.tools import NO_TABLE, ToolTable
 from mlx_server.errors import BadRequest, ServerError
 from mlx_server.events import (
     ApprovalRequested,
@@ -39,9 +39,7 @@ from mlx_server.events import (
 
 SAMPLING = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
 
-NO_ANSWER = frozenset(
-    {"reasoning", "mcp_call", "mcp_list_tools", "web_search_call", "code_interpreter_call"}
-)
+NO_ANSWER = frozenset({"reasoning", "mcp_call", "mcp_list_tools"})
 """Kinds of items that do not count as an answer, so a message must follow them: clients need one to
 go on."""
 
@@ -55,7 +53,6 @@ class ResponseOutput:
         *,
         seal: Seal | None = None,
         summarizes: bool = False,
-        offered: HostedTools = NOT_OFFERED,
         table: ToolTable = NO_TABLE,
     ) -> None:
         """`response` is a new one without output. `seal`: reasoning also comes encoded by it,
@@ -64,7 +61,6 @@ class ResponseOutput:
         self._response = response
         self._seal = seal
         self._summarizes = summarizes
-        self._offered = offered
         self._table = table
         self._items: list[OutputItem] = []
         self._text: stream.TextItem | None = None
@@ -224,10 +220,8 @@ class ResponseOutput:
         return kind(self._next_output_index, self._seal)
 
     def _add_built_in(self, event: BuiltInCall) -> Iterator[Wire]:
-        item = stream.built_in_call(event, self._next_output_index, self._offered)
-        if item:
-            yield from self._whole(item, "failed" if event.is_whole else "incomplete")
-        elif event.text:
+        """Nothing runs it, so it is one of the model's thoughts."""
+        if event.text:
             reasoning = self._reasoning()
             yield from self._add(reasoning)
             yield from reasoning.add(event.text)
@@ -241,9 +235,9 @@ class ResponseOutput:
         yield from self._add(item)
         self._calls[call] = item
 
-    def _whole(self, item: OutputItem, status: End = "completed") -> Iterator[Wire]:
+    def _whole(self, item: OutputItem) -> Iterator[Wire]:
         yield from self._add(item)
-        yield from item.end(status)
+        yield from item.end("completed")
 
     def _add(self, item: OutputItem) -> Iterator[Wire]:
         yield from self._end_text("completed")

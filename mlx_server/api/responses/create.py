@@ -97,7 +97,6 @@ async def create(
         new_response(body, record.id, stored=stored),
         seal=signer.seal if body.encrypts else None,
         summarizes=body.summary is not None,
-        offered=body.hosted_tools,
         table=resolved.parsed.table,
     )
     events = partial(events_of, connection, resolved.parsed)

@@ -291,10 +291,7 @@ def selected_tools(
         case mode:
             choice = mode or "auto"
     if choice != "none" and not (tools or servers):
-        unusable = list(without_use(params))
-        # a code interpreter alone says how calls are reported that gpt-oss makes by itself
-        if "code_interpreter" not in unusable:
-            check_usable(unusable)
+        check_usable(list(without_use(params)))
     if not servers:
         check_choice(choice, tools)
     return ToolSelection(table, tools, choice, servers)

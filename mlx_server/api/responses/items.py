@@ -41,8 +41,6 @@ PREFIXES = {
     "mcp_call": "mcp",
     "mcp_approval_request": "mcpr",
     "mcp_approval_response": "mcpa",
-    "code_interpreter_call": "ci",
-    "web_search_call": "ws",
 }
 
 

@@ -29,7 +29,6 @@ from mlx_server.api.responses.tools import (
     Choice,
     FreeformTool,
     FunctionTool,
-    HostedTools,
     McpTool,
     NamespacedTool,
     OtherTool,
@@ -155,12 +154,6 @@ class ResponsesBody(SamplingBody, ThinkingBody):
         """The kind of summary in which the client wants the reasoning too."""
         reasoning = self.reasoning
         return (reasoning.summary or reasoning.generate_summary) if reasoning else None
-
-    @property
-    def hosted_tools(self) -> HostedTools:
-        types = {tool.type for tool in self.tools or ()}
-        searches = any(each.startswith("web_search") for each in types)
-        return HostedTools(searches, "code_interpreter" in types)
 
     @property
     def logprobs(self) -> int | None:

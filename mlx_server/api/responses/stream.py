@@ -11,10 +11,9 @@ import msgspec
 from mlx_server.api.accumulator import arguments_object, logprob_json
 from mlx_server.api.freeform import FreeformInput
 from mlx_server.api.responses.items import Seal, Wire, new_item_id
-from mlx_server.api.responses.tools import HostedTools, OfferedTool
+from mlx_server.api.responses.tools import OfferedTool
 from mlx_server.events import (
     ApprovalRequested,
-    BuiltInCall,
     McpCallFinished,
     McpCallStarted,
     TokenLogprob,
@@ -22,10 +21,9 @@ from mlx_server.events import (
     ToolsListed,
 )
 from mlx_server.messages import EXTRA_CONTENT, Phase
-from mlx_server.tool_parsers.model_json import parsed
 
 Events = Iterator[Wire]
-End = Literal["completed", "incomplete", "failed"]
+End = Literal["completed", "incomplete"]
 
 
 class OutputItem:
@@ -223,7 +221,8 @@ class StreamedMcpCall(StreamedCall):
 
 
 class WholeItem(OutputItem):
-    """An item that is complete when it begins, with events of its own in between."""
+    """An item of an MCP server that is complete when it begins, with events of its own in between.
+    It has no status."""
 
     def __init__(
         self,
@@ -232,31 +231,26 @@ class WholeItem(OutputItem):
         fields: Wire,
         *,
         before: Wire | None = None,
-        events: Sequence[tuple[str, Wire]] = (),
+        events: Sequence[str] = (),
         id: str | None = None,
-        has_status: bool = True,
     ) -> None:
-        """`before`: the fields that differ while the item is in progress. `events`: their names and
-        fields, the first of which comes with the beginning."""
+        """`before`: the fields that differ while the item is in progress. `events`: their names,
+        the first of which comes with the beginning."""
         self.kind = kind
         super().__init__(output_index, id)
         self._fields, self._before = fields, before or {}
         self._events = events
-        self._has_status = has_status
 
     def wire(self) -> Wire:
-        head = self._head() if self._has_status else {"id": self.id, "type": self.kind}
         before = self._before if self.status == "in_progress" else {}
-        return {**head, **self._fields, **before}
+        return {"id": self.id, "type": self.kind, **self._fields, **before}
 
     def begin(self) -> Events:
         yield from super().begin()
-        for name, fields in self._events[:1]:
-            yield self._event(name, **fields)
+        yield from map(self._event, self._events[:1])
 
     def end(self, status: End) -> Events:
-        for name, fields in self._events[1:]:
-            yield self._event(name, **fields)
+        yield from map(self._event, self._events[1:])
         yield from super().end(status)
 
 
@@ -277,8 +271,7 @@ def tool_list(listed: ToolsListed, output_index: int) -> WholeItem:
         "mcp_list_tools",
         {"server_label": listed.server, "tools": tools, "error": listed.error},
         before={"tools": [], "error": None},
-        events=[("mcp_list_tools.in_progress", {}), (end, {})],
-        has_status=False,
+        events=["mcp_list_tools.in_progress", end],
     )
 
 
@@ -290,7 +283,7 @@ def approval_request(request: ApprovalRequested, output_index: int) -> WholeItem
         **_extra(request.extra_content),
     }
     kind = "mcp_approval_request"
-    return WholeItem(output_index, kind, fields, id=request.id, has_status=False)
+    return WholeItem(output_index, kind, fields, id=request.id)
 
 
 def _extra(extra: Mapping[str, Any] | None) -> Wire:
@@ -380,64 +373,3 @@ CLIENT_CALLS: dict[str, type[ClientCall]] = {
     "custom": StreamedCustomCall,
     "tool_search": StreamedToolSearch,
 }
-
-
-NO_CONTAINER = "auto"
-"""OpenAI's value for a container that does not exist yet; `container_id` is required."""
-
-
-def built_in_call(call: BuiltInCall, output_index: int, offered: HostedTools) -> WholeItem | None:
-    """The item for a call; None if the call belongs into the reasoning, as that of a tool does
-    that the client did not list."""
-    if offered.searches and (action := action_of(call)):
-        fields: Wire = {"action": action}
-        events: Sequence[tuple[str, Wire]] = [("web_search_call.in_progress", {})]
-        return WholeItem(output_index, "web_search_call", fields, events=events)
-    if offered.interprets and not call.tool.startswith("browser"):
-        code = call.text
-        written = [("code_interpreter_call_code.delta", {"delta": code})] if code else []
-        return WholeItem(
-            output_index,
-            "code_interpreter_call",
-            {"code": code, "container_id": NO_CONTAINER, "outputs": None},
-            before={"code": ""},
-            events=[
-                ("code_interpreter_call.in_progress", {}),
-                *written,
-                ("code_interpreter_call_code.done", {"code": code}),
-            ],
-        )
-    return None
-
-
-def action_of(call: BuiltInCall) -> Wire | None:
-    """The action of a browser call; None for other tools and for invalid arguments."""
-    arguments = _arguments(call)
-    if arguments is None:
-        return None
-    match call.tool:
-        case "browser.search":
-            return {"type": "search", **_only_texts(query=arguments.get("query"))}
-        case "browser.open":  # the id is a URL or the number of a link
-            return {"type": "open_page", **_only_texts(url=arguments.get("id"))}
-        case "browser.find":  # the URL of the page is not in the arguments
-            pattern = _only_texts(pattern=arguments.get("pattern"))
-            return {"type": "find_in_page", "pattern": "", "url": "", **pattern}
-    return None
-
-
-def _arguments(call: BuiltInCall) -> Wire | None:
-    try:
-        arguments = parsed(call.text or "{}")
-    except ValueError:
-        return None if call.is_whole else {}
-    return arguments if isinstance(arguments, dict) else None
-
-
-def _only_texts(**given: object) -> Wire:
-    """The values that are text. Lone surrogates, which a model may write, are replaced."""
-    return {
-        name: value.encode(errors="replace").decode()
-        for name, value in given.items()
-        if isinstance(value, str)
-    }

@@ -96,17 +96,6 @@ class OtherTool(WireModel):
         return self.type
 
 
-@dataclass(frozen=True, slots=True)
-class HostedTools:
-    """The tools hosted by OpenAI that the client listed."""
-
-    searches: bool = False
-    interprets: bool = False
-
-
-NOT_OFFERED = HostedTools()
-
-
 NamespacedTool = Annotated[
     Annotated[FunctionTool, Tag("<function>")]
     | Annotated[FreeformTool, Tag("<custom>")]

@@ -11,10 +11,9 @@ from starlette.testclient import TestClient
 
 from mlx_server.app import create_app
 from mlx_server.config.settings import ModelSettings, Settings
-from tests.api.responses_schema import Json, assert_response, assert_stream, timeless
+from tests.api.responses_schema import Json, assert_stream, timeless
 from tests.api.wire import ok
 from tests.mcp.playing import MODEL, Playing
-from tests.tables import cases
 
 PATH = "/v1/responses"
 OTHER = "other"
@@ -29,7 +28,8 @@ def built_in(tool: str, text: str, channel: str = "analysis") -> str:
     return f"<|channel|>{channel} to={tool} code<|message|>{text}"
 
 
-SEARCH = built_in("browser.search", '{"query": "cats", "topn": 3}')
+CATS = '{"query": "cats", "topn": 3}'
+SEARCH = built_in("browser.search", CATS)
 PYTHON = built_in("python", "print(1)\n")
 UNFRAMED = "It is so, and I go on for a while."
 FUNCTION: Json = {
@@ -38,7 +38,6 @@ FUNCTION: Json = {
     "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}},
 }
 SEARCHES: Json = {"type": "web_search"}
-INTERPRETER: Json = {"type": "code_interpreter", "container": {"type": "auto"}}
 
 REASONING = {"type": "reasoning", "text": "Hm."}
 COMMENTARY = {"type": "message", "phase": "commentary", "text": "I look it up."}
@@ -50,15 +49,8 @@ def reasoned(text: str, **more: str) -> Json:
     return {"type": "reasoning", "text": text, **more}
 
 
-def searched(status: str = "failed", **action: str) -> Json:
-    return {"type": "web_search_call", "status": status, "action": action}
-
-
 def incomplete(item: Json) -> Json:
     return {**item, "status": "incomplete"}
-
-
-CATS = searched(type="search", query="cats")
 
 
 OUTPUTS: dict[str, tuple[str, list[Json]]] = {
@@ -78,33 +70,19 @@ OUTPUTS: dict[str, tuple[str, list[Json]]] = {
     "final, cut": (THOUGHT + PREAMBLE + NEXT + FINAL, [REASONING, COMMENTARY, incomplete(ANSWER)]),
     "call, cut": (THOUGHT + CALL.removesuffix("}"), [incomplete(REASONING)]),
     "whole call, cut": (THOUGHT + CALL, [REASONING, FUNCTION_CALL]),
-    "search": (THOUGHT + SEARCH + NEXT + FINAL, [REASONING, CATS, ANSWER]),
+    "search": (THOUGHT + SEARCH + NEXT + FINAL, [REASONING, reasoned(CATS), ANSWER]),
     "search, cut": (
         built_in("browser.search", '{"query": "ca'),
-        [searched("incomplete", type="search")],
+        [incomplete(reasoned('{"query": "ca'))],
     ),
-    "only a search": (THOUGHT + SEARCH, [REASONING, CATS, {"type": "message", "text": ""}]),
+    "only a search": (
+        THOUGHT + SEARCH,
+        [REASONING, reasoned(CATS), {"type": "message", "text": ""}],
+    ),
     "search, then thought": (
         SEARCH + NEXT + "<|channel|>analysis<|message|>Hm.",
-        [CATS, REASONING, {"type": "message", "text": ""}],
+        [reasoned(CATS), REASONING, {"type": "message", "text": ""}],
     ),
-    "open": (
-        built_in("browser.open", '{"id": "https://example.com", "cursor": 1}') + NEXT + FINAL,
-        [searched(type="open_page", url="https://example.com"), ANSWER],
-    ),
-    "open again": (
-        built_in("browser.open", "") + NEXT + FINAL,
-        [searched(type="open_page"), ANSWER],
-    ),
-    "find": (
-        built_in("browser.find", '{"pattern": "cat", "cursor": 0}') + NEXT + FINAL,
-        [searched(type="find_in_page", pattern="cat", url=""), ANSWER],
-    ),
-    "half a character": (
-        built_in("browser.search", r'{"query": "\ud800"}') + NEXT + FINAL,
-        [searched(type="search", query="?"), ANSWER],
-    ),
-    "no JSON": (built_in("browser.search", "cats!") + NEXT + FINAL, [reasoned("cats!"), ANSWER]),
     "no such tool": (built_in("browser.click", "{}") + NEXT + FINAL, [reasoned("{}"), ANSWER]),
     "nothing at all": (built_in("python", "") + NEXT + FINAL, [ANSWER]),
     "code": (THOUGHT + PYTHON + NEXT + FINAL, [REASONING, reasoned("print(1)\n"), ANSWER]),
@@ -183,8 +161,7 @@ def without_call_ids(response: Json) -> Json:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OUTPUTS)
 def test_each_message_becomes_an_item(client: TestClient, name: str) -> None:
-    has_search = any(item["type"] == "web_search_call" for item in OUTPUTS[name][1])
-    response = assert_stream(streamed(client, name), is_open=not has_search)
+    response = assert_stream(streamed(client, name))
     assert summary(response) == OUTPUTS[name][1]
     assert (response["status"] == "incomplete") == name.endswith(", cut")
     assert without_call_ids(answered(client, name)) == without_call_ids(response)
@@ -199,27 +176,6 @@ def test_chat_has_all_texts_and_thoughts(client: TestClient, name: str) -> None:
     assert message["content"] == "\n".join(texts)
     thoughts = [item["text"] for item in items if item == REASONING]
     assert message.get("reasoning", "") == "\n".join(thoughts)
-
-
-@cases
-def test_code_is_a_call_where_there_is_an_interpreter(
-    client: TestClient, name: str, code: str, status: str
-) -> None:
-    response = answered(client, name, tools=[INTERPRETER])
-    assert_response(response, is_open=False)
-    (made,) = [item for item in summary(response) if item["type"] == "code_interpreter_call"]
-    assert (made["code"], made["status"], made["outputs"]) == (code, status, None)
-
-
-@pytest.mark.parametrize("name", ["search, cut", "only a search", "open"])
-def test_a_search_that_was_not_offered_is_no_item(client: TestClient, name: str) -> None:
-    found = summary(answered(client, name, tools=[FUNCTION]))
-    assert {item["type"] for item in found} <= {"reasoning", "message"}
-    assert [item["text"] for item in found if item["type"] == "message"] != ["Hm."]
-
-
-def test_browsing_is_not_code(client: TestClient) -> None:
-    assert summary(answered(client, "no such tool", tools=[INTERPRETER]))[0] == reasoned("{}")
 
 
 def test_what_was_offered_is_a_function_call(client: TestClient) -> None:
@@ -312,9 +268,8 @@ def test_commentary_closes_no_round(client: TestClient, engine: Playing) -> None
 
 
 def test_calls_of_what_runs_nowhere_are_passed_over(client: TestClient, engine: Playing) -> None:
-    tools = [FUNCTION, INTERPRETER]
     for name in ("search", "code"):
-        first = answered(client, name, tools=tools)
-        prompt = prompt_of(client, engine, [USER, *sent_back(first), USER], tools=tools)
+        first = answered(client, name)
+        prompt = prompt_of(client, engine, [USER, *sent_back(first), USER])
         asked = ASKED.format("final")
         assert prompt == asked + SO + asked + "<|start|>assistant"
