@@ -274,9 +274,6 @@ class McpTools:
     max_calls: int | None = None
 
 
-Streaming = Literal["live", "accumulate"]
-
-
 @dataclass(frozen=True, slots=True)
 class RepairPolicy:
     mistakes: bool = True
@@ -289,9 +286,6 @@ class RepairPolicy:
     loops: int | None = 6
     """How often the same tokens come in a row until the answer is ended. Less than 256 tokens count
     as that many. None never ends it."""
-    streaming: Streaming = "live"
-    """`accumulate`: a stream holds back calls and what can be checked, so that it too can be
-    repaired."""
 
 
 ALL_REPAIRS = RepairPolicy()

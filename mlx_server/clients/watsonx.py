@@ -276,10 +276,6 @@ class ModelInference:
         context: str | None = None,
     ) -> Iterator[Wire]:
         body = self._body(messages, params, tools, tool_choice, tool_choice_option)
-        if self._accumulates(body):
-            answer = self.chat(messages, params, tools, tool_choice, tool_choice_option, context)
-            yield from _as_chunks(answer)
-            return
         given, reader = self._streamed(body)
         for chunk in self.original.chat_stream(**given, **_without_none(context=context)):
             yield from reader.feed(chunk)
@@ -295,12 +291,6 @@ class ModelInference:
         context: str | None = None,
     ) -> AsyncIterator[Wire]:
         body = self._body(messages, params, tools, tool_choice, tool_choice_option)
-        if self._accumulates(body):
-            for chunk in _as_chunks(
-                await self.achat(messages, params, tools, tool_choice, tool_choice_option, context)
-            ):
-                yield chunk
-            return
         given, reader = self._streamed(body)
         stream = self.original.achat_stream(**given, **_without_none(context=context))
         stream = await stream if hasattr(stream, "__await__") else stream
@@ -407,12 +397,6 @@ class ModelInference:
         gateway = self._gateway
         return _arguments(gateway.described(body)), gateway.stream(body)
 
-    def _accumulates(self, body: Wire) -> bool:
-        """Whether a stream is sent only after the complete answer was checked."""
-        return self.repair.streaming == "accumulate" and (
-            "tools" in body or "response_format" in body
-        )
-
     def _cleaned(self, response: Any, prompt: Any) -> Any:
         text, prompt_end = _generated_text(response), prompt if isinstance(prompt, str) else ""
         return _with_text(response, self._text_of(text, prompt_end) or self._text_of(text))
@@ -449,19 +433,6 @@ def _params_dict(params: Any) -> Wire | None:
         return params
     fields: Wire = params.to_dict()
     return fields
-
-
-def _as_chunks(answer: Wire) -> Iterator[Wire]:
-    """A complete answer as a stream of one chunk for each choice."""
-    head = {name: value for name, value in answer.items() if name != "usage"}
-    for index, choice in enumerate(answer["choices"]):
-        message = dict(choice["message"])
-        calls = enumerate(message.pop("tool_calls", ()))
-        if numbered := [{"index": number, **call} for number, call in calls]:
-            message["tool_calls"] = numbered
-        rest = {name: value for name, value in choice.items() if name != "message"}
-        yield {**head, "choices": [{"index": index, **rest, "delta": message}]}
-    yield {**answer, "choices": []}
 
 
 def _generated_text(response: Any) -> str:

@@ -288,7 +288,7 @@ def _parser(prepared: PreparedModel, index: int, row: Generate, request: Generat
     if not isinstance(prompt, Conversation):  # a text completion has no reasoning or calls
         return TextParser(ParseContext(index))
     context = parse_context(prepared, prompt, row.prompt, index)
-    if row.grammar is None or prepared.spec.repair.streaming == "accumulate":
+    if row.grammar is None:
         context = replace(context, holds_calls=True)
     if request.tool_choice == "none":  # then a call in the output is text
         context = replace(context, tools=())

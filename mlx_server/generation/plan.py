@@ -214,11 +214,10 @@ def _longest(prepared: PreparedModel, request: GenerateRequest, row: Generate) -
 
 def may_retry(prepared: PreparedModel, request: GenerateRequest) -> bool:
     """Whether an answer that breaks its format may be generated again."""
-    repair = prepared.spec.repair
     if any(isinstance(each, Conversation) and each.continued for each in request.prompts):
         return False  # the begun message can't be taken back
-    is_buffered = request.buffered or repair.streaming == "accumulate"
-    return bool(is_buffered and repair.retries and request.format and unenforced(request.format))
+    may_repeat = request.buffered and prepared.spec.repair.retries
+    return bool(may_repeat and request.format and unenforced(request.format))
 
 
 def _ignored(

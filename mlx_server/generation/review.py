@@ -249,10 +249,7 @@ class Review:
         self._begun = begun.content if begun else ""
         """The text of a message that this answer continues. It can't be changed any more, so the
         answer is checked but neither repaired nor generated again."""
-        is_held = request.buffered or policy.streaming == "accumulate"
-        self._is_buffered = not self._begun and (
-            (unchecked and is_held) or (holds_all and request.buffered)
-        )
+        self._is_buffered = request.buffered and not self._begun and (unchecked or holds_all)
         self._buffered: list[Event] = []
         self._repairs: set[Repaired] = set()
         """The repairs that were reported of any attempt."""

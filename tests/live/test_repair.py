@@ -87,17 +87,14 @@ def models(folder: Path, _: object) -> Models:
     transcript(folder / "insists.jsonl", [{"output": SAID[0]["output"]}])
     model = {"source": "replay:said.jsonl", "family": "qwen3"}
     short = {**model, "defaults": {"max_tokens": LIMIT}}
-    held = {"repair": {"streaming": "accumulate"}}
     return {
         "live": model,
         "free": {**model, "constrain_calls": False},
         "stubborn": {**model, "source": "replay:insists.jsonl"},
-        "held": {**model, **held},
         "once": {**model, "repair": {"retries": 0}},
         "as written": {**model, "repair": {"mistakes": False}},
         "patient": {**model, "repair": {"loops": "off"}},
         "short": short,
-        "short_held": {**short, **held},
         "short_narrow": {**short, "context_length": CONTEXT},
     }
 
@@ -157,11 +154,6 @@ def test_what_was_streamed_is_not_made_again(client: OpenAI) -> None:
     assert unmet(last) == REPEATED
 
 
-def test_a_stream_that_is_held_back_is_mended(client: OpenAI) -> None:
-    mended = ("Once more.", "[1, 2]", [("schema", "content")])
-    assert streamed(client, "held", response_format=FORMAT) == mended
-
-
 def test_a_call_in_reasoning_is_made_and_is_never_the_text(client: OpenAI) -> None:
     tools = [{"type": "function", "function": {"name": "now"}}]
     offered, alone = asked(client, "live", "Call", tools=tools), asked(client, "live", "Call")
@@ -214,16 +206,16 @@ CUT = [("cut", "content")]
 
 @both_ways
 @pytest.mark.parametrize(
-    ("model", "more"),
-    [("short", REPORTED), ("short", LOOSE), ("short_held", LOOSE)],
-    ids=["strict", "not strict", "held back"],
+    "more",
+    [REPORTED, LOOSE],
+    ids=["strict", "not strict"],
 )
 def test_json_that_a_limit_cuts_short_goes_on(
-    server: LiveServer, client: OpenAI, model: str, more: Any, stream: bool
+    server: LiveServer, client: OpenAI, more: Any, stream: bool
 ) -> None:
-    counted = f'mlx_server_repairs_total{{model="{model}",what="cut"}}'
+    counted = 'mlx_server_repairs_total{model="short",what="cut"}'
     before = metric(server, counted)
-    found = ends(client, model, TOWN, stream, **more)
+    found = ends(client, "short", TOWN, stream, **more)
     assert found == (LONG, "stop", len(LONG) + 1, CUT)
     assert metric(server, counted) == before + 1
 
@@ -293,10 +285,9 @@ def test_a_stream_shows_no_call_that_breaks_later(client: OpenAI) -> None:
     assert streamed_calls(client, "free", "Torn") == ("", TORN_CALL)
 
 
-def test_a_call_is_the_same_in_a_stream_that_is_held_back(client: OpenAI) -> None:
-    for model in ("live", "held"):
-        calls, text = streamed_calls(client, model, "Whole")
-        assert (calls, text) == ('weather{"city": "Oslo", "days": 2}', "")
+def test_a_call_streams(client: OpenAI) -> None:
+    calls, text = streamed_calls(client, "live", "Whole")
+    assert (calls, text) == ('weather{"city": "Oslo", "days": 2}', "")
 
 
 @pytest.mark.parametrize("stream", [False, True])

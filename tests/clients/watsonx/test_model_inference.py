@@ -3,7 +3,7 @@
 import asyncio
 import importlib.util
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -11,14 +11,10 @@ import pytest
 from mlx_server.clients import watsonx
 from mlx_server.clients.watsonx import ModelInference
 from mlx_server.errors import GenerationFailed, SettingsError
-from mlx_server.requests import ALL_REPAIRS
 from tests.clients.recorded import WEATHER, Wire, chunks, completion, recorded
-from tests.clients.watsonx.made import ANSWERED, ASKED, LEAKED, at
+from tests.clients.watsonx.made import ANSWERED, ASKED, at
 from tests.clients.watsonx.signatures import METHODS, signatures
 from tests.clients.watsonx.signatures import recorded as recorded_signatures
-
-ACCUMULATE = replace(ALL_REPAIRS, streaming="accumulate")
-
 
 SCHEMA = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
 
@@ -137,19 +133,6 @@ def test_tools_are_described_in_the_prompt_where_they_are_ignored() -> None:
     assert found["choices"][0]["finish_reason"] == "tool_calls"
     assert set(vendors.calls[0]) == {"messages", "params"}
     assert "mlx_server" not in found
-
-
-def test_a_stream_that_is_held_back_has_the_call_in_one_chunk() -> None:
-    model = ModelInference.around(Vendors([completion(LEAKED)] * 2), repair=ACCUMULATE)
-
-    async def gathered() -> list[Wire]:
-        return [each async for each in model.achat_stream(ASKED, tools=[WEATHER])]
-
-    for found in (list(model.chat_stream(ASKED, tools=[WEATHER])), asyncio.run(gathered())):
-        (choice,) = (choice for chunk in found for choice in chunk["choices"])
-        (made,) = choice["delta"]["tool_calls"]
-        assert made["function"] == {"name": "get_weather", "arguments": '{"city": "Paris"}'}
-        assert (choice["delta"]["content"], choice["finish_reason"]) == (None, "tool_calls")
 
 
 def test_generated_texts_are_without_thoughts() -> None:
