@@ -116,6 +116,8 @@ def _item_bytes(item: Item) -> int:
 
 LARGE_BYTES = 64 << 10
 
+LONG_FIELDS = {"prompt", "tokens", "inputs", "pictures"}
+
 
 def encoded(command: Command) -> msgspec.Raw:
     """Encodes a command. Raises an error if the engine could not read it, which would end it.
@@ -126,15 +128,8 @@ def encoded(command: Command) -> msgspec.Raw:
     payload = messages.encode_command(command)
     tried = payload
     if len(payload) > LARGE_BYTES:
-        match command:
-            case Generate():
-                tried = messages.encode_command(
-                    msgspec.structs.replace(command, prompt=[], pictures=[])
-                )
-            case messages.ComputeAhead():
-                tried = messages.encode_command(msgspec.structs.replace(command, prompt=[]))
-            case Embed():
-                tried = messages.encode_command(msgspec.structs.replace(command, inputs=[]))
+        left_out = {name: [] for name in LONG_FIELDS.intersection(command.__struct_fields__)}
+        tried = messages.encode_command(msgspec.structs.replace(command, **left_out))
     messages.decode_command(tried)
     return msgspec.Raw(payload)
 

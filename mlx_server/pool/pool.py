@@ -30,7 +30,6 @@ from mlx_server.engine.supervisor import Supervisor
 from mlx_server.errors import BadRequest, Overloaded, ServerError
 from mlx_server.events import Event
 from mlx_server.fair_queue import address_of
-from mlx_server.families.base import ModelFamily
 from mlx_server.models.adapter_catalog import AdapterLocation
 from mlx_server.models.adapter_reader import AdapterSpec
 from mlx_server.pool.adapters import LeasedAdapter, allowed_folder, catalog_of, find_adapter
@@ -354,11 +353,6 @@ class Pool:
                 param="model",
             )
         return await self.engine_of(entry.spec.id).preparation.prepared(entry)
-
-    async def family(self, name: str) -> ModelFamily:
-        """The family of the model with this id or alias, whose files are read if necessary."""
-        entry = self.models.find(name)
-        return entry.upstream.family if entry.upstream else (await self.prepared(name)).family
 
     async def adapter(self, prepared: PreparedModel, name: str) -> LeasedAdapter:
         """Finds an adapter by name or path, and reads its files if they have changed."""

@@ -17,6 +17,7 @@ from mlx_server.engine import messages
 from mlx_server.engine.client import EngineClient
 from mlx_server.engine.messages import (
     Admitted,
+    ComputeAhead,
     Generate,
     LoadModel,
     ModelLoadFailed,
@@ -256,6 +257,7 @@ async def test_messages_of_megabytes_pass_both_ways(tiny_path: Path) -> None:
                 pieces = [item for item in await feed.take() if isinstance(item, PromptLogprobs)]
                 tops += [len(entry.top) for piece in pieces for entry in piece.logprobs]
         assert set(tops) == {320}
+        engine.compute_ahead(ComputeAhead("tiny", [5] * 10**6, most=100))
 
 
 @asynchronous

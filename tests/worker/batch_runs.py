@@ -119,7 +119,7 @@ class Run:
         assert not self.batch
         assert self.batch.waiting == 0
         assert not self.batch.rows
-        assert not self.batch.decoder.caches
+        assert not self.batch.decoding
         assert self.batch.step() == StepResult()
 
 

@@ -40,15 +40,6 @@ class Draft:
         kinds, chances = self.kinds[:length], self.chances[:length]
         return replace(self, tokens=self.tokens[:length], kinds=kinds, chances=chances)
 
-    def after(self, token: int) -> "Draft | None":
-        """Returns what is left once its first token has come; None if another one came."""
-        if len(self.tokens) < 2 or self.tokens[0] != token:
-            return None
-        given = self.chances[0] if self.chances else 1.0
-        chances = [chance / max(given, 1e-9) for chance in self.chances[1:]]
-        tokens, kinds = self.tokens[1:], self.kinds[1:]
-        return Draft(tokens, self.source, self.match + 1, kinds, chances, self.pace)
-
 
 class Drafter(Protocol):
     """Drafts for one row."""
