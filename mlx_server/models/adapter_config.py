@@ -88,21 +88,32 @@ class AdapterConfig:
         return float(alpha / (math.sqrt(rank) if self.settings.get("use_rslora") else rank))
 
 
+class Misfit(Exception):
+    """What is wrong with an adapter: the rest of a sentence about it, and a remedy."""
+
+
 def read_config(folder: Path, text: bytes) -> AdapterConfig:
     """text: the file's content. Raises AdapterInvalid."""
+    try:
+        return _config(folder, text)
+    except Misfit as misfit:
+        raise invalid(folder, misfit) from None
+
+
+def _config(folder: Path, text: bytes) -> AdapterConfig:
     try:
         config = json.loads(text)
     except (ValueError, RecursionError):
         what = other_kind(text) or "is not JSON. Copy it again"
-        raise invalid(folder, f"is damaged: {CONFIG} {what}") from None
+        raise Misfit(f"is damaged: {CONFIG} {what}") from None
     if not isinstance(config, dict):
-        raise _config_error(folder, "should be a JSON object")
+        raise _config_error("should be a JSON object")
     format = format_of(folder, config)
     peft = format == "peft"
     base = (not peft and config.get("model")) or config.get("base_model_name_or_path")
     return AdapterConfig(
         format=format,
-        kind=_peft_kind(folder, config) if peft else _mlx_kind(folder, config),
+        kind=_peft_kind(config) if peft else _mlx_kind(config),
         base=base if isinstance(base, str) and base else None,
         rank=_one_rank(config, peft),
         settings=config,
@@ -123,8 +134,7 @@ def plain_path(layer: str) -> str:
     return layer[prefix.end() :] if (prefix := OUTER_NAMES.match(layer)) else layer
 
 
-def invalid(folder: Path, what: str) -> AdapterInvalid:
-    """what: the rest of the sentence, and a remedy."""
+def invalid(folder: Path, what: str | Misfit) -> AdapterInvalid:
     return AdapterInvalid(f"Adapter {folder.name!r} {what}.")
 
 
@@ -135,72 +145,68 @@ def _one_rank(config: Mapping[str, Any], peft: bool) -> int | None:
     return None if config.get("rank_pattern") else config["r"]
 
 
-def _config_error(folder: Path, what: str) -> AdapterInvalid:
-    return invalid(folder, f"is refused: {CONFIG} {what}")
+def _config_error(what: str) -> Misfit:
+    return Misfit(f"is refused: {CONFIG} {what}")
 
 
-def _mlx_kind(folder: Path, config: Mapping[str, Any]) -> Kind:
+def _mlx_kind(config: Mapping[str, Any]) -> Kind:
     kind = config.get("fine_tune_type", "lora")
     if kind == "full":
-        raise invalid(
-            folder,
+        raise Misfit(
             "is a full fine-tune and not LoRA weights. Fuse it into its base with `mlx_lm.fuse` "
-            "and serve that as a model",
+            "and serve that as a model"
         )
     if kind not in ("lora", "dora"):
         raise _config_error(
-            folder, f"has the fine_tune_type {_shown(kind)}; only lora and dora can be served"
+            f"has the fine_tune_type {_shown(kind)}; only lora and dora can be served"
         )
     parameters = config.get("lora_parameters")
     if not isinstance(parameters, dict):
-        raise _config_error(folder, "has no `lora_parameters`: was it saved by mlx-lm?")
+        raise _config_error("has no `lora_parameters`: was it saved by mlx-lm?")
     if "scale" not in parameters and "alpha" in parameters:
-        raise _config_error(
-            folder, "has `alpha` in lora_parameters where mlx-lm's `scale` should be"
-        )
+        raise _config_error("has `alpha` in lora_parameters where mlx-lm's `scale` should be")
     if type(config.get("num_layers", config.get("lora_layers"))) is not int:  # the older name
-        raise _config_error(folder, "should have a whole number as `num_layers`")
-    _rank_in(folder, parameters, "rank")
-    _number(folder, parameters, "scale")
+        raise _config_error("should have a whole number as `num_layers`")
+    _rank_in(parameters, "rank")
+    _number(parameters, "scale")
     keys = parameters.get("keys")
     if keys is not None and not _are_texts(keys):
-        raise _config_error(folder, "should have a list of names as `keys`")
+        raise _config_error("should have a list of names as `keys`")
     return "dora" if kind == "dora" else "lora"
 
 
-def _peft_kind(folder: Path, config: Mapping[str, Any]) -> Kind:
+def _peft_kind(config: Mapping[str, Any]) -> Kind:
     if config["peft_type"] != "LORA":
         raise _config_error(
-            folder, f"has the peft_type {_shown(config['peft_type'])}; only LORA can be served"
+            f"has the peft_type {_shown(config['peft_type'])}; only LORA can be served"
         )
     for name in PEFT_EXTRAS:
         if config.get(name):
-            raise _config_error(folder, f"uses `{name}`, which can't be served. Train without it")
+            raise _config_error(f"uses `{name}`, which can't be served. Train without it")
     if CHANGES_BASE.match(str(way := config.get("init_lora_weights"))):
         raise _config_error(
-            folder,
             f"has the init_lora_weights {_shown(way)}: it fits only weights that PEFT has changed "
-            "with it. Save it with `path_initial_model_for_weight_conversion`",
+            "with it. Save it with `path_initial_model_for_weight_conversion`"
         )
     if config.get("bias", "none") != "none":
-        raise _config_error(folder, "trains biases. Train with `bias` none")
-    _rank_in(folder, config, "r")
-    _number(folder, config, "lora_alpha")
+        raise _config_error("trains biases. Train with `bias` none")
+    _rank_in(config, "r")
+    _number(config, "lora_alpha")
     targets = config.get("target_modules")
     if targets is not None and not isinstance(targets, str) and not _are_texts(targets):
-        raise _config_error(folder, "should have names as `target_modules`")
+        raise _config_error("should have names as `target_modules`")
     for name in ("rank_pattern", "alpha_pattern"):
         pattern = config.get(name) or {}
         if not isinstance(pattern, dict):
-            raise _config_error(folder, f"should have an object as `{name}`")
+            raise _config_error(f"should have an object as `{name}`")
         for key in pattern:
             if name == "rank_pattern":  # whose expressions don't matter: tensors show their ranks
-                _rank_in(folder, pattern, key)
+                _rank_in(pattern, key)
             elif not LAYER_NAME.fullmatch(key):  # a hostile expression could run for ever
                 what = f"has {_shown(key)} in `{name}`, which is not the name of a layer"
-                raise _config_error(folder, what)
+                raise _config_error(what)
             else:
-                _number(folder, pattern, key)
+                _number(pattern, key)
     return "dora" if config.get("use_dora") else "lora"
 
 
@@ -208,19 +214,17 @@ def _are_texts(values: object) -> bool:
     return isinstance(values, list) and all(isinstance(value, str) for value in values)
 
 
-def _number(folder: Path, config: Mapping[str, Any], name: str) -> None:
+def _number(config: Mapping[str, Any], name: str) -> None:
     value: Any = config.get(name)
     if type(value) not in (int, float) or not -LARGEST <= value <= LARGEST:  # nor a NaN
-        raise _config_error(
-            folder, f"should have a number as `{name[:100]}`, but has {_shown(value)}"
-        )
+        raise _config_error(f"should have a number as `{name[:100]}`, but has {_shown(value)}")
 
 
-def _rank_in(folder: Path, config: Mapping[str, Any], name: str) -> None:
+def _rank_in(config: Mapping[str, Any], name: str) -> None:
     value = config.get(name)
     if type(value) is not int or not 1 <= value <= limits.ADAPTER_RANK:
         what = f"should have a rank from 1 to {limits.ADAPTER_RANK} as `{name[:100]}`, but has "
-        raise _config_error(folder, what + _shown(value))
+        raise _config_error(what + _shown(value))
 
 
 def _shown(value: object) -> str:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import BinaryIO
 
 from mlx_server import limits
-from mlx_server.errors import AdapterInvalid
 from mlx_server.models.adapter_config import (
     CONFIG,
     MLX_WEIGHTS,
@@ -20,6 +19,7 @@ from mlx_server.models.adapter_config import (
     AdapterConfig,
     Format,
     Kind,
+    Misfit,
     invalid,
     plain_path,
     read_config,
@@ -94,12 +94,21 @@ def read_adapter(
     complete: `base_shapes` has all layers of the model. Otherwise unknown layers pass here, and the
     engine, which knows their final names, checks them.
     """
+    try:
+        return _read(folder, base_shapes or {}, complete=complete)
+    except Misfit as misfit:
+        raise invalid(folder, misfit) from None
+
+
+def _read(
+    folder: Path, base_shapes: Mapping[str, tuple[int, ...]], *, complete: bool
+) -> AdapterSpec:
     if folder.is_file():
-        raise invalid(folder, f"is a file. Give the folder that it is in, which also has {CONFIG}")
+        raise Misfit(f"is a file. Give the folder that it is in, which also has {CONFIG}")
     stamp = stamp_of(folder)
     config_file = _file(folder, CONFIG)
     if config_file is None:
-        raise invalid(folder, f"has no {CONFIG}. Copy the one that was saved with the weights")
+        raise Misfit(f"has no {CONFIG}. Copy the one that was saved with the weights")
     text = _config_text(folder, config_file)
     config = read_config(folder, text)
     weights = _weights_file(folder, PEFT_WEIGHTS if config.format == "peft" else MLX_WEIGHTS)
@@ -107,16 +116,16 @@ def read_adapter(
         with open_regular(weights) as file:
             size = os.fstat(file.fileno()).st_size
             header = read_header(file, size, limits.ADAPTER_HEADER_BYTES)
-            pairs = _pairs(folder, config, header)
-            rank = max(_rank(folder, config, pair) for pair in pairs)
-            _check_shapes(folder, config.format, pairs, base_shapes or {}, complete)
-            digest = _digest(folder, text, file, header)
+            pairs = _pairs(config, header)
+            rank = max(_rank(config, pair) for pair in pairs)
+            _check_shapes(config.format, pairs, base_shapes, complete)
+            digest = _digest(text, file, header)
     except NoWeights as error:
-        raise invalid(folder, f"can't be read: {weights.name} {error}") from None
+        raise Misfit(f"can't be read: {weights.name} {error}") from None
     except BadHeader as error:
-        raise invalid(folder, f"is damaged: {weights.name} {error}. Copy it again") from None
+        raise Misfit(f"is damaged: {weights.name} {error}. Copy it again") from None
     except OSError as error:
-        raise _unreadable(folder, weights.name, error) from None
+        raise _unreadable(weights.name, error) from None
     tensors = [each[1] for pair in pairs for each in (pair.a, pair.b, pair.m) if each]
     nbytes = sum(tensor.end - tensor.begin for tensor in tensors)
     return AdapterSpec(
@@ -132,8 +141,8 @@ def read_adapter(
     )
 
 
-def _unreadable(folder: Path, file: str, error: OSError) -> AdapterInvalid:
-    return invalid(folder, f"can't be read: {file}: {error.strerror}. Check its permissions")
+def _unreadable(file: str, error: OSError) -> Misfit:
+    return Misfit(f"can't be read: {file}: {error.strerror}. Check its permissions")
 
 
 def names_in(folder: Path) -> list[str]:
@@ -148,11 +157,9 @@ def _config_text(folder: Path, file: Path) -> bytes:
         with open_regular(file) as opened:
             text = opened.read(limits.ADAPTER_CONFIG_BYTES + 1)
     except OSError as error:
-        raise _unreadable(folder, CONFIG, error) from None
+        raise _unreadable(CONFIG, error) from None
     if len(text) > limits.ADAPTER_CONFIG_BYTES:
-        raise invalid(
-            folder, f"is refused: {CONFIG} is larger than {limits.ADAPTER_CONFIG_BYTES:,} bytes"
-        )
+        raise Misfit(f"is refused: {CONFIG} is larger than {limits.ADAPTER_CONFIG_BYTES:,} bytes")
     return text
 
 
@@ -162,12 +169,11 @@ def _file(folder: Path, name: str) -> Path | None:
     if not os.path.lexists(path):
         return None
     if not is_own(path, folder):
-        raise invalid(
-            folder,
-            f"is not all in its folder: {name} is a link to outside of it. Copy the file there",
+        raise Misfit(
+            f"is not all in its folder: {name} is a link to outside of it. Copy the file there"
         )
     if not path.is_file():
-        raise invalid(folder, f"is damaged: {name} is not a file. Copy the adapter again")
+        raise Misfit(f"is damaged: {name} is not a file. Copy the adapter again")
     return path
 
 
@@ -175,10 +181,9 @@ def _weights_file(folder: Path, name: str) -> Path:
     if (path := _file(folder, name)) is not None:
         return path
     if pickles := [name for name in names_in(folder) if name.endswith(PICKLES)]:
-        raise invalid(
-            folder,
+        raise Misfit(
             f"has its weights only in {pickles[0]}, which is never opened because such files can "
-            f"run code. Save them as {name}",
+            f"run code. Save them as {name}"
         )
     others = [other for other in names_in(folder) if other.endswith(".safetensors")]
     remedy = "Copy it there"
@@ -186,69 +191,62 @@ def _weights_file(folder: Path, name: str) -> Path:
         is_other_format = others[-1] in (MLX_WEIGHTS, PEFT_WEIGHTS)
         what = f"Copy the {CONFIG} that belongs to" if is_other_format else "Rename"
         remedy = f"{what} {others[-1][:100]}"
-    raise invalid(folder, f"has no {name}. {remedy}")
+    raise Misfit(f"has no {name}. {remedy}")
 
 
-def _pairs(folder: Path, config: AdapterConfig, header: TensorsHeader) -> list[_LoraNames]:
+def _pairs(config: AdapterConfig, header: TensorsHeader) -> list[_LoraNames]:
     layers: dict[str, dict[str, tuple[str, Tensor]]] = {}
     for name, tensor in header.tensors.items():
         match = TENSORS[config.format].fullmatch(name)
         if match is None:
-            raise invalid(folder, f"is refused: its tensor {name[:200]!r} is not a LoRA tensor")
+            raise Misfit(f"is refused: its tensor {name[:200]!r} is not a LoRA tensor")
         part = PARTS.get(match[2], match[2])
         if part in layers.setdefault(match[1], {}):
-            raise invalid(folder, f"is refused: it has the tensor {name[:200]!r} under two names")
+            raise Misfit(f"is refused: it has the tensor {name[:200]!r} under two names")
         layers[match[1]][part] = name, tensor
-        _check_tensor(folder, name, tensor)
+        _check_tensor(name, tensor)
     if not layers:
-        raise invalid(folder, "is empty: its weights have no tensors. Train or copy it again")
-    return [_pair(folder, layer, parts, config.kind) for layer, parts in layers.items()]
+        raise Misfit("is empty: its weights have no tensors. Train or copy it again")
+    return [_pair(layer, parts, config.kind) for layer, parts in layers.items()]
 
 
-def _check_tensor(folder: Path, name: str, tensor: Tensor) -> None:
+def _check_tensor(name: str, tensor: Tensor) -> None:
     if tensor.dtype not in EXPONENTS:
-        raise invalid(
-            folder,
+        raise Misfit(
             f"is refused: its tensor {name[:200]!r} has the type {tensor.dtype}. "
-            f"Save it as one of {', '.join(EXPONENTS)}",
+            f"Save it as one of {', '.join(EXPONENTS)}"
         )
     if not all(tensor.shape):
-        raise invalid(folder, f"is refused: its tensor {name[:200]!r} is empty")
+        raise Misfit(f"is refused: its tensor {name[:200]!r} is empty")
 
 
-def _pair(
-    folder: Path, layer: str, parts: Mapping[str, tuple[str, Tensor]], kind: Kind
-) -> _LoraNames:
+def _pair(layer: str, parts: Mapping[str, tuple[str, Tensor]], kind: Kind) -> _LoraNames:
     for part in ("lora_a", "lora_b") + (("m",) if kind == "dora" else ()):
         if part not in parts:
             what = "DoRA magnitude" if part == "m" else f"{part}, one half of the LoRA pair,"
-            raise invalid(folder, f"is refused: it has no {what} for the layer {layer[:200]!r}")
+            raise Misfit(f"is refused: it has no {what} for the layer {layer[:200]!r}")
     if kind == "lora" and "m" in parts:
-        raise invalid(
-            folder, f"is refused: {parts['m'][0]!r} is a DoRA tensor, but {CONFIG} says LoRA"
-        )
+        raise Misfit(f"is refused: {parts['m'][0]!r} is a DoRA tensor, but {CONFIG} says LoRA")
     pair = _LoraNames(layer, parts["lora_a"], parts["lora_b"], parts.get("m"))
     a, b = pair.a[1].shape, pair.b[1].shape
     if len(a) not in (2, 3) or len(a) != len(b) or (len(a) == 3 and a[0] != b[0]):
-        raise invalid(
-            folder,
-            f"is refused: its tensors {pair.a[0]!r} {a} and {pair.b[0]!r} {b} are not a pair",
+        raise Misfit(
+            f"is refused: its tensors {pair.a[0]!r} {a} and {pair.b[0]!r} {b} are not a pair"
         )
     return pair
 
 
-def _rank(folder: Path, config: AdapterConfig, pair: _LoraNames) -> int:
+def _rank(config: AdapterConfig, pair: _LoraNames) -> int:
     """The rank of a pair. Raises AdapterInvalid if tensors and config disagree on it."""
     a, b = _inner(config.format, pair)
     if a != b or a > limits.ADAPTER_RANK:
         shapes = f"{pair.a[0]!r} {pair.a[1].shape} and {pair.b[0]!r} {pair.b[1].shape}"
         what = "differ in rank" if a != b else f"have a rank over {limits.ADAPTER_RANK}"
-        raise invalid(folder, f"is refused: its tensors {shapes} {what}")
+        raise Misfit(f"is refused: its tensors {shapes} {what}")
     if config.rank not in (None, a):
-        raise invalid(
-            folder,
+        raise Misfit(
             f"is refused: its tensor {pair.a[0]!r} {pair.a[1].shape} has the rank {a}, but "
-            f"{CONFIG} says {config.rank}. Copy both files of the same training run",
+            f"{CONFIG} says {config.rank}. Copy both files of the same training run"
         )
     return a
 
@@ -272,7 +270,6 @@ def _outer(format: Format, pair: _LoraNames) -> tuple[int, ...]:
 
 
 def _check_shapes(
-    folder: Path,
     format: Format,
     pairs: Sequence[_LoraNames],
     base_shapes: Mapping[str, tuple[int, ...]],
@@ -288,16 +285,15 @@ def _check_shapes(
     for layer in unknown:
         # PEFT uses the names of transformers, where one of mlx-lm's layers may be several.
         if _number_of(layer) > last >= 0 or (complete and format == "mlx"):
-            raise invalid(folder, f"is for another model: this one has no layer {layer[:200]!r}")
+            raise Misfit(f"is for another model: this one has no layer {layer[:200]!r}")
     if complete and len(unknown) == len(pairs) and not any(map(REARRANGED.search, unknown)):
-        raise invalid(folder, f"is for another model: it has no layer {unknown[0][:200]!r}")
+        raise Misfit(f"is for another model: it has no layer {unknown[0][:200]!r}")
     for pair in pairs:
         shape = shapes.get(plain_path(pair.layer))
         if shape and not _fits(pair, _outer(format, pair), shape, complete):
-            raise invalid(
-                folder,
+            raise Misfit(
                 f"is for another model: its tensors {pair.a[0]!r} {pair.a[1].shape} and "
-                f"{pair.b[0]!r} {pair.b[1].shape} don't fit a layer of the shape {shape}",
+                f"{pair.b[0]!r} {pair.b[1].shape} don't fit a layer of the shape {shape}"
             )
 
 
@@ -316,7 +312,7 @@ def _fits(pair: _LoraNames, outer: tuple[int, ...], shape: tuple[int, ...], comp
     return pair.m is None or math.prod(pair.m[1].shape) in (outer[-2], shape[-2])
 
 
-def _digest(folder: Path, config: bytes, file: BinaryIO, header: TensorsHeader) -> str:
+def _digest(config: bytes, file: BinaryIO, header: TensorsHeader) -> str:
     """The digest of both files; in the same pass it checks that all weights are finite."""
     import numpy as np  # here, since it takes 0.1 s, and most servers read no adapter
 
@@ -330,10 +326,9 @@ def _digest(folder: Path, config: bytes, file: BinaryIO, header: TensorsHeader) 
             bits, exponent = EXPONENTS[tensor.dtype]
             values = np.frombuffer(chunk, bits)
             if np.any(np.bitwise_and(values, values.dtype.type(exponent)) == exponent):
-                raise invalid(
-                    folder,
+                raise Misfit(
                     f"is damaged: its tensor {name[:200]!r} has values that are not finite. "
-                    "Train it again, with a lower learning rate",
+                    "Train it again, with a lower learning rate"
                 )
     return digest.hexdigest()
 
