@@ -128,8 +128,9 @@ def encoded(command: Command) -> msgspec.Raw:
     payload = messages.encode_command(command)
     tried = payload
     if len(payload) > LARGE_BYTES:
-        left_out = {name: [] for name in LONG_FIELDS.intersection(command.__struct_fields__)}
-        tried = messages.encode_command(msgspec.structs.replace(command, **left_out))
+        names = LONG_FIELDS.intersection(command.__struct_fields__)
+        short = msgspec.structs.replace(command, **dict.fromkeys(names, ()))
+        tried = messages.encode_command(short)
     messages.decode_command(tried)
     return msgspec.Raw(payload)
 
@@ -157,7 +158,7 @@ class Outbox:
 
 
 class PendingReplies:
-    """Futures of replies, by a key: the command's type, and the names of its model and adapter.
+    """Futures of replies, by a key: the names of the command's type, its model and its adapter.
 
     The replies to one key come in the order of its commands. No two commands share a reply: what
     one of them loaded may be unloaded by the next.
@@ -182,30 +183,16 @@ class PendingReplies:
         """Gives a report to the command that it replies to, if it replies to one."""
         match report:
             case messages.ModelLoaded(model):
-                self._succeed((messages.LoadModel, model), report)
-            case messages.ModelLoadFailed(model, message, of_files):
-                error = _unusable(model, message)
-                error.of_files = of_files
-                self._fail((messages.LoadModel, model), error)
-            case messages.ModelUnloaded(model):
-                self._succeed((messages.UnloadModel, model))
+                self._pop("LoadModel", model).set_result(report)
             case messages.CacheMeasured(model, cost):
-                self._succeed((messages.MeasureCache, model), cost)
-            case messages.CacheNotMeasured(model, message):
-                self._fail((messages.MeasureCache, model), _unusable(model, message))
+                self._pop("MeasureCache", model).set_result(cost)
             case messages.AdapterLoaded(model, adapter):
-                self._succeed((messages.LoadAdapter, model, adapter), report)
-            case messages.AdapterFailed(model, adapter, message):
-                invalid = AdapterInvalid(f"The adapter can't be used: {message}")
-                self._fail((messages.LoadAdapter, model, adapter), invalid)
-            case messages.AdapterUnloaded(model, adapter):
-                self._succeed((messages.UnloadAdapter, model, adapter))
-
-    def _succeed(self, key: Hashable, reply: Any = None) -> None:
-        self._pop(key).set_result(reply)
-
-    def _fail(self, key: Hashable, error: ServerError) -> None:
-        self._pop(key).set_exception(error)
+                self._pop("LoadAdapter", model, adapter).set_result(report)
+            case messages.Unloaded(model, adapter):
+                command = "UnloadAdapter" if adapter else "UnloadModel"
+                self._pop(command, model, adapter).set_result(None)
+            case messages.CommandFailed(command, model, _, adapter):
+                self._pop(command, model, adapter).set_exception(_error_of_command(report))
 
     def fail_all(self, error: ServerError) -> None:
         for futures in self._futures.values():
@@ -213,7 +200,8 @@ class PendingReplies:
                 future.set_exception(error)
         self._futures.clear()
 
-    def _pop(self, key: Hashable) -> asyncio.Future[Any]:
+    def _pop(self, command: str, model: str, adapter: str = "") -> asyncio.Future[Any]:
+        key = command, model, adapter
         futures = self._futures[key]
         future = futures.popleft()
         if not futures:
@@ -221,8 +209,12 @@ class PendingReplies:
         return future
 
 
-def _unusable(model: str, message: str) -> ModelUnusable:
-    return ModelUnusable(f"Model {model!r} can't be loaded: {message}")
+def _error_of_command(failed: messages.CommandFailed) -> ServerError:
+    if failed.adapter:
+        return AdapterInvalid(f"The adapter can't be used: {failed.message}")
+    error = ModelUnusable(f"Model {failed.model!r} can't be loaded: {failed.message}")
+    error.of_files = failed.of_files
+    return error
 
 
 log = logging.getLogger("mlx_server.engine")
@@ -354,8 +346,9 @@ class EngineClient:
     async def unload_adapter(self, model: str, adapter: str) -> None:
         await self._ask(messages.UnloadAdapter(model, adapter), model, adapter)
 
-    async def _ask(self, command: Command, *names: str) -> Any:
-        return await self._replies.next((type(command), *names), lambda: self._send(command))
+    async def _ask(self, command: Command, model: str, adapter: str = "") -> Any:
+        key = type(command).__name__, model, adapter
+        return await self._replies.next(key, lambda: self._send(command))
 
     def limit_cache(self, max_bytes: int) -> None:
         self._send(messages.LimitCache(max_bytes))

@@ -424,23 +424,9 @@ class ModelLoaded(msgspec.Struct, tag=True):
     """Why the rows are computed one at a time; empty if they can share a batch."""
 
 
-class ModelLoadFailed(msgspec.Struct, tag=True):
-    model: str
-    message: str
-    of_files: bool = False
-    """Whether it was due to the model's files, rather than to memory, a disk or the device."""
-
-
 class CacheMeasured(msgspec.Struct, tag=True):
     model: str
     cost: KvCost
-
-
-class CacheNotMeasured(msgspec.Struct, tag=True):
-    """The model can't be built from its config.json."""
-
-    model: str
-    message: str
 
 
 class AdapterLoaded(msgspec.Struct, tag=True):
@@ -449,17 +435,22 @@ class AdapterLoaded(msgspec.Struct, tag=True):
     nbytes: int
 
 
-class AdapterFailed(msgspec.Struct, tag=True):
-    """The adapter could not be loaded; the model is unchanged."""
+class Unloaded(msgspec.Struct, tag=True):
+    """A model, or one of its adapters, is no more in memory."""
 
     model: str
-    adapter: str
+    adapter: str = ""
+
+
+class CommandFailed(msgspec.Struct, tag=True):
+    """What was to be loaded or measured could not be; all else is unchanged."""
+
+    command: Literal["LoadModel", "MeasureCache", "LoadAdapter"]
+    model: str
     message: str
-
-
-class AdapterUnloaded(msgspec.Struct, tag=True):
-    model: str
-    adapter: str
+    adapter: str = ""
+    of_files: bool = False
+    """Whether it was due to the model's files, rather than to memory, a disk or the device."""
 
 
 class Admitted(msgspec.Struct, tag=True):
@@ -499,10 +490,6 @@ class Token(msgspec.Struct, array_like=True):
     drafts: tuple[int, int] | None = None
     """With the last token of a pass that computed drafts of the row: how many drafted tokens it
     computed, and how many of them came."""
-
-
-class ModelUnloaded(msgspec.Struct, tag=True):
-    model: str
 
 
 class PromptLogprobs(msgspec.Struct, tag=True):
@@ -603,13 +590,10 @@ Report = (
     | Heartbeat
     | ModelLoading
     | ModelLoaded
-    | ModelLoadFailed
-    | ModelUnloaded
     | CacheMeasured
-    | CacheNotMeasured
     | AdapterLoaded
-    | AdapterFailed
-    | AdapterUnloaded
+    | Unloaded
+    | CommandFailed
     | Admitted
     | Prefilled
     | PrefillProgress

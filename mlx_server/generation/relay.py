@@ -75,9 +75,9 @@ class RowRelay:
             case messages.LoadModel() | messages.MeasureCache() | messages.LoadAdapter():
                 self._begin(-id(command), self._answer(command))
             case messages.UnloadModel(model):
-                self._send(messages.ModelUnloaded(model))
+                self._send(messages.Unloaded(model))
             case messages.UnloadAdapter(model, adapter):
-                self._send(messages.AdapterUnloaded(model, adapter))
+                self._send(messages.Unloaded(model, adapter))
 
     def _begin(self, key: int, work: Coroutine[None, None, None]) -> None:
         task = self._tasks[key] = asyncio.create_task(work)
@@ -161,10 +161,10 @@ def _failure(command: Generate | Embed | Asked, number: int, error: Exception) -
     message = message_of(error)
     match command:
         case messages.LoadModel(model):
-            return messages.ModelLoadFailed(model, message)
+            return messages.CommandFailed("LoadModel", model, message)
         case messages.LoadAdapter(model, adapter):
-            return messages.AdapterFailed(model, adapter, message)
+            return messages.CommandFailed("LoadAdapter", model, message, adapter)
         case messages.MeasureCache(model):
-            return messages.CacheNotMeasured(model, message)
+            return messages.CommandFailed("MeasureCache", model, message, of_files=True)
     known = type(error).__name__ if isinstance(error, ServerError) else ""
     return messages.RowFailed(number, message, error=known)

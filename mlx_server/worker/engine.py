@@ -426,8 +426,10 @@ class Engine:
             self._constraints.forget(model)
             log.exception("%s could not be loaded", model)
             of_files = not isinstance(error, RuntimeError | OSError | MemoryError)
-            failed = messages.ModelLoadFailed(model, message_of(error), of_files)
-            return [*self._device_failed(error), failed]
+            return [
+                *self._device_failed(error),
+                messages.CommandFailed("LoadModel", model, message_of(error), of_files=of_files),
+            ]
 
     def _load_piece(self, model: str) -> list[Report]:
         reports, network = self._loads.step(model)
@@ -470,7 +472,7 @@ class Engine:
         )
 
     def _unload(self, model: str) -> list[Report]:
-        aborted = [messages.ModelLoadFailed(model, GONE)] if self._loads.end(model) else []
+        aborted = [messages.CommandFailed("LoadModel", model, GONE)] * self._loads.end(model)
         self._ahead.forget(model)
         self.prompts.unloaded(model, busy=self._is_busy)
         self._constraints.forget(model)
@@ -478,7 +480,7 @@ class Engine:
         lost = self._rows.remove(model)
         release_memory()
         failed = [messages.RowFailed(row, GONE) for row in lost]
-        return [*aborted, *failed, self._step_output(model, []), messages.ModelUnloaded(model)]
+        return [*aborted, *failed, self._step_output(model, []), messages.Unloaded(model)]
 
     def _load_adapter(self, command: messages.LoadAdapter) -> Report:
         model, adapter = command.model, command.adapter
@@ -489,7 +491,7 @@ class Engine:
             if device_error(error):  # the adapter's files are not at fault
                 raise
             mx.clear_cache()
-            return messages.AdapterFailed(model, adapter, message_of(error))
+            return messages.CommandFailed("LoadAdapter", model, message_of(error), adapter)
         return messages.AdapterLoaded(model, adapter, nbytes)
 
     def _unload_adapter(self, model: str, adapter: str) -> list[Report]:
@@ -502,7 +504,7 @@ class Engine:
             self.prompts.memory.unloaded((model, adapter))
             self.models.unload_adapter(model, adapter)
             mx.clear_cache()
-        return [*reports, messages.AdapterUnloaded(model, adapter)]
+        return [*reports, messages.Unloaded(model, adapter)]
 
 
 def engine_of(

@@ -18,7 +18,7 @@ import mlx.nn as nn
 from mlx_server.engine.messages import (
     STEP,
     CacheMeasured,
-    CacheNotMeasured,
+    CommandFailed,
     ComputeDtype,
     KvCost,
     MeasureCache,
@@ -208,14 +208,14 @@ def cache_cost(
 
 def measure_cache(
     command: MeasureCache, cut: Callable[[nn.Module], None]
-) -> CacheMeasured | CacheNotMeasured:
+) -> CacheMeasured | CommandFailed:
     try:
         config = json.loads(read_regular(Path(command.path) / "config.json"))
         cost = cache_cost(config, command.kv_bits, cut, command.compute_dtype)
         return CacheMeasured(command.model, cost)
     except Exception as error:
         log.exception("%s can't be built", command.model)
-        return CacheNotMeasured(command.model, message_of(error))
+        return CommandFailed("MeasureCache", command.model, message_of(error), of_files=True)
 
 
 def _activations_of(arguments: Any) -> KvCost:

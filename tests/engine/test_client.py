@@ -17,16 +17,16 @@ from mlx_server.engine import messages
 from mlx_server.engine.client import EngineClient
 from mlx_server.engine.messages import (
     Admitted,
+    CommandFailed,
     ComputeAhead,
     Generate,
     LoadModel,
-    ModelLoadFailed,
     ModelLoading,
-    ModelUnloaded,
     PromptLogprobs,
     Report,
     RowFailed,
     StepOutput,
+    Unloaded,
 )
 from mlx_server.errors import EngineDied, GenerationFailed, InvalidGrammar, Overloaded
 from mlx_server.requests import SamplingParams
@@ -178,7 +178,12 @@ async def test_an_unloaded_model_gives_its_memory_back_to_the_system(
 
 @pytest.mark.parametrize(
     "late",
-    [ModelLoading("tiny", 1, 2), ModelLoadFailed("tiny", ""), ModelUnloaded("tiny"), Admitted(0)],
+    [
+        ModelLoading("tiny", 1, 2),
+        CommandFailed("LoadModel", "tiny", ""),
+        Unloaded("tiny"),
+        Admitted(0),
+    ],
 )
 @asynchronous
 async def test_what_still_comes_from_a_lost_engine_is_dropped(

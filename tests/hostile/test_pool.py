@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from mlx_server.engine.client import EngineClient
 from mlx_server.engine.messages import (
-    AdapterFailed,
     AdapterLoaded,
-    AdapterUnloaded,
     Command,
+    CommandFailed,
     LoadAdapter,
     Report,
     UnloadAdapter,
+    Unloaded,
 )
 from mlx_server.errors import ServerError
 from mlx_server.models.adapter_reader import AdapterSpec
@@ -48,13 +48,13 @@ class Engine(EngineClient):
                 self._dispatch(self._loaded(model, adapter, works))
             case UnloadAdapter(model, adapter):
                 self.there.discard(adapter)
-                self._dispatch(AdapterUnloaded(model, adapter))
+                self._dispatch(Unloaded(model, adapter))
 
     def _loaded(self, model: str, adapter: str, works: bool) -> Report:
         if adapter in self.there or works:
             self.there.add(adapter)
             return AdapterLoaded(model, adapter, WIDE)
-        return AdapterFailed(model, adapter, "no room")
+        return CommandFailed("LoadAdapter", model, "no room", adapter)
 
 
 @dataclass

@@ -10,9 +10,9 @@ import mlx.core as mx
 import pytest
 
 from mlx_server.engine.messages import (
-    AdapterFailed,
     AdapterLoaded,
     CancelRows,
+    CommandFailed,
     Generate,
     LoadAdapter,
     Prefilled,
@@ -247,7 +247,7 @@ def test_an_adapter_of_nan_is_refused_beside_rows_that_go_on(
 ) -> None:
     reports = with_neighbours(engine, step)
     (refused,) = engine.handle(LoadAdapter("tiny", "nan", str(adapters["nan"])))
-    assert isinstance(refused, AdapterFailed)
+    assert isinstance(refused, CommandFailed)
     assert "not finite" in refused.message
     asked = poisoned()
     asked.adapter = "nan"

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from mlx_server import limits
-from mlx_server.engine.messages import LoadModel, ModelLoaded, ModelLoadFailed, Report, UnloadModel
+from mlx_server.engine.messages import CommandFailed, LoadModel, ModelLoaded, Report, UnloadModel
 from mlx_server.errors import BadRequest, ModelUnusable
 from mlx_server.messages import Conversation, Message
 from mlx_server.pool.prepare import ModelSpec, PreparedModel, prepare
@@ -110,7 +110,7 @@ def test_what_the_engine_refuses(cage: Path, engine: Engine, answer: list[int], 
     with bounded(cage):
         path = prepared(cage).path
         report = load(engine, path, "zoo")
-    assert isinstance(report, ModelLoadFailed)
+    assert isinstance(report, CommandFailed)
     assert re.search(message, report.message)
     assert said(engine) == answer
 

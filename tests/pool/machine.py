@@ -11,21 +11,20 @@ from typing import Any
 from mlx_server.engine.client import EngineClient
 from mlx_server.engine.messages import (
     AdapterLoaded,
-    AdapterUnloaded,
     Command,
+    CommandFailed,
     KvCost,
     LimitCache,
     LoadAdapter,
     LoadModel,
     MeasureCache,
     ModelLoaded,
-    ModelLoadFailed,
-    ModelUnloaded,
     PreemptRows,
     Ready,
     Report,
     ResumeRows,
     UnloadAdapter,
+    Unloaded,
     UnloadModel,
     decode_commands,
     encode_commands,
@@ -103,13 +102,13 @@ class Machine:
                 self._reply(engine, self._loaded(model))
             case UnloadModel(model):
                 self.log.append(f"unload {model}")
-                self._reply(engine, ModelUnloaded(model))
+                self._reply(engine, Unloaded(model))
             case LoadAdapter(model, adapter):
                 self.log.append(f"load {model} {adapter}")
                 self._reply(engine, AdapterLoaded(model, adapter, 20))
             case UnloadAdapter(model, adapter):
                 self.log.append(f"unload {model} {adapter}")
-                self._reply(engine, AdapterUnloaded(model, adapter))
+                self._reply(engine, Unloaded(model, adapter))
             case PreemptRows(rows):
                 self.log.append(f"preempt {rows}")
             case ResumeRows(rows):
@@ -134,7 +133,7 @@ class Machine:
 
     def _loaded(self, model: str) -> Report:
         if model in self.broken:
-            return ModelLoadFailed(model, "no room", self.blames_files)
+            return CommandFailed("LoadModel", model, "no room", of_files=self.blames_files)
         return ModelLoaded(model, vocabulary=500, nbytes=WEIGHTS)
 
     def _reply(self, engine: "Engine", report: Report) -> None:
@@ -145,7 +144,7 @@ class Machine:
 
     def _say(self, engine: EngineClient, report: Report) -> None:
         if engine.alive:
-            if isinstance(report, ModelUnloaded | ModelLoadFailed):
+            if isinstance(report, Unloaded | CommandFailed) and not report.adapter:
                 del self.memory[report.model]
             engine._dispatch(report)
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mlx_server.engine.messages import ComputeAhead, ComputedAhead, ModelUnloaded, UnloadModel
+from mlx_server.engine.messages import ComputeAhead, ComputedAhead, Unloaded, UnloadModel
 from mlx_server.worker.prefill.schedule import LEAST
 from tests.worker.architectures import LINEAR
 from tests.worker.bench import TOKENS, Bench
@@ -166,7 +166,7 @@ def test_a_model_can_be_unloaded_meanwhile(llama: Path) -> None:
     engine.ahead(words(2, 500))
     engine.step()
     reports = engine.handle(UnloadModel("m"))
-    assert any(isinstance(report, ModelUnloaded) for report in reports)
+    assert any(isinstance(report, Unloaded) for report in reports)
     assert engine.engine.pause is None
     assert engine.engine.prompts.memory.nbytes == 0
 

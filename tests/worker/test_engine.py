@@ -12,22 +12,21 @@ import pytest
 from bench_parts.simulated.virtual import GREEDY, Network
 
 from mlx_server.engine.messages import (
-    AdapterFailed,
     CancelRows,
     Command,
+    CommandFailed,
     DeviceFailed,
     Generate,
     LimitCache,
     LoadAdapter,
     LoadModel,
     ModelLoaded,
-    ModelLoadFailed,
     ModelLoading,
-    ModelUnloaded,
     PreemptRows,
     Prefilled,
     Report,
     StepOutput,
+    Unloaded,
     UnloadModel,
 )
 from mlx_server.requests import Tier
@@ -88,7 +87,7 @@ def test_a_load_that_fails_is_reported_and_the_engine_goes_on(
     damage(folder)
     engine = Engine()
     engine.handle(LoadModel("damaged", str(folder)))
-    (failed,) = of(ModelLoadFailed, drain(engine))
+    (failed,) = of(CommandFailed, drain(engine))
     assert failed.model == "damaged"
     assert reason in failed.message
 
@@ -186,7 +185,7 @@ def test_unloading_fails_the_rows_that_are_left_and_no_others(
     reports = engine.handle(UnloadModel("second"))
     assert set(failures(reports)) == set(range(7))
     assert of(StepOutput, reports)[-1].waiting == 0
-    assert reports[-1] == ModelUnloaded("second")
+    assert reports[-1] == Unloaded("second")
     assert ids(tokens_of(9, before + drain(engine))) == answer
 
     assert "second" in failures(run(engine, ask(10, model="second")))[10]
@@ -203,8 +202,8 @@ def test_a_model_is_unloaded_while_it_loads(
     engine.handle(LoadModel("tiny", str(tiny_path)))
     assert of(ModelLoading, engine.step() + engine.step())
     reports = engine.handle(UnloadModel("tiny"))
-    assert [failed.model for failed in of(ModelLoadFailed, reports)] == ["tiny"]
-    assert reports[-1] == ModelUnloaded("tiny")
+    assert [failed.model for failed in of(CommandFailed, reports)] == ["tiny"]
+    assert reports[-1] == Unloaded("tiny")
     assert engine.pause is None
     assert active_memory() - before < 10_000
 
@@ -412,7 +411,7 @@ def test_a_gpu_error_in_a_scoring_or_a_load_is_one_too(
         two.handle(LoadModel("third", str(tiny_path)))
         reports = two.step()
     assert of(DeviceFailed, reports)
-    assert of(ModelLoadFailed, reports)
+    assert of(CommandFailed, reports)
 
 
 FAILS_IN: dict[str, tuple[Any, str, Command]] = {
@@ -444,9 +443,9 @@ def test_a_gpu_error_in_a_command_is_one_too(
     assert set(failures(reports)) == {0, 1}
     assert of(StepOutput, reports)[-1].waiting == 0
     if name == "unload":
-        assert of(ModelUnloaded, reports) == [ModelUnloaded("second")]
+        assert of(Unloaded, reports) == [Unloaded("second")]
     if name == "adapter":
-        assert "adapter_config.json" in of(AdapterFailed, reports)[0].message
+        assert "adapter_config.json" in of(CommandFailed, reports)[0].message
     assert tokens_of(7, run(two, ask(7)))
 
 
@@ -459,7 +458,7 @@ def test_a_gpu_error_in_both_tries_of_a_command_ends_the_process(
     monkeypatch.setattr(AdapterWeights, "load", fails)
     reports = two.handle(LoadAdapter("tiny", "a", "nowhere"))
     assert [failed.ends for failed in of(DeviceFailed, reports)] == [False, True]
-    assert not of(AdapterFailed, reports), "its files are not at fault"
+    assert not of(CommandFailed, reports), "its files are not at fault"
     assert two.broken
 
 

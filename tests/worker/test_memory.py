@@ -11,7 +11,7 @@ import pytest
 from mlx_server.engine.messages import (
     STEP,
     CacheMeasured,
-    CacheNotMeasured,
+    CommandFailed,
     KvCost,
     MeasureCache,
     StepOutput,
@@ -98,7 +98,7 @@ def test_a_config_that_mlx_lm_does_not_take_is_reported(
     config = {**config_of("llama"), **named} if named else {"model_type": "llama"}
     (tmp_path / "config.json").write_text(json.dumps(config))
     [report] = Engine().handle(MeasureCache("m", str(tmp_path)))
-    assert isinstance(report, CacheNotMeasured)
+    assert isinstance(report, CommandFailed)
     assert (report.model, bool(report.message)) == ("m", True)
 
 

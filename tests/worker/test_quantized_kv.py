@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from mlx_server.engine.messages import CacheMeasured, CacheNotMeasured, MeasureCache
+from mlx_server.engine.messages import CacheMeasured, CommandFailed, MeasureCache
 from mlx_server.worker.engine import Engine
 from mlx_server.worker.kv_caches import cache_cost, make_caches, set_kv_bits
 from mlx_server.worker.ragged_caches import QuantizedRow
@@ -153,7 +153,7 @@ def test_a_model_whose_cache_has_no_such_form_is_refused(
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config_of(name)))
     (found,) = Engine().handle(MeasureCache("m", str(tmp_path), 8))
-    assert isinstance(found, CacheNotMeasured)
+    assert isinstance(found, CommandFailed)
     assert why in found.message
     assert "kv_bits: 8" in found.message
     (found,) = Engine().handle(MeasureCache("m", str(tmp_path)))

@@ -11,11 +11,11 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from mlx_server.engine.messages import (
     AdapterLoaded,
-    AdapterUnloaded,
     LoadAdapter,
     Report,
     Token,
     UnloadAdapter,
+    Unloaded,
 )
 from mlx_server.requests import SamplingParams
 from tests.worker.batch_runs import CLOSE, Ask, a_prompt, alone
@@ -58,7 +58,7 @@ class Desk(Bench):
         return self
 
     def unload(self, adapter: str) -> None:
-        assert self.handle(UnloadAdapter("m", adapter))[-1] == AdapterUnloaded("m", adapter)
+        assert self.handle(UnloadAdapter("m", adapter))[-1] == Unloaded("m", adapter)
 
     def ask(self, row_request: RowRequest, tokens: int = TOKENS, **rest: Any) -> int:
         fields = {"adapter": row_request.adapter, "adapter_scale": row_request.scale, **rest}

@@ -10,7 +10,7 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_unflatten
 
-from mlx_server.engine.messages import AdapterFailed
+from mlx_server.engine.messages import CommandFailed
 from mlx_server.models.adapter_catalog import read_base_shapes
 from mlx_server.models.adapter_reader import read_adapter
 from tests.worker.architectures import CONFIGS
@@ -174,7 +174,7 @@ def test_what_is_wrong_with_an_adapter_is_said_and_changes_nothing(
     desk.step()
     types = {name: type(module) for name, module in desk.model.named_modules()}
     failed = desk.load_adapter("bad", save(tmp_path / "bad", config, tensors))
-    assert isinstance(failed, AdapterFailed)
+    assert isinstance(failed, CommandFailed)
     assert said in failed.message
     assert {name: type(module) for name, module in desk.model.named_modules()} == types
     desk.finish()
@@ -324,7 +324,7 @@ def test_experts_that_make_no_layer_are_refused_by_name(
     tensors: Any = mx.load(str(weights_of(good, peft=True)))
     spoil(config, tensors)
     failed = desk.load_adapter("bad", save(tmp_path / "bad", config, tensors, peft=True))
-    assert isinstance(failed, AdapterFailed)
+    assert isinstance(failed, CommandFailed)
     assert said in failed.message
 
 
