@@ -136,6 +136,11 @@ class ComparisonFailed(ServerError):
     code = "comparison_failed"
 
 
+class BatchEnded(ServerError):
+    status = 409
+    type = "invalid_request_error"
+
+
 class TooLarge(ServerError):
     status = 413
     type = "invalid_request_error"

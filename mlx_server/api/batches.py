@@ -18,7 +18,7 @@ from mlx_server.api.files import checked_seconds, content_response, new_file_id,
 from mlx_server.api.handlers import documented, json_response, read
 from mlx_server.api.responses.protocol import Metadata
 from mlx_server.api.stored import After, Limit, anthropic_page, newest, page_body, store_of
-from mlx_server.errors import BadRequest, NotFound
+from mlx_server.errors import BadRequest, BatchEnded, NotFound
 from mlx_server.http.errors import MESSAGES_PATH
 from mlx_server.http.security import keyed_router
 from mlx_server.request_threads import in_thread
@@ -167,7 +167,10 @@ async def retrieve_batch(http: Request, id: str) -> Response:
 
 @router.post(ONE + "/cancel")
 async def cancel_batch(http: Request, id: str) -> Response:
-    return json_response(openai_batch(await _cancelled(http, "batch", id)))
+    batch = await _cancelled(http, "batch", id)
+    if batch.status not in ("cancelling", "cancelled"):
+        raise BatchEnded(f"Cannot cancel a batch with status '{batch.status}'.")
+    return json_response(openai_batch(batch))
 
 
 @router.post(BATCHES, openapi_extra=documented(BATCHES, MessageBatchBody))

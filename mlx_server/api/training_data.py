@@ -59,6 +59,13 @@ def conversation_of(line: bytes) -> Conversation:
         given = {"messages": [prompt, {"role": "assistant", "content": answer}]}
     if not isinstance(given, dict) or "messages" not in given:
         raise BadRequest('Send {"messages": [...]} or {"prompt": "...", "completion": "..."}.')
+    messages = given["messages"]
+    last = messages[-1] if isinstance(messages, list) and messages else None
+    if isinstance(last, dict) and last.get("weight") == 0:
+        raise BadRequest(
+            "The last message has the weight 0, but it is all that is learnt of a line. Leave the "
+            "line out, or end it with the message that is to be learnt."
+        )
     body = {"model": "base", **{name: given[name] for name in FIELDS if name in given}}
     try:
         (conversation,) = to_request(ChatBody.model_validate(body)).prompts

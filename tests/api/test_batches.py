@@ -108,6 +108,8 @@ def test_a_batch_from_its_file_to_its_answers(client: OpenAI, folder: Path, endp
     assert batch.expires_at == batch.created_at + 86400
     batch = ended(client, batch.id)
     assert batch.status == "completed"
+    with pytest.raises(openai.ConflictError, match="Cannot cancel a batch with status 'completed'"):
+        client.batches.cancel(batch.id)
     assert batch.completed_at
     assert batch.request_counts
     counts = batch.request_counts
@@ -269,11 +271,11 @@ def test_there_is_room_for_few_batches(
     own = [begun(other, [line("a")]).id for _ in range(2)]
     with pytest.raises(openai.APIStatusError, match="Too many batches"):
         begun(sdk(http, "third-key"), [line("a")])
-    engine.silent = False
     for asking, begun_ids in ((client, ids), (other, own)):
         for id in begun_ids:
             asking.batches.cancel(id)
             ended(asking, id)
+    engine.silent = False
     ended(client, begun(client, [line("a")]).id)
 
 

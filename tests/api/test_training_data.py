@@ -41,6 +41,17 @@ def test_the_bytes_of_a_line(prepared: PreparedModel, monkeypatch: pytest.Monkey
         samples_of(prepared, BytesIO(LINE * 9 + b"\n{"))
 
 
+def test_a_line_whose_last_answer_is_not_to_be_learnt(prepared: PreparedModel) -> None:
+    def line(*weights: int) -> bytes:
+        answers = ({"role": "assistant", "content": "b", "weight": weight} for weight in weights)
+        asked = {"role": "user", "content": "a"}
+        return json.dumps({"messages": [each for a in answers for each in (asked, a)]}).encode()
+
+    assert samples_of(prepared, BytesIO(line(0, 1)))
+    with pytest.raises(TrainingDataInvalid, match="line 1: The last message has the weight 0"):
+        samples_of(prepared, BytesIO(line(1, 0)))
+
+
 def test_what_is_learnt_is_the_last_answer_as_it_is_served(prepared: PreparedModel) -> None:
     (sample,) = samples_of(prepared, BytesIO(LINE))
     raw = prepared.checkpoint.tokenizer.raw
