@@ -44,6 +44,9 @@ PLACEHOLDERS = ("image_placeholder_token", "image_token")
 """Names of what a processor replaces by a picture's tokens; one without it needs no text."""
 
 
+TOO_SMALL = "is too small or too narrow for mlx-vlm's processor"
+
+
 def refuse_code(*_: Any, **__: Any) -> None:
     raise ValueError("it needs code of its own, which mlx-server never runs")
 
@@ -85,7 +88,7 @@ class BorrowedProcessor:
         made["input_ids"] = ids
         views = _views(made.setdefault("pixel_values", made.pop("images", None)))
         if not ids.size or not views:
-            raise FileRefused("is too small or too narrow for mlx-vlm's processor")
+            raise FileRefused(TOO_SMALL)
         arrays = {n: np.ascontiguousarray(v) for n, v in made.items() if n not in OF_TEXT}
         for name in [name for name, array in arrays.items() if array.dtype == np.float64]:
             arrays[name] = arrays[name].astype(np.float32)
@@ -128,7 +131,10 @@ def process(request: ProcessPicture) -> tuple[FileReply, bytes]:
     if not request.pixels:
         return FileReply(), b""
     (width, height), data = request.size, np.frombuffer(request.pixels, np.uint8)
-    return processor.inputs(data.reshape(height, width, 3))
+    try:
+        return processor.inputs(data.reshape(height, width, 3))
+    except (ArithmeticError, ValueError) as error:  # of its sides: its pixels are decoded
+        raise FileRefused(f"{TOO_SMALL} ({str(error)[:300]})") from None
 
 
 def _answer(frame: bytearray) -> Served:

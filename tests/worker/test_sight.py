@@ -33,13 +33,14 @@ from mlx_server.models.vision import (
     Vision,
     borrowing,
     can_see,
+    packed_stamp,
     tower_bytes,
     vision_of,
     within_memory,
 )
 from mlx_server.prompts.template_prompt import RenderedPrompt
 from mlx_server.requests import SamplingParams
-from mlx_server.system.sandbox.files import processed
+from mlx_server.system.sandbox.files import FileRefused, processed
 from mlx_server.system.sandbox.picture_recipes import OneSquare, PatchGrid
 from mlx_server.worker import weights
 from mlx_server.worker.batch import Batch
@@ -590,6 +591,12 @@ def test_a_model_that_would_see_wrongly_is_found(
     monkeypatch.setattr(kind, "get_input_embeddings", changed)
     with pytest.raises(ValueError, match=why):
         BorrowedProcessor(folder)
+
+
+def test_a_picture_that_a_processor_does_not_take_is_too_narrow(tmp_path: Path) -> None:
+    folder = tiny_vision(tmp_path, "molmo")
+    with pytest.raises(FileRefused, match="is too small or too narrow for mlx-vlm's processor"):
+        processed(folder, packed_stamp(folder), (3000, 20), bytes(3 * 3000 * 20))
 
 
 def test_no_processor_runs_code_of_a_checkpoint(
