@@ -118,7 +118,10 @@ def processor_of(folder: bytes, stamp: bytes) -> BorrowedProcessor:
     """stamp: another one has it made again."""
     path = Path(os.fsdecode(folder))
     if packed_stamp(path) != stamp:
-        raise FileRefused("can't be read: the model's files have been replaced")
+        raise FileRefused(
+            "can't be read: the model's files have been replaced since it was loaded. Unload it, "
+            "so that the new ones are read"
+        )
     try:
         return BorrowedProcessor(path)
     except Exception as error:
