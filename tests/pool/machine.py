@@ -2,7 +2,7 @@
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -192,7 +192,8 @@ async def running(
     loop.set_exception_handler(lambda loop, context: unheard.append(context))
     await pool.start()
     try:
-        yield pool, machine
+        async with asyncio.timeout(20):
+            yield pool, machine
     finally:
         await pool.stop()
     await asyncio.wait([*(asyncio.all_tasks() - before), asyncio.ensure_future(asyncio.sleep(0))])
@@ -283,10 +284,6 @@ async def cancelled(task: asyncio.Task[LoadedModel]) -> None:
     task.cancel()
     await asyncio.wait([task])
     assert task.cancelled()
-
-
-def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(asyncio.wait_for(test(), 20))
 
 
 def advance(seconds: float) -> None:

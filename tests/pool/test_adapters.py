@@ -2,7 +2,7 @@
 
 import asyncio
 import shutil
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +20,8 @@ from mlx_server.pool.adapters import AdapterPool, LeasedAdapter, allowed_folder,
 from mlx_server.pool.pool import Pool
 from mlx_server.pool.prepare import ModelSpec
 from tests.pool.adapter_sizes import FILE, LOADED
+
+pytestmark = pytest.mark.anyio
 
 
 class Engine:
@@ -83,200 +85,170 @@ async def turns(count: int = 10) -> None:
         await asyncio.sleep(0)
 
 
-Test = Callable[[Desk], Coroutine[Any, Any, None]]
+@pytest.fixture
+async def desk() -> AsyncIterator[Desk]:
+    unheard: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(
+        lambda loop, reported: unheard.append(reported)
+    )
+    yield Desk()
+    await turns()
+    assert unheard == []
 
 
-def run(test: Test) -> None:
-    async def whole() -> None:
-        unheard: list[Any] = []
-        asyncio.get_running_loop().set_exception_handler(
-            lambda loop, reported: unheard.append(reported)
-        )
-        await test(Desk())
-        await turns()
-        assert unheard == []
-
-    asyncio.run(asyncio.wait_for(whole(), 20))
-
-
-def test_what_changes_while_it_loads_is_not_served_under_the_digest_of_what_was_there(
+async def test_what_changes_while_it_loads_is_not_served_under_the_digest_of_what_was_there(
+    desk: Desk,
     tmp_path: Path,
 ) -> None:
     weights = tmp_path / "adapters.safetensors"
     weights.write_bytes(b"old")
     spec = replace(A.spec, path=tmp_path, stamp=stamp_of(tmp_path))
 
-    async def test(desk: Desk) -> None:
-        desk.engine.speaks.clear()
-        asking = desk.using(LeasedAdapter(spec))
-        await turns()
-        weights.write_bytes(b"newer")
-        desk.engine.speaks.set()
-        with pytest.raises(AdapterInvalid, match="changed while"):
-            await asking
-        assert (desk.engine.log, desk.names) == (["load m a", "unload m a"], [])
-        await desk.used(LeasedAdapter(replace(spec, digest="new", stamp=stamp_of(tmp_path))))
-        assert desk.names == ["a"]
-
-    run(test)
+    desk.engine.speaks.clear()
+    asking = desk.using(LeasedAdapter(spec))
+    await turns()
+    weights.write_bytes(b"newer")
+    desk.engine.speaks.set()
+    with pytest.raises(AdapterInvalid, match="changed while"):
+        await asking
+    assert (desk.engine.log, desk.names) == (["load m a", "unload m a"], [])
+    await desk.used(LeasedAdapter(replace(spec, digest="new", stamp=stamp_of(tmp_path))))
+    assert desk.names == ["a"]
 
 
-def test_a_row_whose_engine_is_lost_meets_no_other_weights(tmp_path: Path) -> None:
+async def test_a_row_whose_engine_is_lost_meets_no_other_weights(
+    desk: Desk, tmp_path: Path
+) -> None:
     weights = tmp_path / "adapters.safetensors"
     weights.write_bytes(b"old")
     leased = LeasedAdapter(replace(A.spec, path=tmp_path, stamp=stamp_of(tmp_path)))
 
-    async def test(desk: Desk) -> None:
+    await desk.used(leased)
+    desk.adapters.forget()  # with the engine
+    weights.write_bytes(b"newer")
+    with pytest.raises(AdapterInvalid, match="changed while"):
         await desk.used(leased)
-        desk.adapters.forget()  # with the engine
-        weights.write_bytes(b"newer")
-        with pytest.raises(AdapterInvalid, match="changed while"):
-            await desk.used(leased)
-
-    run(test)
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_load_that_everybody_left_is_counted_when_it_ends(fails: bool) -> None:
-    async def test(desk: Desk) -> None:
-        desk.engine.speaks.clear()
-        leaving = desk.using(A)
-        await turns()
-        leaving.cancel()
-        await turns()
-        assert desk.adapters.loaded_for("m") == [("a", 0, FILE)]
-        desk.engine.failure = AdapterInvalid("no such layer") if fails else None
-        changes = desk.changes
-        desk.engine.speaks.set()
-        await turns()
-        assert desk.adapters.loaded_for("m") == ([] if fails else [("a", 0, LOADED)])
-        assert desk.adapters.idle_bytes == (0 if fails else LOADED)
-        assert desk.changes > changes
-        desk.engine.failure = None
-        await desk.used(A)
-        assert desk.adapters.idle_bytes == LOADED
-
-    run(test)
+async def test_a_load_that_everybody_left_is_counted_when_it_ends(desk: Desk, fails: bool) -> None:
+    desk.engine.speaks.clear()
+    leaving = desk.using(A)
+    await turns()
+    leaving.cancel()
+    await turns()
+    assert desk.adapters.loaded_for("m") == [("a", 0, FILE)]
+    desk.engine.failure = AdapterInvalid("no such layer") if fails else None
+    changes = desk.changes
+    desk.engine.speaks.set()
+    await turns()
+    assert desk.adapters.loaded_for("m") == ([] if fails else [("a", 0, LOADED)])
+    assert desk.adapters.idle_bytes == (0 if fails else LOADED)
+    assert desk.changes > changes
+    desk.engine.failure = None
+    await desk.used(A)
+    assert desk.adapters.idle_bytes == LOADED
 
 
-def test_bytes_that_are_idle_and_bytes_that_no_lease_reserved() -> None:
-    async def test(desk: Desk) -> None:
-        await desk.used(A)
-        held = await desk.held(B)
-        wider = LOADED - FILE
-        assert desk.adapters.idle_bytes == LOADED
-        assert desk.adapters.unreserved_bytes("m") == wider, "than its lease has reserved"
-        assert desk.adapters.unreserved_bytes("other") == 0
-        changes = desk.changes
-        await held.aclose()
-        assert desk.adapters.idle_bytes == 2 * LOADED
-        assert desk.changes > changes
-
-    run(test)
+async def test_bytes_that_are_idle_and_bytes_that_no_lease_reserved(desk: Desk) -> None:
+    await desk.used(A)
+    held = await desk.held(B)
+    wider = LOADED - FILE
+    assert desk.adapters.idle_bytes == LOADED
+    assert desk.adapters.unreserved_bytes("m") == wider, "than its lease has reserved"
+    assert desk.adapters.unreserved_bytes("other") == 0
+    changes = desk.changes
+    await held.aclose()
+    assert desk.adapters.idle_bytes == 2 * LOADED
+    assert desk.changes > changes
 
 
-def test_the_least_recently_used_gives_way_first_and_what_is_in_use_never() -> None:
-    async def test(desk: Desk) -> None:
-        for adapter in (A, B, C, A):
-            await desk.used(adapter)
-            await asyncio.sleep(0.001)
-        held = await desk.held(C)
-        desk.adapters.shrink(2 * LOADED)
-        assert desk.names == ["a", "b", "c"], "so much may stay"
-        desk.adapters.shrink(2 * LOADED - 1)
-        assert desk.names == ["a", "c"]
-        desk.adapters.shrink(0)
-        assert desk.names == ["c"]
-        await turns()
-        assert desk.engine.log[3:] == ["unload m b", "unload m a"]
-        await held.aclose()
-        desk.adapters.shrink(0)
-        assert desk.names == []
-
-    run(test)
+async def test_the_least_recently_used_gives_way_first_and_what_is_in_use_never(desk: Desk) -> None:
+    for adapter in (A, B, C, A):
+        await desk.used(adapter)
+        await asyncio.sleep(0.001)
+    held = await desk.held(C)
+    desk.adapters.shrink(2 * LOADED)
+    assert desk.names == ["a", "b", "c"], "so much may stay"
+    desk.adapters.shrink(2 * LOADED - 1)
+    assert desk.names == ["a", "c"]
+    desk.adapters.shrink(0)
+    assert desk.names == ["c"]
+    await turns()
+    assert desk.engine.log[3:] == ["unload m b", "unload m a"]
+    await held.aclose()
+    desk.adapters.shrink(0)
+    assert desk.names == []
 
 
-def test_dropping_waits_for_its_rows() -> None:
-    async def test(desk: Desk) -> None:
-        anew = an_adapter("a", digest="anew")
-        first, second = await desk.held(A), await desk.held(anew)
-        await desk.used(B)
-        dropping = asyncio.create_task(desk.adapters.drop("m", "a"))
-        await turns()
-        await first.aclose()
-        await turns()
-        assert not dropping.done()
-        await second.aclose()
-        await dropping
-        await turns()
-        assert desk.names == ["b"]
-        assert desk.engine.log[3:] == ["unload m a", "unload m anew"]
-        await desk.adapters.drop("m", "unheard of")
-
-    run(test)
+async def test_dropping_waits_for_its_rows(desk: Desk) -> None:
+    anew = an_adapter("a", digest="anew")
+    first, second = await desk.held(A), await desk.held(anew)
+    await desk.used(B)
+    dropping = asyncio.create_task(desk.adapters.drop("m", "a"))
+    await turns()
+    await first.aclose()
+    await turns()
+    assert not dropping.done()
+    await second.aclose()
+    await dropping
+    await turns()
+    assert desk.names == ["b"]
+    assert desk.engine.log[3:] == ["unload m a", "unload m anew"]
+    await desk.adapters.drop("m", "unheard of")
 
 
-def test_of_two_names_for_the_same_weights_one_is_dropped() -> None:
-    async def test(desk: Desk) -> None:
-        other = an_adapter("other", digest=A.spec.digest)
-        first, second = await desk.held(A), await desk.held(other)
-        dropping = asyncio.create_task(desk.adapters.drop("m", "a"))
-        await turns()
-        assert not dropping.done()
-        await first.aclose()
-        await dropping
-        assert desk.adapters.loaded_for("m") == [("other", 1, LOADED)]
-        await second.aclose()
-        await desk.adapters.drop("m", "other")
-        await turns()
-        assert desk.engine.log == ["load m a", "unload m a"]
-
-    run(test)
+async def test_of_two_names_for_the_same_weights_one_is_dropped(desk: Desk) -> None:
+    other = an_adapter("other", digest=A.spec.digest)
+    first, second = await desk.held(A), await desk.held(other)
+    dropping = asyncio.create_task(desk.adapters.drop("m", "a"))
+    await turns()
+    assert not dropping.done()
+    await first.aclose()
+    await dropping
+    assert desk.adapters.loaded_for("m") == [("other", 1, LOADED)]
+    await second.aclose()
+    await desk.adapters.drop("m", "other")
+    await turns()
+    assert desk.engine.log == ["load m a", "unload m a"]
 
 
-def test_dropping_does_not_wait_for_those_who_came_later() -> None:
-    async def test(desk: Desk) -> None:
-        first = await desk.held(A)
-        dropping = asyncio.create_task(desk.adapters.drop("m", "a"))
-        await turns()
-        later = await desk.held(A)  # which was loaded again by its name
-        await first.aclose()
-        await asyncio.wait_for(dropping, 1)
-        assert desk.names == ["a"], "it is in use"
-        await later.aclose()
-
-    run(test)
+async def test_dropping_does_not_wait_for_those_who_came_later(desk: Desk) -> None:
+    first = await desk.held(A)
+    dropping = asyncio.create_task(desk.adapters.drop("m", "a"))
+    await turns()
+    later = await desk.held(A)  # which was loaded again by its name
+    await first.aclose()
+    await asyncio.wait_for(dropping, 1)
+    assert desk.names == ["a"], "it is in use"
+    await later.aclose()
 
 
 @pytest.mark.parametrize("model", ["m", None])
-def test_what_left_with_its_model_or_engine_is_forgotten(model: str | None) -> None:
-    async def test(desk: Desk) -> None:
-        await desk.used(C, "other")
-        held = await desk.held(A)
-        dropping = asyncio.create_task(desk.adapters.drop("m", "a"))
-        await turns()
-        desk.adapters.forget(model)
-        await turns()
-        assert dropping.done()
-        assert desk.names == []
-        assert desk.adapters.loaded_for("other") == ([("c", 0, LOADED)] if model else [])
-        await desk.used(A)
-        await held.aclose()
-        assert desk.adapters.loaded_for("m") == [("a", 0, LOADED)], "the old lease was another's"
-        assert desk.engine.log.count("load m a") == 2
+async def test_what_left_with_its_model_or_engine_is_forgotten(
+    desk: Desk, model: str | None
+) -> None:
+    await desk.used(C, "other")
+    held = await desk.held(A)
+    dropping = asyncio.create_task(desk.adapters.drop("m", "a"))
+    await turns()
+    desk.adapters.forget(model)
+    await turns()
+    assert dropping.done()
+    assert desk.names == []
+    assert desk.adapters.loaded_for("other") == ([("c", 0, LOADED)] if model else [])
+    await desk.used(A)
+    await held.aclose()
+    assert desk.adapters.loaded_for("m") == [("a", 0, LOADED)], "the old lease was another's"
+    assert desk.engine.log.count("load m a") == 2
 
-    run(test)
 
-
-def test_a_lost_engine_can_unload_nothing() -> None:
-    async def test(desk: Desk) -> None:
-        await desk.used(A)
-        desk.engine.failure = EngineDied("The engine process died.")
-        desk.adapters.shrink(0)
-        await turns()
-        assert desk.engine.log == ["load m a", "unload m a"]
-
-    run(test)
+async def test_a_lost_engine_can_unload_nothing(desk: Desk) -> None:
+    await desk.used(A)
+    desk.engine.failure = EngineDied("The engine process died.")
+    desk.adapters.shrink(0)
+    await turns()
+    assert desk.engine.log == ["load m a", "unload m a"]
 
 
 # An adapter is found by its name, or by a path that the owner allows.

@@ -41,7 +41,6 @@ from tests.pool.machine import (
     cancelled,
     held,
     results,
-    run,
     running,
     sleep_through,
     state,
@@ -51,185 +50,161 @@ from tests.pool.machine import (
     waiting,
 )
 
+pytestmark = pytest.mark.anyio
 
-def test_the_budget_is_said_at_the_start(a: ModelSpec, caplog: pytest.LogCaptureFixture) -> None:
-    async def test() -> None:
-        caplog.set_level(logging.INFO, "mlx_server.pool")
-        async with running(a):
-            assert "memory budget: 200 bytes, set by `memory_budget`" in caplog.text
-            assert "WARNING" not in caplog.text
-        async with running(a, limits=PoolLimits(budget=1 << 50)):
-            assert "WARNING" in caplog.text
-            assert "Lower `memory_budget`" in caplog.text
 
-    run(test)
+async def test_the_budget_is_said_at_the_start(
+    a: ModelSpec, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "mlx_server.pool")
+    async with running(a):
+        assert "memory budget: 200 bytes, set by `memory_budget`" in caplog.text
+        assert "WARNING" not in caplog.text
+    async with running(a, limits=PoolLimits(budget=1 << 50)):
+        assert "WARNING" in caplog.text
+        assert "Lower `memory_budget`" in caplog.text
 
 
 async def started_again(pool: Pool, machine: Machine, times: int = 1) -> None:
     await until(lambda: len(machine.engines) > times and pool.supervisor.alive)
 
 
-def test_a_lost_engine_is_replaced_and_models_load_on_demand(a: ModelSpec, b: ModelSpec) -> None:
-    async def test() -> None:
-        async with running(a, b) as (pool, machine):
-            await held(pool, "a")
-            await held(pool, "b")
-            machine.kill()
-            assert not pool.supervisor.alive
-            await started_again(pool, machine)
-            assert (state(pool, "a"), state(pool, "b")) == ("unloaded", "unloaded")
-            assert pool.models.loaded == []
-            await held(pool, "a")
-            assert machine.log == ["load a", "load b", "load a"]
-            assert pool.supervisor.restarts == 1
+async def test_a_lost_engine_is_replaced_and_models_load_on_demand(
+    a: ModelSpec, b: ModelSpec
+) -> None:
+    async with running(a, b) as (pool, machine):
+        await held(pool, "a")
+        await held(pool, "b")
+        machine.kill()
+        assert not pool.supervisor.alive
+        await started_again(pool, machine)
+        assert (state(pool, "a"), state(pool, "b")) == ("unloaded", "unloaded")
+        assert pool.models.loaded == []
+        await held(pool, "a")
+        assert machine.log == ["load a", "load b", "load a"]
+        assert pool.supervisor.restarts == 1
 
-    run(test)
+
+async def test_those_who_wait_for_a_load_are_told_that_the_engine_is_lost(a: ModelSpec) -> None:
+    async with running(a, silent=True) as (pool, machine):
+        tasks = [asking(pool, kv_bytes=5) for _ in range(3)]
+        await waiting(pool, 3)
+        await machine.asked("load a")
+        machine.kill()
+        errors = await results(*tasks)
+        assert {type(error) for error in errors} == {EngineDied}
+        assert_idle(pool)
+        await started_again(pool, machine)
+        machine.speak()
+        await held(pool)
+        assert machine.log == ["load a", "load a"]
 
 
-def test_those_who_wait_for_a_load_are_told_that_the_engine_is_lost(a: ModelSpec) -> None:
-    async def test() -> None:
-        async with running(a, silent=True) as (pool, machine):
-            tasks = [asking(pool, kv_bytes=5) for _ in range(3)]
-            await waiting(pool, 3)
-            await machine.asked("load a")
+async def test_those_who_wait_for_memory_are_told_that_the_engine_is_lost(
+    a: ModelSpec, b: ModelSpec
+) -> None:
+    async with running(a, b, limits=ONE) as (pool, machine):
+        async with Holding(pool, "a", kv_bytes=5):
+            tasks = [asking(pool, "b"), asking(pool, "a", kv_bytes=40)]
+            await waiting(pool, 2)
             machine.kill()
             errors = await results(*tasks)
             assert {type(error) for error in errors} == {EngineDied}
-            assert_idle(pool)
+            # the lease is void, and giving it back changes nothing
+            assert (view(pool).leases, pool.memory()["used"]) == (0, 0)
             await started_again(pool, machine)
-            machine.speak()
-            await held(pool)
-            assert machine.log == ["load a", "load a"]
-
-    run(test)
+            await held(pool, "b")
+        assert [view.leases for view in pool.views()] == [0, 0]
 
 
-def test_those_who_wait_for_memory_are_told_that_the_engine_is_lost(
-    a: ModelSpec, b: ModelSpec
-) -> None:
-    async def test() -> None:
-        async with running(a, b, limits=ONE) as (pool, machine):
-            async with Holding(pool, "a", kv_bytes=5):
-                tasks = [asking(pool, "b"), asking(pool, "a", kv_bytes=40)]
-                await waiting(pool, 2)
-                machine.kill()
-                errors = await results(*tasks)
-                assert {type(error) for error in errors} == {EngineDied}
-                # the lease is void, and giving it back changes nothing
-                assert (view(pool).leases, pool.memory()["used"]) == (0, 0)
-                await started_again(pool, machine)
-                await held(pool, "b")
-            assert [view.leases for view in pool.views()] == [0, 0]
-
-    run(test)
-
-
-def test_an_engine_lost_just_after_it_said_that_it_has_loaded(a: ModelSpec) -> None:
+async def test_an_engine_lost_just_after_it_said_that_it_has_loaded(a: ModelSpec) -> None:
     """The load ended well, and the pool has not heard of it when it hears of the loss."""
 
-    async def test() -> None:
-        async with running(a, silent=True) as (pool, machine):
-            task = asking(pool)
-            await machine.asked("load a")
-            machine.report(ModelLoaded("a", 500, WEIGHTS))
-            machine.kill()
-            with pytest.raises(EngineDied):
-                await task
-            assert (state(pool), pool.models.loaded) == ("unloaded", [])
-            await started_again(pool, machine)
-            machine.silent = False
-            await held(pool)
-            assert machine.log == ["load a", "load a"]
-
-    run(test)
+    async with running(a, silent=True) as (pool, machine):
+        task = asking(pool)
+        await machine.asked("load a")
+        machine.report(ModelLoaded("a", 500, WEIGHTS))
+        machine.kill()
+        with pytest.raises(EngineDied):
+            await task
+        assert (state(pool), pool.models.loaded) == ("unloaded", [])
+        await started_again(pool, machine)
+        machine.silent = False
+        await held(pool)
+        assert machine.log == ["load a", "load a"]
 
 
-def test_an_engine_lost_just_after_a_lease_was_granted(a: ModelSpec) -> None:
-    async def test() -> None:
-        async with running(a, limits=ONE) as (pool, machine), Holding(pool, "a", 30) as holding:
-            prepared = await pool.prepared("a")
-            reached = asyncio.Event()
+async def test_an_engine_lost_just_after_a_lease_was_granted(a: ModelSpec) -> None:
+    async with running(a, limits=ONE) as (pool, machine), Holding(pool, "a", 30) as holding:
+        prepared = await pool.prepared("a")
+        reached = asyncio.Event()
 
-            async def generating() -> None:
-                async with pool.lease(prepared, asks(30)):
-                    reached.set()
-                    _ = pool.engines[0].engine  # as the owner of a lease does next
+        async def generating() -> None:
+            async with pool.lease(prepared, asks(30)):
+                reached.set()
+                _ = pool.engines[0].engine  # as the owner of a lease does next
 
-            task = asyncio.create_task(generating())
-            await waiting(pool, 1)
-            machine.kill()
-            await holding.let_go()
-            with pytest.raises(EngineDied):
-                await task
-
-    run(test)
+        task = asyncio.create_task(generating())
+        await waiting(pool, 1)
+        machine.kill()
+        await holding.let_go()
+        with pytest.raises(EngineDied):
+            await task
 
 
-def test_without_an_engine_the_answer_is_an_error_and_not_a_wait(
+async def test_without_an_engine_the_answer_is_an_error_and_not_a_wait(
     a: ModelSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervisor, "FIRST_PAUSE", 3600.0)
 
-    async def test() -> None:
-        async with running(a) as (pool, machine):
-            await pool.prepared("a")
+    async with running(a) as (pool, machine):
+        await pool.prepared("a")
+        machine.kill()
+        for _ in range(3):
+            with pytest.raises(EngineDied) as caught:
+                await held(pool)
+            assert "Retry-After" in caught.value.headers
+            await turns()
+        assert (machine.log, state(pool)) == ([], "unloaded")
+
+
+async def test_engines_lost_again_and_again_are_replaced(a: ModelSpec) -> None:
+    async with running(replace(a, preload=True)) as (pool, machine):
+        for times in range(1, 6):
+            await machine.asked("load a", times)
+            await turns(times)  # at different moments of the load
             machine.kill()
-            for _ in range(3):
-                with pytest.raises(EngineDied) as caught:
-                    await held(pool)
-                assert "Retry-After" in caught.value.headers
-                await turns()
-            assert (machine.log, state(pool)) == ([], "unloaded")
-
-    run(test)
+            await started_again(pool, machine, times)
+        await held(pool)
+        assert machine.log == ["load a"] * 6
 
 
-def test_engines_lost_again_and_again_are_replaced(a: ModelSpec) -> None:
-    async def test() -> None:
-        async with running(replace(a, preload=True)) as (pool, machine):
-            for times in range(1, 6):
-                await machine.asked("load a", times)
-                await turns(times)  # at different moments of the load
-                machine.kill()
-                await started_again(pool, machine, times)
-            await held(pool)
-            assert machine.log == ["load a"] * 6
-
-    run(test)
-
-
-def test_preloading_begins_at_the_start_and_only_where_asked_for(
+async def test_preloading_begins_at_the_start_and_only_where_asked_for(
     a: ModelSpec, b: ModelSpec
 ) -> None:
-    async def test() -> None:
-        async with running(a, replace(b, preload=True), silent=True) as (pool, machine):
-            await machine.asked("load b")
-            assert (state(pool, "b"), state(pool, "a")) == ("loading", "unloaded")
-            assert [each.is_preloading for each in pool.views()] == [False, True]
-            machine.speak()
-            assert (await held(pool, "b")).prepared.id == "b"
-            assert not any(each.is_preloading for each in pool.views())
-            assert machine.log == ["load b"]
-
-    run(test)
+    async with running(a, replace(b, preload=True), silent=True) as (pool, machine):
+        await machine.asked("load b")
+        assert (state(pool, "b"), state(pool, "a")) == ("loading", "unloaded")
+        assert [each.is_preloading for each in pool.views()] == [False, True]
+        machine.speak()
+        assert (await held(pool, "b")).prepared.id == "b"
+        assert not any(each.is_preloading for each in pool.views())
+        assert machine.log == ["load b"]
 
 
-def test_a_preload_without_room_is_logged(a: ModelSpec, caplog: pytest.LogCaptureFixture) -> None:
-    async def test() -> None:
-        async with running(replace(a, preload=True), limits=PoolLimits(budget=59)) as (
-            pool,
-            machine,
-        ):
-            await until(
-                lambda: "a is not preloaded: it needs 60 bytes, and 59 bytes" in caplog.text
-            )
-            assert (machine.log, state(pool)) == ([], "unloaded")
-
-    run(test)
+async def test_a_preload_without_room_is_logged(
+    a: ModelSpec, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running(replace(a, preload=True), limits=PoolLimits(budget=59)) as (
+        pool,
+        machine,
+    ):
+        await until(lambda: "a is not preloaded: it needs 60 bytes, and 59 bytes" in caplog.text)
+        assert (machine.log, state(pool)) == ([], "unloaded")
 
 
 @pytest.mark.parametrize("error", [ModelUnusable("No room."), OSError("No room.")])
-def test_a_preload_that_fails_is_logged(
+async def test_a_preload_that_fails_is_logged(
     a: ModelSpec,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
@@ -238,154 +213,129 @@ def test_a_preload_that_fails_is_logged(
     def broken(*_: Any, **__: Any) -> None:
         raise error
 
-    async def test() -> None:
-        monkeypatch.setattr("mlx_server.pool.models.prepare", broken)
-        async with running(replace(a, preload=True)) as (pool, machine):
-            await until(lambda: view(pool).error is not None)
-            monkeypatch.undo()
-            assert (machine.log, state(pool)) == ([], "unloaded")
-
-    run(test)
+    monkeypatch.setattr("mlx_server.pool.models.prepare", broken)
+    async with running(replace(a, preload=True)) as (pool, machine):
+        await until(lambda: view(pool).error is not None)
+        monkeypatch.undo()
+        assert (machine.log, state(pool)) == ([], "unloaded")
     assert "No room." in caplog.text
     assert "never retrieved" not in caplog.text
 
 
-def test_stopping_ends_loads_with_a_word_to_all_who_wait(a: ModelSpec) -> None:
-    async def test() -> None:
-        async with running(a, silent=True) as (pool, machine):
-            tasks = [asking(pool) for _ in range(3)]
-            await waiting(pool, 3)
-            error = ShuttingDown("Closing for today.")
-            await pool.stop(error)
-            reported = await results(*tasks)
-            assert [str(each) for each in reported] == ["Closing for today."] * 3
-            assert [type(each) for each in reported] == [ShuttingDown] * 3
-            engine = machine.engines[-1]
-            assert isinstance(engine, Engine)
-            assert engine.ended_with == [error]
-            assert pool.models.loaded == []
-
-    run(test)
+async def test_stopping_ends_loads_with_a_word_to_all_who_wait(a: ModelSpec) -> None:
+    async with running(a, silent=True) as (pool, machine):
+        tasks = [asking(pool) for _ in range(3)]
+        await waiting(pool, 3)
+        error = ShuttingDown("Closing for today.")
+        await pool.stop(error)
+        reported = await results(*tasks)
+        assert [str(each) for each in reported] == ["Closing for today."] * 3
+        assert [type(each) for each in reported] == [ShuttingDown] * 3
+        engine = machine.engines[-1]
+        assert isinstance(engine, Engine)
+        assert engine.ended_with == [error]
+        assert pool.models.loaded == []
 
 
-def test_stopping_tells_those_who_wait_for_memory(a: ModelSpec, b: ModelSpec) -> None:
-    async def test() -> None:
-        async with running(replace(a, ttl=5), b, limits=ONE) as (pool, machine):
-            async with Holding(pool, "a"):
-                task = asking(pool, "b")
-                await waiting(pool, 1)
-                await pool.stop()
-                with pytest.raises(ShuttingDown):
-                    await task
-            # nothing is begun when the last lease ends
-            assert machine.log == ["load a"]
-            assert pool.engines[0].scheduler.timer
-            assert pool.engines[0].scheduler.timer.cancelled()
-
-    run(test)
-
-
-def test_stopping_tells_those_who_wait_for_the_files(a: ModelSpec) -> None:
-    async def test() -> None:
-        async with running(a) as (pool, machine):
-            tasks = [asking(pool) for _ in range(3)]
-            await turns(3)
-            assert state(pool) == "preparing"
-            await pool.stop()
-            assert [type(each) for each in await results(*tasks)] == [ShuttingDown] * 3
-            assert machine.log == []
-
-    run(test)
-
-
-def test_a_pool_that_was_stopped_takes_nobody(a: ModelSpec) -> None:
-    async def test() -> None:
-        async with running(a) as (pool, machine):
-            prepared = (await held(pool)).prepared
+async def test_stopping_tells_those_who_wait_for_memory(a: ModelSpec, b: ModelSpec) -> None:
+    async with running(replace(a, ttl=5), b, limits=ONE) as (pool, machine):
+        async with Holding(pool, "a"):
+            task = asking(pool, "b")
+            await waiting(pool, 1)
             await pool.stop()
             with pytest.raises(ShuttingDown):
-                await pool.prepared("a")
-            with pytest.raises(ShuttingDown):
-                async with pool.lease(prepared, asks(0)):
-                    pass
-            assert machine.log == ["load a"]
-
-    run(test)
+                await task
+        # nothing is begun when the last lease ends
+        assert machine.log == ["load a"]
+        assert pool.engines[0].scheduler.timer
+        assert pool.engines[0].scheduler.timer.cancelled()
 
 
-def test_a_model_whose_first_request_finds_no_engine_is_read_by_the_next(a: ModelSpec) -> None:
-    async def test() -> None:
-        async with running(a) as (pool, machine):
-            machine.kill()
-            assert not pool.supervisor.alive
-            assert (await pool.prepared("a")).id == "a"
-            assert pool.supervisor.alive
+async def test_stopping_tells_those_who_wait_for_the_files(a: ModelSpec) -> None:
+    async with running(a) as (pool, machine):
+        tasks = [asking(pool) for _ in range(3)]
+        await turns(3)
+        assert state(pool) == "preparing"
+        await pool.stop()
+        assert [type(each) for each in await results(*tasks)] == [ShuttingDown] * 3
+        assert machine.log == []
 
-    run(test)
+
+async def test_a_pool_that_was_stopped_takes_nobody(a: ModelSpec) -> None:
+    async with running(a) as (pool, machine):
+        prepared = (await held(pool)).prepared
+        await pool.stop()
+        with pytest.raises(ShuttingDown):
+            await pool.prepared("a")
+        with pytest.raises(ShuttingDown):
+            async with pool.lease(prepared, asks(0)):
+                pass
+        assert machine.log == ["load a"]
 
 
-def test_memory_that_another_server_takes_first_is_not_taken_twice(
+async def test_a_model_whose_first_request_finds_no_engine_is_read_by_the_next(
+    a: ModelSpec,
+) -> None:
+    async with running(a) as (pool, machine):
+        machine.kill()
+        assert not pool.supervisor.alive
+        assert (await pool.prepared("a")).id == "a"
+        assert pool.supervisor.alive
+
+
+async def test_memory_that_another_server_takes_first_is_not_taken_twice(
     a: ModelSpec, tmp_path: Path
 ) -> None:
-    async def test() -> None:
-        async with running(a) as (pool, machine):
-            pool.servers, other = Servers(tmp_path), Servers(tmp_path)
-            other.exchange(1 << 60)
-            (error,) = await results(asking(pool))
-            assert isinstance(error, NotEnoughMemory)
-            assert machine.log == []
-            assert pool.memory()["budget"] == 0
-            other.leave()
-            await pool.share_memory()
-            await held(pool)
-            assert machine.log == ["load a"]
-            assert other.others() == {pool.servers.id: OtherServer(WEIGHTS, os.getpid())}
-
-    run(test)
+    async with running(a) as (pool, machine):
+        pool.servers, other = Servers(tmp_path), Servers(tmp_path)
+        other.exchange(1 << 60)
+        (error,) = await results(asking(pool))
+        assert isinstance(error, NotEnoughMemory)
+        assert machine.log == []
+        assert pool.memory()["budget"] == 0
+        other.leave()
+        await pool.share_memory()
+        await held(pool)
+        assert machine.log == ["load a"]
+        assert other.others() == {pool.servers.id: OtherServer(WEIGHTS, os.getpid())}
 
 
-def test_memory_of_a_server_that_is_being_replaced_is_waited_for(
+async def test_memory_of_a_server_that_is_being_replaced_is_waited_for(
     a: ModelSpec, tmp_path: Path
 ) -> None:
-    async def test() -> None:
-        async with running(a) as (pool, machine):
-            pool.servers, before = Servers(tmp_path), Servers(tmp_path)
-            pool.servers.generation = 1
-            before.exchange(1 << 60)
-            await pool.share_memory()
-            waiting = asyncio.create_task(held(pool))
-            await asyncio.sleep(0)
-            assert (machine.log, pool.memory()["budget"]) == ([], 0)
-            before.leave()
-            await pool.share_memory()
-            await waiting
-            assert machine.log == ["load a"]
-
-    run(test)
+    async with running(a) as (pool, machine):
+        pool.servers, before = Servers(tmp_path), Servers(tmp_path)
+        pool.servers.generation = 1
+        before.exchange(1 << 60)
+        await pool.share_memory()
+        waiting = asyncio.create_task(held(pool))
+        await asyncio.sleep(0)
+        assert (machine.log, pool.memory()["budget"]) == ([], 0)
+        before.leave()
+        await pool.share_memory()
+        await waiting
+        assert machine.log == ["load a"]
 
 
 # The policy's decisions are carried out: loads, leases, limits and refusals.
 
 
-def test_a_model_is_loaded_once_for_all_who_want_it(a: ModelSpec) -> None:
-    async def test() -> None:
-        async with running(a, silent=True) as (pool, machine):
-            assert state(pool) == "unloaded"
-            tasks = [asking(pool) for _ in range(20)]
-            await waiting(pool, 20)
-            assert (state(pool), pool.row_slots.taken, pool.models.loaded) == ("loading", 20, [])
-            machine.speak()
-            models = await asyncio.gather(*tasks)
-            models.append(await held(pool, "gpt-4"))
-            assert machine.log == ["load a"]
-            assert all(model is models[0] for model in models)
-            assert (state(pool), pool.models.loaded) == ("ready", [models[0]])
-            assert_idle(pool)
-
-    run(test)
+async def test_a_model_is_loaded_once_for_all_who_want_it(a: ModelSpec) -> None:
+    async with running(a, silent=True) as (pool, machine):
+        assert state(pool) == "unloaded"
+        tasks = [asking(pool) for _ in range(20)]
+        await waiting(pool, 20)
+        assert (state(pool), pool.row_slots.taken, pool.models.loaded) == ("loading", 20, [])
+        machine.speak()
+        models = await asyncio.gather(*tasks)
+        models.append(await held(pool, "gpt-4"))
+        assert machine.log == ["load a"]
+        assert all(model is models[0] for model in models)
+        assert (state(pool), pool.models.loaded) == ("ready", [models[0]])
+        assert_idle(pool)
 
 
-def test_what_a_tower_takes_is_counted_while_its_model_is_loaded(
+async def test_what_a_tower_takes_is_counted_while_its_model_is_loaded(
     a: ModelSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def seeing(*given: Any, **named: Any) -> PreparedModel:
@@ -393,58 +343,49 @@ def test_what_a_tower_takes_is_counted_while_its_model_is_loaded(
 
     monkeypatch.setattr("mlx_server.pool.models.prepare", seeing)
 
-    async def test() -> None:
-        async with running(a) as (pool, _):
-            await held(pool)
-            assert pool.memory()["used"] == WEIGHTS + 7
-
-    run(test)
+    async with running(a) as (pool, _):
+        await held(pool)
+        assert pool.memory()["used"] == WEIGHTS + 7
 
 
-def test_a_failed_load_is_told_to_all_who_wait_and_tried_again(a: ModelSpec) -> None:
-    async def test() -> None:
-        async with running(a, silent=True) as (pool, machine):
-            machine.broken = {"a"}
-            tasks = [asking(pool) for _ in range(5)]
-            await waiting(pool, 5)
-            machine.speak()
-            errors = await results(*tasks)
-            assert all(isinstance(error, ModelUnusable) for error in errors)
-            assert {str(error) for error in errors} == {"Model 'a' can't be loaded: no room"}
-            assert len({id(error) for error in errors}) == 5, "each has a traceback of its own"
-            assert (state(pool), pool.models.loaded) == ("unloaded", [])
-            assert view(pool).error == "Model 'a' can't be loaded: no room"
-            assert_idle(pool)
-            machine.broken, machine.silent = set(), True
-            task = asking(pool)
-            await machine.asked("load a", times=2)
-            assert (state(pool), view(pool).error) == ("loading", None)
-            machine.speak()
-            assert (await task).prepared.id == "a"
-            assert machine.log == ["load a", "load a"]
-
-    run(test)
+async def test_a_failed_load_is_told_to_all_who_wait_and_tried_again(a: ModelSpec) -> None:
+    async with running(a, silent=True) as (pool, machine):
+        machine.broken = {"a"}
+        tasks = [asking(pool) for _ in range(5)]
+        await waiting(pool, 5)
+        machine.speak()
+        errors = await results(*tasks)
+        assert all(isinstance(error, ModelUnusable) for error in errors)
+        assert {str(error) for error in errors} == {"Model 'a' can't be loaded: no room"}
+        assert len({id(error) for error in errors}) == 5, "each has a traceback of its own"
+        assert (state(pool), pool.models.loaded) == ("unloaded", [])
+        assert view(pool).error == "Model 'a' can't be loaded: no room"
+        assert_idle(pool)
+        machine.broken, machine.silent = set(), True
+        task = asking(pool)
+        await machine.asked("load a", times=2)
+        assert (state(pool), view(pool).error) == ("loading", None)
+        machine.speak()
+        assert (await task).prepared.id == "a"
+        assert machine.log == ["load a", "load a"]
 
 
-def test_a_load_that_fails_in_no_known_way_leaves_nobody_waiting(
+async def test_a_load_that_fails_in_no_known_way_leaves_nobody_waiting(
     a: ModelSpec, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def broken(*_: Any, **how: Any) -> ModelLoaded:
         raise ZeroDivisionError("secret")
 
-    async def test() -> None:
-        async with running(a) as (pool, _):
-            with monkeypatch.context() as patched:
-                patched.setattr(EngineClient, "load", broken)
-                with pytest.raises(ServerError, match="log"):
-                    await held(pool)
-            await held(pool)
-
-    run(test)
+    async with running(a) as (pool, _):
+        with monkeypatch.context() as patched:
+            patched.setattr(EngineClient, "load", broken)
+            with pytest.raises(ServerError, match="log"):
+                await held(pool)
+        await held(pool)
     assert "ZeroDivisionError: secret" in caplog.text
 
 
-def test_places_and_leases_are_given_back_whatever_happens(a: ModelSpec) -> None:
+async def test_places_and_leases_are_given_back_whatever_happens(a: ModelSpec) -> None:
     async def fails_inside(pool: Pool) -> None:
         with pool.row_slots.take(2):
             async with pool.lease(await pool.prepared("a"), asks(7)):
@@ -452,216 +393,185 @@ def test_places_and_leases_are_given_back_whatever_happens(a: ModelSpec) -> None
                 assert (view(pool).leases, pool.memory()["kv_reserved"]) == (1, 7)
                 raise ZeroDivisionError
 
-    async def test() -> None:
-        async with running(a) as (pool, _):
-            with pytest.raises(ZeroDivisionError):
-                await fails_inside(pool)
-            assert_idle(pool)
-
-    run(test)
+    async with running(a) as (pool, _):
+        with pytest.raises(ZeroDivisionError):
+            await fails_inside(pool)
+        assert_idle(pool)
 
 
-def test_a_crowd_for_two_models_in_room_for_one_is_served(a: ModelSpec, b: ModelSpec) -> None:
-    async def test() -> None:
-        async with running(a, b, limits=ONE) as (pool, machine):
-            names = ["a", "b"] * 15
-            models = await asyncio.gather(*(held(pool, name, kv_bytes=20) for name in names))
-            assert [model.prepared.id for model in models] == names
-            assert machine.most == WEIGHTS
-
-    run(test)
+async def test_a_crowd_for_two_models_in_room_for_one_is_served(a: ModelSpec, b: ModelSpec) -> None:
+    async with running(a, b, limits=ONE) as (pool, machine):
+        names = ["a", "b"] * 15
+        models = await asyncio.gather(*(held(pool, name, kv_bytes=20) for name in names))
+        assert [model.prepared.id for model in models] == names
+        assert machine.most == WEIGHTS
 
 
-def test_idle_adapters_give_way_after_the_prompt_cache(a: ModelSpec, b: ModelSpec) -> None:
+async def test_idle_adapters_give_way_after_the_prompt_cache(a: ModelSpec, b: ModelSpec) -> None:
     async def used(pool: Pool, name: str) -> None:
         spec = AdapterSpec(name, Path(name), name, 8, 20, "lora", None, "mlx")
         async with pool.lease(await pool.prepared("a"), asks(0), LeasedAdapter(spec)):
             pass
 
-    async def test() -> None:
-        async with running(a, b) as (pool, machine):
-            await used(pool, "older")
-            await used(pool, "newer")
-            assert pool.memory()["used"] == WEIGHTS + 20 + 20
-            assert view(pool).nbytes == WEIGHTS
-            machine.cached = 50
-            stepped = StepOutput("a", [], 0, active_bytes=190, cache_bytes=50)
-            machine.report(stepped)
-            await held(pool, "b")
-            assert machine.log[-2:] == ["shrink to 40", "load b"]
+    async with running(a, b) as (pool, machine):
+        await used(pool, "older")
+        await used(pool, "newer")
+        assert pool.memory()["used"] == WEIGHTS + 20 + 20
+        assert view(pool).nbytes == WEIGHTS
+        machine.cached = 50
+        stepped = StepOutput("a", [], 0, active_bytes=190, cache_bytes=50)
+        machine.report(stepped)
+        await held(pool, "b")
+        assert machine.log[-2:] == ["shrink to 40", "load b"]
+        assert [name for name, *_ in pool.engines[0].scheduler.adapters.loaded_for("a")] == [
+            "older",
+            "newer",
+        ]
+        async with Holding(pool, "b", kv_bytes=50) as holding:
+            await turns()
+            assert machine.log[-1] == "unload a older"
+            holding.begin()
+            assert machine.log[-1] == "shrink to 10"
             assert [name for name, *_ in pool.engines[0].scheduler.adapters.loaded_for("a")] == [
-                "older",
-                "newer",
+                "newer"
             ]
-            async with Holding(pool, "b", kv_bytes=50) as holding:
-                await turns()
-                assert machine.log[-1] == "unload a older"
-                holding.begin()
-                assert machine.log[-1] == "shrink to 10"
-                assert [
-                    name for name, *_ in pool.engines[0].scheduler.adapters.loaded_for("a")
-                ] == ["newer"]
-                assert pool.memory()["prompt_cache"] == 30, "an idle adapter gives way to it too"
-
-    run(test)
+            assert pool.memory()["prompt_cache"] == 30, "an idle adapter gives way to it too"
 
 
-def test_a_model_that_nobody_asks_for_is_unloaded_after_its_time(
+async def test_a_model_that_nobody_asks_for_is_unloaded_after_its_time(
     a: ModelSpec, b: ModelSpec
 ) -> None:
-    async def test() -> None:
-        async with running(replace(a, ttl=5), b) as (pool, machine):
-            await held(pool, "a")
-            await held(pool, "b")
-            async with Holding(pool, "a"):
-                advance(6)
-                await turns()
-                assert state(pool, "a") == "ready"
-            advance(4)
+    async with running(replace(a, ttl=5), b) as (pool, machine):
+        await held(pool, "a")
+        await held(pool, "b")
+        async with Holding(pool, "a"):
+            advance(6)
             await turns()
             assert state(pool, "a") == "ready"
-            advance(2)
-            await machine.asked("unload a")
-            await turns()
-            assert (state(pool, "a"), state(pool, "b")) == ("unloaded", "ready")
-            await held(pool, "a")
-            assert machine.log == ["load a", "load b", "unload a", "load a"]
-
-    run(test)
-
-
-def test_whoever_leaves_while_it_loads_leaves_nothing_behind(a: ModelSpec) -> None:
-    async def test() -> None:
-        async with running(a, silent=True) as (pool, machine):
-            task = asking(pool, kv_bytes=9, rows=7)
-            await machine.asked("load a")
-            assert pool.row_slots.taken == 7
-            await cancelled(task)
-            assert_idle(pool)
-            machine.speak()
-            await held(pool)
-            assert machine.log == ["load a"]
-
-    run(test)
+        advance(4)
+        await turns()
+        assert state(pool, "a") == "ready"
+        advance(2)
+        await machine.asked("unload a")
+        await turns()
+        assert (state(pool, "a"), state(pool, "b")) == ("unloaded", "ready")
+        await held(pool, "a")
+        assert machine.log == ["load a", "load b", "unload a", "load a"]
 
 
-def test_a_lease_granted_to_somebody_who_was_cancelled_is_given_back(
+async def test_whoever_leaves_while_it_loads_leaves_nothing_behind(a: ModelSpec) -> None:
+    async with running(a, silent=True) as (pool, machine):
+        task = asking(pool, kv_bytes=9, rows=7)
+        await machine.asked("load a")
+        assert pool.row_slots.taken == 7
+        await cancelled(task)
+        assert_idle(pool)
+        machine.speak()
+        await held(pool)
+        assert machine.log == ["load a"]
+
+
+async def test_a_lease_granted_to_somebody_who_was_cancelled_is_given_back(
     a: ModelSpec, b: ModelSpec
 ) -> None:
     """Between the moment that a task is cancelled and the one in which it learns of it."""
 
-    async def test() -> None:
-        async with running(a, b, limits=ONE) as (pool, _), Holding(pool, "a", 30) as holding:
-            task = asking(pool, "a", kv_bytes=30)
-            await waiting(pool, 1)
-            task.cancel()
-            await holding.let_go()
-            await asyncio.wait([task])
-            assert task.cancelled()
-            assert_idle(pool)
-            await held(pool, "b")
-
-    run(test)
+    async with running(a, b, limits=ONE) as (pool, _), Holding(pool, "a", 30) as holding:
+        task = asking(pool, "a", kv_bytes=30)
+        await waiting(pool, 1)
+        task.cancel()
+        await holding.let_go()
+        await asyncio.wait([task])
+        assert task.cancelled()
+        assert_idle(pool)
+        await held(pool, "b")
 
 
 @pytest.mark.parametrize(("chosen", "most"), [(None, 200), (0, 0), (70, 70), (999, 999)])
-def test_the_prompt_cache_takes_what_models_leave(
+async def test_the_prompt_cache_takes_what_models_leave(
     a: ModelSpec, chosen: int | None, most: int
 ) -> None:
     """The engine keeps to the smaller of the two."""
 
-    async def test() -> None:
-        limits = replace(TWO, prompt_cache=chosen)
-        async with running(a, limits=limits) as (pool, machine):
-            assert machine.arguments.cache_bytes == most
-            assert machine.room == 200
-            async with Holding(pool, "a", kv_bytes=30) as holding:
-                assert machine.room == 200 - WEIGHTS, "its rows may continue what is cached"
-                holding.begin()
-                assert machine.room == 200 - WEIGHTS - 30
-            assert machine.room == 200 - WEIGHTS
-
-    run(test)
+    limits = replace(TWO, prompt_cache=chosen)
+    async with running(a, limits=limits) as (pool, machine):
+        assert machine.arguments.cache_bytes == most
+        assert machine.room == 200
+        async with Holding(pool, "a", kv_bytes=30) as holding:
+            assert machine.room == 200 - WEIGHTS, "its rows may continue what is cached"
+            holding.begin()
+            assert machine.room == 200 - WEIGHTS - 30
+        assert machine.room == 200 - WEIGHTS
 
 
-def test_a_cache_that_was_handed_over_keeps_to_the_room_that_there_is(a: ModelSpec) -> None:
+async def test_a_cache_that_was_handed_over_keeps_to_the_room_that_there_is(a: ModelSpec) -> None:
     """The engine kept it before the rows of its lease had given their memory back."""
 
-    async def test() -> None:
-        async with running(a) as (pool, machine), Holding(pool, "a", kv_bytes=30) as holding:
-            machine.cached = 130
-            holding.begin()
-            stepped = StepOutput("a", [], 0, active_bytes=190, cache_bytes=130)
-            machine.report(stepped)
-            assert machine.log[-1] == "shrink to 110"
-            assert pool.memory()["prompt_cache"] == 110
-
-    run(test)
+    async with running(a) as (pool, machine), Holding(pool, "a", kv_bytes=30) as holding:
+        machine.cached = 130
+        holding.begin()
+        stepped = StepOutput("a", [], 0, active_bytes=190, cache_bytes=130)
+        machine.report(stepped)
+        assert machine.log[-1] == "shrink to 110"
+        assert pool.memory()["prompt_cache"] == 110
 
 
-def test_what_never_fits_is_told_at_once_with_both_sizes(a: ModelSpec, huge: ModelSpec) -> None:
-    async def test() -> None:
-        limits = PoolLimits(budget=2_000_000_000)
-        async with running(a, huge, limits=limits) as (pool, machine), Holding(pool, "a"):
-            with pytest.raises(NotEnoughMemory) as caught:
-                await held(pool, "a", kv_bytes=3_000_000_000)
-            assert caught.value.status == 400
-            assert caught.value.message == (
-                "The model needs 60 bytes, and this request 3.0 GB more; the memory budget is 2.0 "
-                "GB (set by `memory_budget` in models.yaml). Raise `memory_budget` in models.yaml, "
-                "or ask for fewer tokens."
-            )
-            assert machine.log == ["load a"]
-        async with running(huge, limits=PoolLimits(budget=300)) as (pool, machine):
-            with pytest.raises(NotEnoughMemory) as caught:
-                await held(pool, "huge")
-            assert caught.value.message == (
-                "The model needs 500 bytes; the memory budget is 300 bytes (set by `memory_budget` "
-                "in models.yaml). Raise `memory_budget` in models.yaml, or choose a smaller "
-                "quantisation."
-            )
-            assert (machine.log, state(pool, "huge")) == ([], "unloaded")
-        async with running(a, limits=PoolLimits()) as (pool, _):
-            with pytest.raises(NotEnoughMemory) as caught:
-                await held(pool, "a", kv_bytes=10**15)
-            assert re.search(
-                r"budget is [\d.]+ GB \(three quarters of RAM \([\d.]+ GB\) minus [\d.]+ [GM]B to "
-                r"compute in\). Raise `memory_budget`",
-                caught.value.message,
-            )
-
-    run(test)
-
-
-def test_what_pinned_models_keep_is_told(a: ModelSpec, b: ModelSpec) -> None:
-    async def test() -> None:
-        async with running(replace(a, pinned=True), b, limits=ONE) as (pool, _):
-            await held(pool, "a")
-            kept = r"100 bytes \(set by .*\), of which pinned models keep 60"
-            with pytest.raises(NotEnoughMemory, match=kept):
-                await held(pool, "b")
-
-    run(test)
+async def test_what_never_fits_is_told_at_once_with_both_sizes(
+    a: ModelSpec, huge: ModelSpec
+) -> None:
+    limits = PoolLimits(budget=2_000_000_000)
+    async with running(a, huge, limits=limits) as (pool, machine), Holding(pool, "a"):
+        with pytest.raises(NotEnoughMemory) as caught:
+            await held(pool, "a", kv_bytes=3_000_000_000)
+        assert caught.value.status == 400
+        assert caught.value.message == (
+            "The model needs 60 bytes, and this request 3.0 GB more; the memory budget is 2.0 "
+            "GB (set by `memory_budget` in models.yaml). Raise `memory_budget` in models.yaml, "
+            "or ask for fewer tokens."
+        )
+        assert machine.log == ["load a"]
+    async with running(huge, limits=PoolLimits(budget=300)) as (pool, machine):
+        with pytest.raises(NotEnoughMemory) as caught:
+            await held(pool, "huge")
+        assert caught.value.message == (
+            "The model needs 500 bytes; the memory budget is 300 bytes (set by `memory_budget` "
+            "in models.yaml). Raise `memory_budget` in models.yaml, or choose a smaller "
+            "quantisation."
+        )
+        assert (machine.log, state(pool, "huge")) == ([], "unloaded")
+    async with running(a, limits=PoolLimits()) as (pool, _):
+        with pytest.raises(NotEnoughMemory) as caught:
+            await held(pool, "a", kv_bytes=10**15)
+        assert re.search(
+            r"budget is [\d.]+ GB \(three quarters of RAM \([\d.]+ GB\) minus [\d.]+ [GM]B to "
+            r"compute in\). Raise `memory_budget`",
+            caught.value.message,
+        )
 
 
-def test_waiting_for_memory_is_bounded(a: ModelSpec, b: ModelSpec) -> None:
-    async def test() -> None:
-        limits = replace(ONE, wait_seconds=10)
-        async with running(a, b, limits=limits) as (pool, machine):
-            async with Holding(pool, "a"):
-                task = asking(pool, "b")
-                await waiting(pool, 1)
-                advance(5)
-                await turns()
-                assert not task.done()
-                sleep_through(8)
-                await turns()
-                assert not task.done()
-                advance(6)
-                with pytest.raises(Overloaded, match=r"1[1-9] seconds") as caught:
-                    await task
-                assert "Retry-After" in caught.value.headers
-                assert machine.log == ["load a"]
+async def test_what_pinned_models_keep_is_told(a: ModelSpec, b: ModelSpec) -> None:
+    async with running(replace(a, pinned=True), b, limits=ONE) as (pool, _):
+        await held(pool, "a")
+        kept = r"100 bytes \(set by .*\), of which pinned models keep 60"
+        with pytest.raises(NotEnoughMemory, match=kept):
             await held(pool, "b")
 
-    run(test)
+
+async def test_waiting_for_memory_is_bounded(a: ModelSpec, b: ModelSpec) -> None:
+    limits = replace(ONE, wait_seconds=10)
+    async with running(a, b, limits=limits) as (pool, machine):
+        async with Holding(pool, "a"):
+            task = asking(pool, "b")
+            await waiting(pool, 1)
+            advance(5)
+            await turns()
+            assert not task.done()
+            sleep_through(8)
+            await turns()
+            assert not task.done()
+            advance(6)
+            with pytest.raises(Overloaded, match=r"1[1-9] seconds") as caught:
+                await task
+            assert "Retry-After" in caught.value.headers
+            assert machine.log == ["load a"]
+        await held(pool, "b")

@@ -27,7 +27,6 @@ from tests.pool.machine import (
     cancelled,
     held,
     results,
-    run,
     running,
     state,
     turns,
@@ -183,7 +182,7 @@ async def test_a_pool_serves_models_of_other_disks(
         await asyncio.gather(*clients)
 
 
-def test_its_files_are_read_once_for_all_who_want_it(
+async def test_its_files_are_read_once_for_all_who_want_it(
     a: ModelSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads: list[str] = []
@@ -195,30 +194,24 @@ def test_its_files_are_read_once_for_all_who_want_it(
 
     monkeypatch.setattr("mlx_server.pool.models.prepare", counted)
 
-    async def test() -> None:
-        async with running(a) as (pool, _):
-            first, *others = await asyncio.gather(*(pool.prepared("a") for _ in range(20)))
-            assert all(other is first for other in others)
-            assert await pool.prepared("default") is first
-            assert reads == ["a"]
-
-    run(test)
+    async with running(a) as (pool, _):
+        first, *others = await asyncio.gather(*(pool.prepared("a") for _ in range(20)))
+        assert all(other is first for other in others)
+        assert await pool.prepared("default") is first
+        assert reads == ["a"]
 
 
 @pytest.mark.usefixtures("sizes")
-def test_files_that_are_repaired_are_read_again(tmp_path: Path) -> None:
-    async def test() -> None:
-        write_checkpoint(tmp_path, byte_level(), config={"model_type": "gpt2"})
-        async with running(ModelSpec("a", str(tmp_path))) as (pool, _):
-            with pytest.raises(ModelUnusable, match="safetensors"):
-                await held(pool)
-            assert "safetensors" in (view(pool).error or "")
-            assert (state(pool), view(pool).progress) == ("unloaded", None)
-            (tmp_path / "model.safetensors").touch()
-            assert (await held(pool)).prepared.id == "a"
-            assert view(pool).error is None
-
-    run(test)
+async def test_files_that_are_repaired_are_read_again(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, byte_level(), config={"model_type": "gpt2"})
+    async with running(ModelSpec("a", str(tmp_path))) as (pool, _):
+        with pytest.raises(ModelUnusable, match="safetensors"):
+            await held(pool)
+        assert "safetensors" in (view(pool).error or "")
+        assert (state(pool), view(pool).progress) == ("unloaded", None)
+        (tmp_path / "model.safetensors").touch()
+        assert (await held(pool)).prepared.id == "a"
+        assert view(pool).error is None
 
 
 @pytest.fixture
@@ -227,7 +220,7 @@ def own(a: ModelSpec, tmp_path: Path) -> ModelSpec:
     return replace(a, source=str(shutil.copytree(a.source, tmp_path / "own")))
 
 
-def test_a_model_that_is_not_measured_is_measured_again_when_its_files_change(
+async def test_a_model_that_is_not_measured_is_measured_again_when_its_files_change(
     own: ModelSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
@@ -236,24 +229,21 @@ def test_a_model_that_is_not_measured_is_measured_again_when_its_files_change(
         asked.append(command.model)
         raise ModelUnusable("Model 'a' can't be loaded: no layers")
 
-    async def test() -> None:
-        async with running(own) as (pool, machine):
-            with monkeypatch.context() as patched:
-                patched.setattr(Engine, "kv_cost", failing)
-                errors = await results(*(asking(pool) for _ in range(3)))
-                errors += [*await results(asking(pool)), *await results(asking(pool))]
-            errors += await results(asking(pool))
-            assert {str(error) for error in errors} == {"Model 'a' can't be loaded: no layers"}
-            assert (view(pool).error, machine.log) == ("Model 'a' can't be loaded: no layers", [])
-            assert asked == ["a"]
-            (Path(own.source) / "config.json").touch()
-            assert (await held(pool)).prepared.kv is BYTES
-            assert view(pool).error is None
-
-    run(test)
+    async with running(own) as (pool, machine):
+        with monkeypatch.context() as patched:
+            patched.setattr(Engine, "kv_cost", failing)
+            errors = await results(*(asking(pool) for _ in range(3)))
+            errors += [*await results(asking(pool)), *await results(asking(pool))]
+        errors += await results(asking(pool))
+        assert {str(error) for error in errors} == {"Model 'a' can't be loaded: no layers"}
+        assert (view(pool).error, machine.log) == ("Model 'a' can't be loaded: no layers", [])
+        assert asked == ["a"]
+        (Path(own.source) / "config.json").touch()
+        assert (await held(pool)).prepared.kv is BYTES
+        assert view(pool).error is None
 
 
-def test_files_that_are_unusable_are_not_read_again(
+async def test_files_that_are_unusable_are_not_read_again(
     own: ModelSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A config of 9,999 layers has the engine make them all."""
@@ -266,99 +256,81 @@ def test_files_that_are_unusable_are_not_read_again(
     monkeypatch.setattr("mlx_server.pool.prepare.read_checkpoint", counted)
     whole = file.read_text()
 
-    async def test() -> None:
-        async with running(own) as (pool, _):
-            file.write_text(json.dumps({**json.loads(whole), "num_hidden_layers": 9_999}))
-            errors = [*await results(asking(pool)), *await results(asking(pool), asking(pool))]
-            assert all("num_hidden_layers is 9999" in str(error) for error in errors)
-            assert len(read) == 1
-            file.write_text(whole)
-            await held(pool)
-
-    run(test)
+    async with running(own) as (pool, _):
+        file.write_text(json.dumps({**json.loads(whole), "num_hidden_layers": 9_999}))
+        errors = [*await results(asking(pool)), *await results(asking(pool), asking(pool))]
+        assert all("num_hidden_layers is 9999" in str(error) for error in errors)
+        assert len(read) == 1
+        file.write_text(whole)
+        await held(pool)
 
 
 @pytest.mark.parametrize("of_files", [True, False])
-def test_a_load_that_fails_is_tried_again_unless_its_files_are_to_blame(
+async def test_a_load_that_fails_is_tried_again_unless_its_files_are_to_blame(
     own: ModelSpec, of_files: bool
 ) -> None:
-    async def test() -> None:
-        async with running(own) as (pool, machine):
-            machine.broken, machine.blames_files = {"a"}, of_files
-            for _ in range(3):
-                (error,) = await results(asking(pool))
-                assert str(error) == "Model 'a' can't be loaded: no room"
-            assert len(machine.log) == (1 if of_files else 3)
-            machine.broken = set()
-            (Path(own.source) / "config.json").touch()
+    async with running(own) as (pool, machine):
+        machine.broken, machine.blames_files = {"a"}, of_files
+        for _ in range(3):
+            (error,) = await results(asking(pool))
+            assert str(error) == "Model 'a' can't be loaded: no room"
+        assert len(machine.log) == (1 if of_files else 3)
+        machine.broken = set()
+        (Path(own.source) / "config.json").touch()
+        await held(pool)
+
+
+async def test_an_unknown_family_is_told_before_anything_is_loaded(a: ModelSpec) -> None:
+    async with running(replace(a, family="llama")) as (pool, machine):
+        with pytest.raises(ServerError, match="Known families"):
             await held(pool)
-
-    run(test)
-
-
-def test_an_unknown_family_is_told_before_anything_is_loaded(a: ModelSpec) -> None:
-    async def test() -> None:
-        async with running(replace(a, family="llama")) as (pool, machine):
-            with pytest.raises(ServerError, match="Known families"):
-                await held(pool)
-            assert machine.log == []
-
-    run(test)
+        assert machine.log == []
 
 
-def test_what_nobody_expected_of_the_files_is_an_error_and_no_end(
+async def test_what_nobody_expected_of_the_files_is_an_error_and_no_end(
     a: ModelSpec, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def test() -> None:
-        async with running(a) as (pool, _):
-            with monkeypatch.context() as patched:
-                patched.setattr("mlx_server.pool.models.prepare", broken)
-                errors = await results(*(asking(pool) for _ in range(3)))
-            assert {type(error) for error in errors} == {ServerError}
-            assert not any("secret" in str(error) for error in errors)
-            await held(pool)
-
     def broken(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError("secret")
 
-    run(test)
+    async with running(a) as (pool, _):
+        with monkeypatch.context() as patched:
+            patched.setattr("mlx_server.pool.models.prepare", broken)
+            errors = await results(*(asking(pool) for _ in range(3)))
+        assert {type(error) for error in errors} == {ServerError}
+        assert not any("secret" in str(error) for error in errors)
+        await held(pool)
     assert "ZeroDivisionError: secret" in caplog.text
 
 
-def test_progress_is_told_by_model(a: ModelSpec) -> None:
-    async def test() -> None:
-        seen: list[tuple[str, str, int, int]] = []
-        async with running(a, on_progress=lambda *progress: seen.append(progress), silent=True) as (
-            pool,
-            machine,
-        ):
-            task = asking(pool)
-            await machine.asked("load a")
-            machine.report(ModelLoading("a", 5, 10))
-            assert seen == [("a", "loading", 5, 10)]
-            progress = view(pool).progress
-            assert progress
-            assert (progress.what, progress.done, progress.total) == ("loading", 5, 10)
-            machine.speak()
-            await task
-            assert view(pool).progress is None
-
-    run(test)
+async def test_progress_is_told_by_model(a: ModelSpec) -> None:
+    seen: list[tuple[str, str, int, int]] = []
+    async with running(a, on_progress=lambda *progress: seen.append(progress), silent=True) as (
+        pool,
+        machine,
+    ):
+        task = asking(pool)
+        await machine.asked("load a")
+        machine.report(ModelLoading("a", 5, 10))
+        assert seen == [("a", "loading", 5, 10)]
+        progress = view(pool).progress
+        assert progress
+        assert (progress.what, progress.done, progress.total) == ("loading", 5, 10)
+        machine.speak()
+        await task
+        assert view(pool).progress is None
 
 
-def test_whoever_leaves_while_the_files_are_read_leaves_nothing_behind(
+async def test_whoever_leaves_while_the_files_are_read_leaves_nothing_behind(
     a: ModelSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def test() -> None:
-        async with running(a) as (pool, _):
-            impatient, patient = asking(pool), asking(pool)
-            await turns(3)
-            assert (state(pool), pool.row_slots.taken) == ("preparing", 2)
-            await cancelled(impatient)
-            assert pool.row_slots.taken == 1
-            await patient
-
-    run(test)
+    async with running(a) as (pool, _):
+        impatient, patient = asking(pool), asking(pool)
+        await turns(3)
+        assert (state(pool), pool.row_slots.taken) == ("preparing", 2)
+        await cancelled(impatient)
+        assert pool.row_slots.taken == 1
+        await patient
 
 
 def test_a_quarter_is_logged_once_for_each_model_and_kind_of_work(

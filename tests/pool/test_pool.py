@@ -25,11 +25,12 @@ from tests.pool.machine import (
     advance,
     asks,
     held,
-    run,
     running,
     state,
     view,
 )
+
+pytestmark = pytest.mark.anyio
 
 
 def test_a_full_queue_refuses_and_a_place_that_is_left_is_taken(a: ModelSpec) -> None:
@@ -49,22 +50,19 @@ def test_a_full_queue_refuses_and_a_place_that_is_left_is_taken(a: ModelSpec) ->
         assert pool.row_slots.taken == 5
 
 
-def test_a_view_says_what_is_known(a: ModelSpec) -> None:
-    async def test() -> None:
-        async with running(a) as (pool, _):
-            unseen = view(pool)
-            assert (unseen.family, unseen.nbytes, unseen.last_used) == (None, 0, None)
-            await pool.prepared("a")
-            assert (view(pool).family, view(pool).nbytes) == ("plain", WEIGHTS)
-            async with Holding(pool, "a"):
-                assert (view(pool).leases, state(pool)) == (1, "ready")
-            first = view(pool).last_used
-            assert first
-            advance(10)
-            await held(pool)
-            assert view(pool).last_used == pytest.approx(first, abs=5), "the clock of the wall"
-
-    run(test)
+async def test_a_view_says_what_is_known(a: ModelSpec) -> None:
+    async with running(a) as (pool, _):
+        unseen = view(pool)
+        assert (unseen.family, unseen.nbytes, unseen.last_used) == (None, 0, None)
+        await pool.prepared("a")
+        assert (view(pool).family, view(pool).nbytes) == ("plain", WEIGHTS)
+        async with Holding(pool, "a"):
+            assert (view(pool).leases, state(pool)) == (1, "ready")
+        first = view(pool).last_used
+        assert first
+        advance(10)
+        await held(pool)
+        assert view(pool).last_used == pytest.approx(first, abs=5), "the clock of the wall"
 
 
 def taken(places: RowSlots, on: ExitStack, client: str, rows: int = 1) -> int:
@@ -162,51 +160,47 @@ def ahead(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("budget", [100, 1000])
-def test_the_engine_may_pad_rows_by_what_requests_reserve_for_it(a: ModelSpec, budget: int) -> None:
-    async def test() -> None:
-        async with running(a, limits=PoolLimits(budget=budget)) as (pool, machine):
-            await held(pool)
-            most = BYTES.most_padding(budget - WEIGHTS)
-            assert machine.most_padding == {"a": most}
-            request = GenerateRequest("a", ((1,) * 10,))
-            planned = plan(await pool.prepared("a"), request)
-            assert planned.demand.padding_bytes == BYTES.padding_bytes(most or 0)
-
-    run(test)
+async def test_the_engine_may_pad_rows_by_what_requests_reserve_for_it(
+    a: ModelSpec, budget: int
+) -> None:
+    async with running(a, limits=PoolLimits(budget=budget)) as (pool, machine):
+        await held(pool)
+        most = BYTES.most_padding(budget - WEIGHTS)
+        assert machine.most_padding == {"a": most}
+        request = GenerateRequest("a", ((1,) * 10,))
+        planned = plan(await pool.prepared("a"), request)
+        assert planned.demand.padding_bytes == BYTES.padding_bytes(most or 0)
 
 
 @pytest.mark.usefixtures("ahead")
-def test_rows_reserve_memory_as_they_grow_and_the_last_wait_for_it(a: ModelSpec) -> None:
-    async def test() -> None:
-        async with running(a, limits=ONE) as (pool, machine):
-            prepared = await pool.prepared("a")
-            async with (
-                pool.lease(prepared, asks(2, most=40)) as first,
-                pool.lease(prepared, asks(2, most=40)) as last,
-            ):
-                first.began([row(1)])
-                last.began([row(2), row(3)])
-                assert pool.memory()["kv_reserved"] == 12 + 12
-                for _ in range(7):
-                    step(machine, 1)
-                assert pool.memory()["kv_reserved"] == 12 + 12
-                step(machine, 1, 77)
-                assert pool.memory()["kv_reserved"] == 20 + 20
-                for _ in range(8):
-                    step(machine, 1, 3)
-                assert machine.log == ["load a", "preempt [2, 3]"]
-                assert pool.memory()["kv_reserved"] == 28
-                last.left([3])
-                last.began([row(4)])
-                assert machine.log[2:] == ["preempt [4]"], "it came too late to be preempted"
-                step(machine, 1, finish="stop")
-                assert machine.log[3:] == ["resume [2, 4]"]
-                assert pool.memory()["kv_reserved"] == 2 * 20
-                last.left([2, 4])
-                assert pool.memory()["kv_reserved"] == 0
-            assert pool.engines[0].scheduler.leases.of_row == {}
-
-    run(test)
+async def test_rows_reserve_memory_as_they_grow_and_the_last_wait_for_it(a: ModelSpec) -> None:
+    async with running(a, limits=ONE) as (pool, machine):
+        prepared = await pool.prepared("a")
+        async with (
+            pool.lease(prepared, asks(2, most=40)) as first,
+            pool.lease(prepared, asks(2, most=40)) as last,
+        ):
+            first.began([row(1)])
+            last.began([row(2), row(3)])
+            assert pool.memory()["kv_reserved"] == 12 + 12
+            for _ in range(7):
+                step(machine, 1)
+            assert pool.memory()["kv_reserved"] == 12 + 12
+            step(machine, 1, 77)
+            assert pool.memory()["kv_reserved"] == 20 + 20
+            for _ in range(8):
+                step(machine, 1, 3)
+            assert machine.log == ["load a", "preempt [2, 3]"]
+            assert pool.memory()["kv_reserved"] == 28
+            last.left([3])
+            last.began([row(4)])
+            assert machine.log[2:] == ["preempt [4]"], "it came too late to be preempted"
+            step(machine, 1, finish="stop")
+            assert machine.log[3:] == ["resume [2, 4]"]
+            assert pool.memory()["kv_reserved"] == 2 * 20
+            last.left([2, 4])
+            assert pool.memory()["kv_reserved"] == 0
+        assert pool.engines[0].scheduler.leases.of_row == {}
 
 
 class Engine:

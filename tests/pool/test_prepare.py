@@ -27,7 +27,7 @@ from mlx_server.pool.prepare import (
     prepare,
 )
 from mlx_server.system.sandbox.files import FileRefused, processed
-from tests.pool.machine import WEIGHTS, held, run, running
+from tests.pool.machine import WEIGHTS, held, running
 from tests.pool.preparing import of
 from tests.sources.replay_tokenizers import SOME_FAMILIES
 from tests.tables import cases
@@ -35,24 +35,23 @@ from tests.tiny import tiny_llama
 from tests.tiny_encoders import BERT, ranking, tiny_encoder
 from tests.tiny_vision import id_of, tiny_vision
 
+pytestmark = pytest.mark.anyio
 
-def test_a_model_is_what_its_files_and_its_owner_say(a: ModelSpec) -> None:
-    async def test() -> None:
-        owned = replace(
-            a, id="o", aliases=(), family="smollm2", chat_template="mine", context_length=50
-        )
-        async with running(a, owned) as (pool, machine):
-            plain, mine = await held(pool, "a"), await held(pool, "o")
-            assert (plain.vocabulary, plain.nbytes) == (500, WEIGHTS)
-            assert (plain.prepared.id, plain.prepared.spec) == ("a", a)
-            assert (plain.prepared.family, plain.prepared.context_length) == (PLAIN, 100)
-            assert plain.prepared.checkpoint.template is None
-            assert (mine.prepared.family.name, mine.prepared.context_length) == ("smollm2", 50)
-            assert mine.prepared.checkpoint.template
-            assert mine.prepared.checkpoint.template.source == "mine"
-            assert machine.log == ["load a", "load o"]
 
-    run(test)
+async def test_a_model_is_what_its_files_and_its_owner_say(a: ModelSpec) -> None:
+    owned = replace(
+        a, id="o", aliases=(), family="smollm2", chat_template="mine", context_length=50
+    )
+    async with running(a, owned) as (pool, machine):
+        plain, mine = await held(pool, "a"), await held(pool, "o")
+        assert (plain.vocabulary, plain.nbytes) == (500, WEIGHTS)
+        assert (plain.prepared.id, plain.prepared.spec) == ("a", a)
+        assert (plain.prepared.family, plain.prepared.context_length) == (PLAIN, 100)
+        assert plain.prepared.checkpoint.template is None
+        assert (mine.prepared.family.name, mine.prepared.context_length) == ("smollm2", 50)
+        assert mine.prepared.checkpoint.template
+        assert mine.prepared.checkpoint.template.source == "mine"
+        assert machine.log == ["load a", "load o"]
 
 
 @pytest.mark.parametrize(

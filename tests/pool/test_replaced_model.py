@@ -2,7 +2,6 @@
 
 import asyncio
 import shutil
-from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,8 @@ from mlx_server.pool.prepare import ModelSpec
 from mlx_server.pool.readmission import Attempts
 from tests.families import byte_level, write_checkpoint
 from tests.pool.machine import TWO, WEIGHTS, Holding, asks, held, running, state
+
+pytestmark = pytest.mark.anyio
 
 OLD, NEW = 100, 200
 """Contexts, by which the checkpoints differ."""
@@ -56,94 +57,79 @@ def replaced(folder: Path, size: int = WEIGHTS) -> None:
     checkpoint(folder, NEW, size)
 
 
-def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(asyncio.wait_for(test(), 20))
-
-
-def test_what_is_in_memory_stays_as_it_is_and_the_next_load_is_wholly_new(
+async def test_what_is_in_memory_stays_as_it_is_and_the_next_load_is_wholly_new(
     a: ModelSpec, b: ModelSpec, folder: Path
 ) -> None:
-    async def test() -> None:
-        async with running(a, b, limits=replace(TWO, budget=100)) as (pool, machine):
-            first = (await held(pool)).prepared
-            replaced(folder)
-            assert (await held(pool)).prepared is first
-            await held(pool, "b")
-            assert state(pool) == "unloaded"
-            assert (await held(pool)).prepared.context_length == NEW
-            await held(pool, "b")
-            again = (await held(pool)).prepared
-            assert again is (await pool.prepared("a")), "nothing was replaced: nothing is read"
-            assert machine.log.count("load a") == 3
-
-    run(test)
+    async with running(a, b, limits=replace(TWO, budget=100)) as (pool, machine):
+        first = (await held(pool)).prepared
+        replaced(folder)
+        assert (await held(pool)).prepared is first
+        await held(pool, "b")
+        assert state(pool) == "unloaded"
+        assert (await held(pool)).prepared.context_length == NEW
+        await held(pool, "b")
+        again = (await held(pool)).prepared
+        assert again is (await pool.prepared("a")), "nothing was replaced: nothing is read"
+        assert machine.log.count("load a") == 3
 
 
-def test_a_larger_model_is_measured_before_it_is_loaded(a: ModelSpec, folder: Path) -> None:
-    async def test() -> None:
-        async with running(a) as (pool, machine):
-            await pool.prepared("a")
-            replaced(folder, 500)
-            with pytest.raises(NotEnoughMemory):
-                await held(pool)
-            assert machine.log == []
-
-    run(test)
+async def test_a_larger_model_is_measured_before_it_is_loaded(a: ModelSpec, folder: Path) -> None:
+    async with running(a) as (pool, machine):
+        await pool.prepared("a")
+        replaced(folder, 500)
+        with pytest.raises(NotEnoughMemory):
+            await held(pool)
+        assert machine.log == []
 
 
-def test_tokens_of_the_old_tokenizer_never_meet_the_new_weights(a: ModelSpec, folder: Path) -> None:
-    async def test() -> None:
-        async with running(a) as (pool, machine):
-            planned = await pool.prepared("a")
-            replaced(folder)
+async def test_tokens_of_the_old_tokenizer_never_meet_the_new_weights(
+    a: ModelSpec, folder: Path
+) -> None:
+    async with running(a) as (pool, machine):
+        planned = await pool.prepared("a")
+        replaced(folder)
+        with pytest.raises(ModelReplaced):
+            async with pool.lease(planned, asks(0)):
+                raise AssertionError
+        assert machine.log == [], "nothing of it was loaded"
+        async with Holding(pool):
+            assert machine.log == ["load a"]
             with pytest.raises(ModelReplaced):
                 async with pool.lease(planned, asks(0)):
                     raise AssertionError
-            assert machine.log == [], "nothing of it was loaded"
-            async with Holding(pool):
-                assert machine.log == ["load a"]
-                with pytest.raises(ModelReplaced):
-                    async with pool.lease(planned, asks(0)):
-                        raise AssertionError
-
-    run(test)
 
 
-def test_a_row_whose_engine_is_lost_meets_no_other_weights(a: ModelSpec, folder: Path) -> None:
-    async def test() -> None:
-        async with running(a) as (pool, machine):
-            planned, attempts = await pool.prepared("a"), Attempts("a", lambda: "")
+async def test_a_row_whose_engine_is_lost_meets_no_other_weights(
+    a: ModelSpec, folder: Path
+) -> None:
+    async with running(a) as (pool, machine):
+        planned, attempts = await pool.prepared("a"), Attempts("a", lambda: "")
 
-            async def begin() -> None:
-                async with pool.visit(attempts, planned, asks(0)):
-                    replaced(folder)
-                    machine.kill()
-                    raise EngineDied("The engine process died.")
+        async def begin() -> None:
+            async with pool.visit(attempts, planned, asks(0)):
+                replaced(folder)
+                machine.kill()
+                raise EngineDied("The engine process died.")
 
+        await begin()
+        with pytest.raises(ModelReplaced):
             await begin()
-            with pytest.raises(ModelReplaced):
-                await begin()
-            assert machine.log == ["load a"]
-
-    run(test)
+        assert machine.log == ["load a"]
 
 
-def test_files_that_are_replaced_while_they_load(a: ModelSpec, folder: Path) -> None:
-    async def test() -> None:
-        async with running(a, silent=True) as (pool, machine):
-            asking = asyncio.create_task(held(pool))
-            await machine.asked("load a")
-            replaced(folder)
-            machine.speak()
-            with pytest.raises(ModelReplaced):
-                await asking
-            assert machine.log == ["load a", "unload a"]
-            assert (await held(pool)).prepared.context_length == NEW
-
-    run(test)
+async def test_files_that_are_replaced_while_they_load(a: ModelSpec, folder: Path) -> None:
+    async with running(a, silent=True) as (pool, machine):
+        asking = asyncio.create_task(held(pool))
+        await machine.asked("load a")
+        replaced(folder)
+        machine.speak()
+        with pytest.raises(ModelReplaced):
+            await asking
+        assert machine.log == ["load a", "unload a"]
+        assert (await held(pool)).prepared.context_length == NEW
 
 
-def test_files_that_are_replaced_while_they_are_read(
+async def test_files_that_are_replaced_while_they_are_read(
     a: ModelSpec, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read = read_checkpoint
@@ -156,43 +142,34 @@ def test_files_that_are_replaced_while_they_are_read(
 
     monkeypatch.setattr(preparing, "read_checkpoint", meanwhile)
 
-    async def test() -> None:
-        async with running(a) as (pool, machine):
-            with pytest.raises(ModelReplaced):
+    async with running(a) as (pool, machine):
+        with pytest.raises(ModelReplaced):
+            await held(pool)
+        assert machine.log == []
+        assert (await held(pool)).prepared.context_length == NEW
+
+
+async def test_a_folder_that_is_half_replaced(a: ModelSpec, folder: Path) -> None:
+    async with running(a) as (pool, machine):
+        await pool.prepared("a")
+        (folder / "config.json").write_text("{")
+        for _ in range(2):
+            with pytest.raises(ModelUnusable, match=r"config\.json"):
                 await held(pool)
-            assert machine.log == []
-            assert (await held(pool)).prepared.context_length == NEW
-
-    run(test)
-
-
-def test_a_folder_that_is_half_replaced(a: ModelSpec, folder: Path) -> None:
-    async def test() -> None:
-        async with running(a) as (pool, machine):
-            await pool.prepared("a")
-            (folder / "config.json").write_text("{")
-            for _ in range(2):
-                with pytest.raises(ModelUnusable, match=r"config\.json"):
-                    await held(pool)
-            (folder / "config.json").unlink()
-            with pytest.raises(ModelUnusable, match=r"lacks config\.json"):
-                await held(pool)
-            replaced(folder)
-            assert (await held(pool)).prepared.context_length == NEW
-            assert machine.log == ["load a"]
-
-    run(test)
+        (folder / "config.json").unlink()
+        with pytest.raises(ModelUnusable, match=r"lacks config\.json"):
+            await held(pool)
+        replaced(folder)
+        assert (await held(pool)).prepared.context_length == NEW
+        assert machine.log == ["load a"]
 
 
-def test_adapters_that_clients_loaded_outlive_the_files(a: ModelSpec, folder: Path) -> None:
-    async def test() -> None:
-        async with running(a) as (pool, _):
-            first = (await pool.prepared("a")).adapters
-            replaced(folder)
-            second = (await pool.prepared("a")).adapters
-            assert first is not second
-            assert first
-            assert second
-            assert first.added is second.added
-
-    run(test)
+async def test_adapters_that_clients_loaded_outlive_the_files(a: ModelSpec, folder: Path) -> None:
+    async with running(a) as (pool, _):
+        first = (await pool.prepared("a")).adapters
+        replaced(folder)
+        second = (await pool.prepared("a")).adapters
+        assert first is not second
+        assert first
+        assert second
+        assert first.added is second.added
