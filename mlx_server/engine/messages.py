@@ -6,12 +6,11 @@ sequence being generated; the server chooses its number, which is unique.
 
 import hashlib
 import struct
-import sys
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import IO, Literal
+from typing import Literal
 
 import msgspec
 
@@ -634,14 +633,3 @@ def frame(payload: bytes) -> bytes:
 def length(header: bytes) -> int:
     (size,) = _HEADER.unpack(header)
     return int(size)
-
-
-def payloads(stream: IO[bytes], most: int = sys.maxsize) -> Iterator[bytes]:
-    """Yields those of frames until the stream ends, be it in the middle of one. Raises DecodeError
-    for one that is longer than `most`."""
-    while len(header := stream.read(HEADER_BYTES)) == HEADER_BYTES:
-        if (size := length(header)) > most:
-            raise msgspec.DecodeError("it is too long")
-        if len(payload := stream.read(size)) < size:
-            return
-        yield payload

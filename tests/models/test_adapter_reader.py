@@ -30,13 +30,12 @@ from tests.models.adapter_files import (
     numbers,
     peft_adapter,
     peft_tensors,
-    rank,
     read,
     refusal,
-    scale,
     tensors,
     with_config,
 )
+from tests.tables import cases
 
 ROOT = Path(__file__).parents[2]
 
@@ -265,100 +264,12 @@ HOSTILE: Mapping[str, tuple[Break, str]] = {
         header(json.dumps({A: ENTRY, f"{LAYER}.lora_b": ENTRY}), bytes(8)),
         f"overlap or leave a gap, at '{LAYER}.lora_b'",
     ),
-    "offsets backwards": (entry(data_offsets=[8, 0]), f"the tensor '{A}'"),
-    "offsets beyond": (entry(shape=[1 << 40], data_offsets=[0, 2 << 40]), "is cut short"),
-    "negative shape": (entry(shape=[-2, -2]), f"the tensor '{A}'"),
-    "shape of no numbers": (entry(shape="22"), f"the tensor '{A}'"),
-    "shape of fractions": (entry(shape=[2.0, 2.0]), f"the tensor '{A}'"),
-    "an unknown type": (entry(dtype="F4"), f"the tensor '{A}'"),
-    "a type that is not text": (entry(dtype=[]), f"the tensor '{A}'"),
     "an entry of nothing": (header(json.dumps({A: {}})), f"the tensor '{A}'"),
-    "a tensor of integers": (
-        tensors({A: np.ones((IN, RANK), np.int32), f"{LAYER}.lora_b": numbers(RANK, OUT)}),
-        f"'{A}' has the type I32",
-    ),
-    "a tensor in double precision": (
-        tensors({A: numbers(IN, RANK, dtype=np.float64), f"{LAYER}.lora_b": numbers(RANK, OUT)}),
-        f"'{A}' has the type F64",
-    ),
-    "no tensors": (tensors({}), "have no tensors"),
-    "an empty tensor": (
-        tensors({A: numbers(IN, 0), f"{LAYER}.lora_b": numbers(0, OUT)}),
-        f"'{A}' is empty",
-    ),
-    "no B": (
-        tensors({A: numbers(IN, RANK)}),
-        f"no lora_b, one half of the LoRA pair, for .*{LAYER}",
-    ),
     "a header cut in the middle": (
         lambda folder: os.truncate(folder / MLX_WEIGHTS, 50),
         f"{MLX_WEIGHTS} is cut short",
     ),
-    "one layer of two that is not there": (
-        tensors(mlx_tensors() | mlx_tensors("model.layers.0.self_attn.x_proj")),
-        r"no layer 'model\.layers\.0\.self_attn\.x_proj'",
-    ),
-    "in and out exchanged": (
-        tensors({A: numbers(OUT, RANK), f"{LAYER}.lora_b": numbers(RANK, IN)}),
-        r"don't fit a layer of the shape \(32, 64\)",
-    ),
-    "lora_parameters is a list": (with_config(lora_parameters=[]), "no `lora_parameters`"),
-    "no A": (tensors({f"{LAYER}.lora_b": numbers(RANK, OUT)}), "no lora_a"),
-    "a stranger among them": (
-        tensors(mlx_tensors() | {"model.norm.weight": numbers(IN)}),
-        r"'model\.norm\.weight' is not a LoRA tensor",
-    ),
-    "a path as a name": (tensors(mlx_tensors("../../etc")), r"no layer '\.\./\.\./etc'"),
-    "a layer that is not there": (
-        tensors(mlx_tensors("model.layers.0.self_attn.x_proj")),
-        r"no layer 'model\.layers\.0\.self_attn\.x_proj'",
-    ),
-    "a layer too many": (
-        tensors(mlx_tensors("model.layers.2.self_attn.q_proj")),
-        r"no layer 'model\.layers\.2\.self_attn\.q_proj'",
-    ),
-    "another width": (
-        tensors({A: numbers(IN + 1, RANK), f"{LAYER}.lora_b": numbers(RANK, OUT)}),
-        rf"'{A}' \(65, 4\) .* of the shape \(32, 64\)",
-    ),
-    "another height": (
-        tensors({A: numbers(IN, RANK), f"{LAYER}.lora_b": numbers(RANK, OUT + 1)}),
-        rf"'{LAYER}.lora_b' \(4, 33\) .* of the shape \(32, 64\)",
-    ),
-    "turned around": (
-        tensors({A: numbers(RANK, IN), f"{LAYER}.lora_b": numbers(OUT, RANK)}),
-        "differ in rank",
-    ),
-    "factors of two ranks": (
-        tensors({A: numbers(IN, RANK), f"{LAYER}.lora_b": numbers(RANK + 1, OUT)}),
-        "differ in rank",
-    ),
-    "a vector": (tensors({A: numbers(IN), f"{LAYER}.lora_b": numbers(OUT)}), "are not a pair"),
-    "a magnitude without DoRA": (
-        tensors(mlx_tensors() | {f"{LAYER}.m": numbers(OUT)}),
-        f"'{LAYER}.m' is a DoRA tensor",
-    ),
-    "DoRA without a magnitude": (with_config(fine_tune_type="dora"), "no DoRA magnitude"),
-    "rank 10,000": (rank(10_000), "a rank from 1 to 512 as `rank`, but has 10000"),
-    "rank 0": (rank(0), "a rank from 1 to 512"),
-    "rank true": (rank(True), "a rank from 1 to 512"),
-    "rank of another training": (rank(RANK + 1), f"has the rank {RANK}, but {CONFIG} says 5"),
-    "scale nan": (scale(float("nan")), "a number as `scale`, but has nan"),
-    "scale infinite": (scale(float("inf")), "a number as `scale`, but has inf"),
-    "scale beyond floats": (scale(10**400), "a number as `scale`"),
-    "scale a text": (scale("2"), "a number as `scale`, but has '2'"),
-    "alpha for scale": (
-        with_config(lora_parameters={"rank": RANK, "alpha": 2}),
-        "`alpha` in lora_parameters where mlx-lm's `scale` should be",
-    ),
     "no lora_parameters": (config('{"num_layers": 1}'), "no `lora_parameters`"),
-    "no num_layers": (with_config(num_layers=None), "`num_layers`"),
-    "keys of numbers": (
-        with_config(lora_parameters={"rank": RANK, "scale": 1, "keys": [1]}),
-        "a list of names as `keys`",
-    ),
-    "full fine-tune": (with_config(fine_tune_type="full"), "serve that as a model"),
-    "unknown kind": (with_config(fine_tune_type="ia3"), "fine_tune_type 'ia3'"),
     "config is a list": (config("[]"), "should be a JSON object"),
     "config is null": (config("null"), "should be a JSON object"),
     "config is not JSON": (config("rank: 8"), "not JSON"),
@@ -390,15 +301,41 @@ HOSTILE: Mapping[str, tuple[Break, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_adapters_are_refused_by_name(tmp_path: Path, name: str) -> None:
-    spoil, message = HOSTILE[name]
-    folder = mlx_adapter(tmp_path / "bad")
+def assert_refused(folder: Path, spoil: Break, message: str) -> None:
+    mlx_adapter(folder)
     read(folder)
     spoil(folder)
     said = refusal(folder)
     assert "'bad'" in said
     assert re.search(message, said), said
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_adapters_are_refused_by_name(tmp_path: Path, name: str) -> None:
+    assert_refused(tmp_path / "bad", *HOSTILE[name])
+
+
+@cases
+def test_hostile_entries_are_refused_by_name(tmp_path: Path, changes: Any, message: str) -> None:
+    spoil = header(json.dumps({A: {**ENTRY, **changes}}), bytes(8))
+    assert_refused(tmp_path / "bad", spoil, message)
+
+
+@cases
+def test_hostile_tensors_are_refused_by_name(
+    tmp_path: Path, shapes: dict[str, list[Any]], message: str
+) -> None:
+    """A shape ends with the type of its numbers where that is not float16."""
+    arrays = {}
+    for name, shape in shapes.items():
+        *sizes, dtype = shape if isinstance(shape[-1], str) else [*shape, "float16"]
+        arrays[name] = numbers(*sizes, dtype=dtype)
+    assert_refused(tmp_path / "bad", tensors(arrays), message)
+
+
+@cases
+def test_hostile_settings_are_refused_by_name(tmp_path: Path, changes: Any, message: str) -> None:
+    assert_refused(tmp_path / "bad", with_config(**changes), message)
 
 
 @pytest.mark.parametrize(

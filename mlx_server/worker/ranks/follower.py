@@ -86,11 +86,15 @@ class _Leader:
         leave(0)
 
     def _read(self, inputs: IO[bytes], recorded: Recorded) -> None:
-        """Returns when rank 0 has ended."""
-        for payload in messages.payloads(inputs):
+        """Returns when rank 0 has ended, be it in the middle of a frame."""
+        while len(header := inputs.read(messages.HEADER_BYTES)) == messages.HEADER_BYTES:
+            size = messages.length(header)
+            frame = inputs.read(size)
+            if len(frame) < size:
+                return
             self._heard = time.monotonic()
-            if payload:
-                recorded.put(decode_input(payload))
+            if frame:
+                recorded.put(decode_input(frame))
 
     def watch(self, reports: _Reports) -> None:
         with suppress(OSError):

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import IO, TYPE_CHECKING
 
@@ -151,9 +151,9 @@ class Leader:
 
     def _read_reports(self, rank: _Rank) -> None:
         try:
-            for payload in messages.payloads(rank.output, REPORT_BYTES):
+            for report in _reports(rank.output):
                 rank.heard = time.monotonic()
-                self._dispatch(rank, decode_report(payload))
+                self._dispatch(rank, report)
         except OSError:
             pass
         except (msgspec.DecodeError, UnicodeDecodeError):
@@ -193,6 +193,16 @@ class Leader:
         for rank in self._ranks:
             rank.process.kill()
         leave(1)
+
+
+def _reports(output: IO[bytes]) -> Iterator[RankReport]:
+    """Yields a rank's reports until its output ends, be it in the middle of one."""
+    while len(header := output.read(messages.HEADER_BYTES)) == messages.HEADER_BYTES:
+        if (size := messages.length(header)) > REPORT_BYTES:
+            raise msgspec.DecodeError("it is too long")
+        if len(frame := output.read(size)) < size:
+            return
+        yield decode_report(frame)
 
 
 def _started(group: RankGroup, worker: WorkerArguments, number: int) -> "subprocess.Popen[bytes]":
