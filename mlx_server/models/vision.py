@@ -176,7 +176,10 @@ def _pixtral(given: VisionSettings) -> TokenRows:
 def _gemma4(given: VisionSettings) -> FilledGrid:
     patch = _natural(given.image.get("patch_size"), given.tower.get("patch_size"), 16)
     pool = given.image.get("pooling_kernel_size"), given.tower.get("pooling_kernel_size")
-    return FilledGrid(patch * _natural(*pool, 3), _natural(given.image.get("max_soft_tokens"), 280))
+    return FilledGrid(
+        patch * _natural(*pool, 3),
+        _natural(given.image.get("max_soft_tokens"), given.image.get("num_soft_tokens"), 280),
+    )
 
 
 def _lfm2(given: VisionSettings) -> NamedTiles:
@@ -279,15 +282,18 @@ FAMILIES: Mapping[str, VisionFamily] = {
         pixel_bytes=1200,
         is_normalized=False,
     ),
-    "gemma4": VisionFamily(
-        "gemma4",
-        "<|image|>",
-        _gemma4,
-        text="<|image><|image|><image|>",
-        is_normalized=False,
-        pads_heads=True,
-        sees_whole="sliding",
-    ),
+    **{
+        package: VisionFamily(
+            package,
+            "<|image|>",
+            _gemma4,
+            text="<|image><|image|><image|>",
+            is_normalized=False,
+            pads_heads=True,
+            sees_whole="sliding",
+        )
+        for package in ("gemma4", "gemma4_unified")
+    },
     "lfm2_vl": VisionFamily(
         "lfm2_vl", "<image>", _lfm2, text="<|image_start|><image><|image_end|>"
     ),
@@ -302,7 +308,7 @@ FAMILIES: Mapping[str, VisionFamily] = {
 IN_TOWER = re.compile(
     r"(?:model\.)?(?:language_model\.)?"
     r"(?P<part>visual|vision_tower|vision_encoder|multi_modal_projector|vision_projection|"
-    r"embed_vision|vision_model|connector|mlp1|mm_projector|vit)"
+    r"embed_vision|vision_embedder|vision_model|connector|mlp1|mm_projector|vit)"
     r"\.(?P<name>.+)"
 )
 """Matches the names of the tensors of a tower, and of what projects its output to the text model's
@@ -398,8 +404,9 @@ def vision_of(folder: Path, config: Mapping[str, Any]) -> Vision | None:
         image = within
     sees_whole = family.sees_whole
     if sees_whole == "sliding":  # Gemma 4's small models see causally
+        default = "vision" if family.package == "gemma4_unified" else None
         text = config.get("text_config")
-        seen = text.get("use_bidirectional_attention") if isinstance(text, dict) else None
+        seen = text.get("use_bidirectional_attention", default) if isinstance(text, dict) else None
         sees_whole = "sliding" if seen == "vision" else ""
     is_normalized = image.get("do_normalize", family.is_normalized) is not False
     vision = Vision(
@@ -559,7 +566,7 @@ USED_NAMES = {
     "gemma3": "multi_modal_projector mm_input_projection_weight",
     "paligemma": "multi_modal_projector patch_embedding",
     "gemma3n": "get_image_features embed_vision conv_stem vocab_offset",
-    "gemma4": "encode_image",
+    "gemma4*": "encode_image",
     "lfm2_vl": "encode_images",
     "idefics3": "connector",
     "pixtral": "multi_modal_projector",

@@ -24,6 +24,7 @@ from mlx_server.models.architectures import text_config_of
 from mlx_server.models.files import MLX
 from mlx_server.models.vision import IN_TOWER, Borrowed, Vision
 from mlx_server.system.sandbox.picture_recipes import (
+    FilledGrid,
     NamedTiles,
     OneSquare,
     PatchGrid,
@@ -54,7 +55,7 @@ def load_tower(folder: Path, config: Mapping[str, Any], package: str) -> nn.Modu
             if found := IN_TOWER.fullmatch(name):
                 part = PARTS.get(found["part"], found["part"])
                 tensors[f"{part}.{found['name']}"] = loaded[name]
-    for module in (tower, getattr(tower, "vision_tower", None) or tower.vision_model):
+    for module in (tower, tower.get("vision_tower"), tower.get("vision_model")):
         if sanitize := getattr(module, "sanitize", None):
             tensors = sanitize(tensors)
     if quantization := config.get(MLX):
@@ -275,6 +276,15 @@ def _gemma4_features(tower: Any, views: Sequence[mx.array], vision: Vision) -> F
     return list(tower.encode_image(views[0].transpose(2, 0, 1)[None]))
 
 
+def _unified_features(tower: Any, views: Sequence[mx.array], vision: Vision) -> Features:
+    recipe = vision.recipe
+    assert isinstance(recipe, FilledGrid)
+    patches, (rows, columns) = _patches(views[0], recipe.cell)
+    places = mx.stack([*mx.meshgrid(mx.arange(columns), mx.arange(rows))], -1).reshape(1, -1, 2)
+    places = mx.minimum(places, len(tower.vision_embedder.pos_embedding) - 1)
+    return [tower.encode_image(patches.transpose(0, 2, 3, 1).reshape(1, len(patches), -1), places)]
+
+
 def _lfm2_features(tower: Any, views: Sequence[mx.array], vision: Vision) -> Features:
     recipe = vision.recipe
     assert isinstance(recipe, NamedTiles)
@@ -384,6 +394,7 @@ FEATURES: Mapping[str, Callable[[Any, Sequence[mx.array], Vision], Features]] = 
     "gemma3": _gemma3_features,
     "gemma3n": _gemma3n_features,
     "gemma4": _gemma4_features,
+    "gemma4_unified": _unified_features,
     "lfm2_vl": _lfm2_features,
     "smolvlm": _idefics3_features,
     "idefics3": _idefics3_features,

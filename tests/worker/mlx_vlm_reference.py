@@ -202,7 +202,10 @@ class HunyuanModel:
 class Gemma4Processor:
     def __init__(self, folder: Path, vision: Vision) -> None:
         self.module = import_module("mlx_vlm.models.gemma4.processing_gemma4")
-        self.own = self.module.Gemma4ImageProcessor(**settings_of(folder))
+        unified = import_module("mlx_vlm.models.gemma4_unified").ImageProcessor
+        is_unified = folder.name == "gemma4_unified"
+        own = unified if is_unified else self.module.Gemma4ImageProcessor
+        self.own = own(**settings_of(folder))
 
     def __call__(self, images: Sequence[Any]) -> dict[str, Any]:
         return dict(self.own(images)[0])
@@ -249,6 +252,7 @@ PROCESSORS: Mapping[str, Callable[[Path, Vision], Any]] = {
     "smolvlm": smolvlm_processor,
     "idefics3": smolvlm_processor,
     "gemma4": Gemma4Processor,
+    "gemma4_unified": Gemma4Processor,
     "lfm2_vl": Lfm2Processor,
     "pixtral": pixtral_processor,
     "mistral3": pixtral_processor,
@@ -328,6 +332,7 @@ SIZES: Mapping[str, Callable[[Any, Vision, tuple[int, int]], int]] = {
     "llava": llava_tokens,
     "smolvlm": smolvlm_tokens,
     "gemma4": gemma4_tokens,
+    "gemma4_unified": gemma4_tokens,
     "lfm2_vl": lfm2_tokens,
     "pixtral": pixtral_tokens,
     "mistral3": pixtral_tokens,

@@ -533,6 +533,7 @@ def test_published_settings_make_both_models(published: Any, tmp_path: Path) -> 
     sizes = [chain[-1] for chain in vision.shown().resizes(1600, 1200)]
     layout = vision.layout(sizes)
     assert sum(part for part in layout if isinstance(part, int)) == published["tokens"]
+    assert vision.sees_whole == published.get("sees_whole", vision.sees_whole)
 
 
 @pytest.mark.parametrize(("kind", "turned"), [("phi3", 1.0), ("glm4v_text", 0.5)])
