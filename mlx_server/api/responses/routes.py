@@ -27,7 +27,7 @@ from mlx_server.errors import BadRequest, NotFound
 from mlx_server.generation.plan import plan
 from mlx_server.http.resumable import EventLog
 from mlx_server.http.security import keyed_router
-from mlx_server.http.sse import OPENAI, EventStream, Frames
+from mlx_server.http.sse import KEEP_ALIVE, OPENAI, EventStream, Frames
 from mlx_server.pool.pool import Pool
 from mlx_server.request_threads import in_thread
 from mlx_server.store import RUNNING, Store
@@ -65,7 +65,10 @@ async def create_response(http: Request) -> Response:
         headers = ignored_header([*created.ignored, *started.ignored])
         if body.stream:
             is_streaming = True
-            frames = Frames(keep_alive=lambda: OPENAI.encode(run.output.alive()))
+            frames = Frames(
+                # the last event has its number before it is stored
+                keep_alive=lambda: OPENAI.encode(run.output.alive()) if run.goes_on else KEEP_ALIVE
+            )
             return EventStream(run.chunks(), headers, source=run, frames=frames)
         return json_response(await while_connected(http, run.complete()), headers)
     finally:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -16,6 +17,7 @@ from starlette.websockets import WebSocketDisconnect
 from mlx_server.api.responses import runs
 from mlx_server.api.responses import web_socket as lines
 from mlx_server.errors import StoreUnavailable
+from mlx_server.http import sse
 from mlx_server.http.admission import Admission
 from mlx_server.http.resumable import EventLog
 from mlx_server.http.web_sockets import web_sockets
@@ -65,8 +67,9 @@ def test_nothing_is_generated_that_can_not_be_stored(tiny_path: Path, broken: se
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_end_is_stored_when_that_is_possible_again(
-    tiny_path: Path, broken: set[str], stream: bool
+    tiny_path: Path, broken: set[str], monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
+    monkeypatch.setattr(sse, "KEEP_ALIVE_SECONDS", 0.01)
     with wire.client(tiny_path, ScriptedEngine()) as client:
         broken.add("put")
         response = client.post(PATH, json={**ASKED, "stream": stream})
@@ -74,6 +77,8 @@ def test_an_end_is_stored_when_that_is_possible_again(
         assert (reported["status"], reported["store"]) == ("completed", False), (
             "no client gets a false report"
         )
+        numbers = re.findall(r'"sequence_number":(\d+)', response.text)
+        assert [*map(int, numbers)] == [*range(len(numbers))], "also while the last one waits"
         place = f"{PATH}/{reported['id']}"
         assert ok(client.get(place)) == {**reported, "store": True}, "from memory"
         app: Any = client.app
