@@ -198,9 +198,6 @@ async def _started(
         started = await while_connected(http, anext(events))
     except PromptOverflow as error:
         raise overflow(error, await while_connected(http, error.tokens())) from None
-    except BaseException:  # it may have started when this was cancelled
-        await events.aclose()
-        raise
     assert isinstance(started, Started)
     return events, started
 
