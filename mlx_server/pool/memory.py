@@ -157,9 +157,9 @@ PACKAGE = Path(__file__).parents[1]
 def processes() -> dict[str, int]:
     """The footprint of this server's processes by their module: `mlx_server.worker.process` is the
     engine. Memory that several of them share is counted in each."""
-    own = psutil.Process()
-    sizes = Counter({PACKAGE.name: footprint(own.pid)})
-    for child in own.children(recursive=True):
+    server = psutil.Process()
+    sizes = Counter({PACKAGE.name: footprint(server.pid)})
+    for child in server.children(recursive=True):
         with suppress(psutil.Error):  # it has ended
             for word in child.cmdline():
                 module = word.removeprefix(f"{PACKAGE.parent}/").removesuffix(".py")

@@ -185,7 +185,7 @@ class Pool:
         self._by_model = {id: engine for engine in self.engines for id in engine.entries}
 
     def _engines_of(self, on_progress: OnProgress) -> Iterator[EngineModels]:
-        own = {e.spec.id: e for e in self.models.local if e.spec.group is None}
+        own_models = {e.spec.id: e for e in self.models.local if e.spec.group is None}
         groups = {e.spec.id: e.spec.group for e in self.models.local if e.spec.group}
         make = partial(
             EngineModels,
@@ -197,9 +197,9 @@ class Pool:
             memory_changed=self._memory_changed,
             share_memory=self.share_memory,
         )
-        memory = MemoryParts(len(groups), bool(own))
-        if own or not groups:
-            yield make(own, part=memory.own)
+        memory = MemoryParts(len(groups), bool(own_models))
+        if own_models or not groups:
+            yield make(own_models, part=memory.own)
         for id, group in groups.items():
             yield make({id: self.models[id]}, part=memory.of_group, group=group)
 
@@ -258,10 +258,10 @@ class Pool:
         """Tells the other servers what models and rows take here, and leaves them what theirs take.
         Returns their ids."""
         before = self._taken_by_others
-        own = sum(each.taken for each in self.engines)
+        own_bytes = sum(each.taken for each in self.engines)
         with suppress(OSError):  # it is tried again
             if self.servers:
-                self._others = await asyncio.to_thread(self.servers.exchange, own)
+                self._others = await asyncio.to_thread(self.servers.exchange, own_bytes)
         leaving = filter(self.servers.is_leaving, self._others.values()) if self.servers else ()
         returning = sum(other.nbytes for other in leaving)
         for each in self.engines:

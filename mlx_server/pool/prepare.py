@@ -190,9 +190,9 @@ class PreparedModel:
 def _context_length(spec: ModelSpec, checkpoint: Checkpoint) -> int:
     """The context length that models.yaml sets, or the checkpoint's. An encoder can't have more
     than the checkpoint's, since it has no positions after that."""
-    own = checkpoint.context_length
-    asked = spec.context_length or own
-    return min(asked, own) if is_encoder(checkpoint.config) else asked
+    longest = checkpoint.context_length
+    asked = spec.context_length or longest
+    return min(asked, longest) if is_encoder(checkpoint.config) else asked
 
 
 def _longest_input(spec: ModelSpec, checkpoint: Checkpoint) -> int:

@@ -65,12 +65,12 @@ class LoadedSide:
 
     def logprobs(self, tokens: Sequence[int], begin: int, piece: int = PIECE) -> list[float]:
         """Returns those of the tokens after the one at `begin`."""
-        found, at = list[float](), begin
+        logprobs, at = list[float](), begin
         for part in self.distributions(tokens, begin, piece):
             ids = mx.array([*tokens[at + 1 : at + 1 + len(part)]])
-            found += np.array(mx.take_along_axis(part, ids[:, None], axis=-1)[:, 0]).tolist()
+            logprobs += np.array(mx.take_along_axis(part, ids[:, None], axis=-1)[:, 0]).tolist()
             at += len(part)
-        return found
+        return logprobs
 
     def _pass(self, tokens: Sequence[int], caches: list[object]) -> mx.array:
         self._wait()

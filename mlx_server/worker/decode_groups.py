@@ -383,9 +383,9 @@ def _sampled_but(
     logprobs = dict[int, RowLogprobs | None]()
     if places:
         others = mx.array(places)
-        own = None if mask is None else mask[others]
+        their_mask = None if mask is None else mask[others]
         sampler = Sampler([rows[place] for place in places])
-        drawn = _drawn(sampler, logits[others], inputs[others], own)
+        drawn = _drawn(sampler, logits[others], inputs[others], their_mask)
         tokens[others] = drawn.tokens.astype(mx.uint32)
         logprobs = dict(zip(places, drawn.logprobs, strict=True))
         pending += drawn.pending

@@ -79,9 +79,9 @@ class Encoder(nn.Module):
     def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
         """Leaves out heads that are not used here."""
         is_module = nn.Module.is_module
-        own = {name for name, _ in tree_flatten(self.leaf_modules(), is_leaf=is_module)}
+        modules = {name for name, _ in tree_flatten(self.leaf_modules(), is_leaf=is_module)}
         named = {_plain(name): array for name, array in weights.items()}
-        return {name: a for name, a in named.items() if name.rpartition(".")[0] in own}
+        return {name: a for name, a in named.items() if name.rpartition(".")[0] in modules}
 
     def make_cache(self) -> list[Any]:
         return []

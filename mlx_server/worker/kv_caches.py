@@ -163,8 +163,8 @@ def one_row(entries: list[Any]) -> list[Any]:
     """Gives one row's cache entries the operations of a batch, in place."""
     for entry in entries:
         if not isinstance(entry, OneRow):
-            own = OneChunkedRow if isinstance(entry, ChunkedKVCache) else OneRow
-            entry.__class__ = type(type(entry).__name__, (own, type(entry)), {})
+            kind = OneChunkedRow if isinstance(entry, ChunkedKVCache) else OneRow
+            entry.__class__ = type(type(entry).__name__, (kind, type(entry)), {})
     return entries
 
 

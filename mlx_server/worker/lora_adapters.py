@@ -172,17 +172,17 @@ def divided(
     for block in {layer.rpartition("layers.")[0] for layer in foreign if "layers." in layer}:
         for number, name in product(range(len(model.layers)), COMPANIONS):
             weights.setdefault(f"{block}layers.{number}.{name}.weight", mx.full((2, 1), -1))
-    given = set(weights)
+    names = set(weights)
     try:
         sanitized: dict[str, mx.array] = model.sanitize(weights) if foreign else {}
     except Exception:  # it wants other weights too: these layers are then refused by name
         return dict(pairs)
     own = dict[str, LoraTensors]()
-    for name in sanitized.keys() - given:
+    for name in sanitized.keys() - names:
         path, part = name.removesuffix(".weight"), sanitized[name]
         if path in modules and part.ndim == 2 and (numbers := np.array(part[:, 0])).min() >= 0:
             own[path] = _of_rows([pairs[layer] for layer in foreign], begins, numbers)
-    gone = {name.removesuffix(".weight") for name in given - sanitized.keys()} if own else set()
+    gone = {name.removesuffix(".weight") for name in names - sanitized.keys()} if own else set()
     return {layer: pair for layer, pair in pairs.items() if layer not in gone} | own
 
 
@@ -196,11 +196,11 @@ def _of_rows(pairs: Sequence[LoraTensors], begins: Sequence[int], rows: Ids) -> 
     magnitudes = mx.zeros(len(rows))
     for owner in np.unique(owners).tolist():
         places = mx.array(np.flatnonzero(owners == owner))
-        own = mx.array(rows[owners == owner] - begins[owner])
+        owner_rows = mx.array(rows[owners == owner] - begins[owner])
         pair, b = pairs[owner], mx.zeros((pairs[owner].b.shape[0], len(rows)))
-        b[:, places] = pair.b[:, own].astype(mx.float32) * pair.scale
+        b[:, places] = pair.b[:, owner_rows].astype(mx.float32) * pair.scale
         if pair.magnitude is not None:
-            magnitudes[places] = pair.magnitude[own]
+            magnitudes[places] = pair.magnitude[owner_rows]
         parts.append(replace(pair, b=b.astype(pair.b.dtype), scale=1))
     return replace(
         parts[0],

@@ -83,13 +83,13 @@ class BorrowedProcessor:
 
     def inputs(self, pixels: Any) -> tuple[FileReply, bytes]:
         image = Image.fromarray(pixels)
-        made = {**self._call(text=[self._text], images=[image], padding=True)}
-        ids = np.asarray(made["input_ids"]).reshape(1, -1)
-        made["input_ids"] = ids
-        views = _views(made.setdefault("pixel_values", made.pop("images", None)))
+        inputs = {**self._call(text=[self._text], images=[image], padding=True)}
+        ids = np.asarray(inputs["input_ids"]).reshape(1, -1)
+        inputs["input_ids"] = ids
+        views = _views(inputs.setdefault("pixel_values", inputs.pop("images", None)))
         if not ids.size or not views:
             raise FileRefused(TOO_SMALL)
-        arrays = {n: np.ascontiguousarray(v) for n, v in made.items() if n not in OF_TEXT}
+        arrays = {n: np.ascontiguousarray(v) for n, v in inputs.items() if n not in OF_TEXT}
         for name in [name for name, array in arrays.items() if array.dtype == np.float64]:
             arrays[name] = arrays[name].astype(np.float32)
         begin = len(self._begin) * (ids[0, : len(self._begin)].tolist() == self._begin)

@@ -76,9 +76,9 @@ def _ready(others: list[int]) -> Ready:
     """others: the recommended working sets of the group's other machines, where there is Metal."""
     from mlx_server.worker.kernels import recommended_bytes
 
-    own = recommended_bytes()
-    least = None if own is None else min([own, *others])
-    return Ready(os.getpid(), gpu=own is not None, recommended_bytes=least)
+    recommended = recommended_bytes()
+    least = None if recommended is None else min([recommended, *others])
+    return Ready(os.getpid(), gpu=recommended is not None, recommended_bytes=least)
 
 
 def _read_after_imports(connection: socket.socket) -> bytes:

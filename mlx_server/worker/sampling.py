@@ -221,8 +221,8 @@ def sample_rows_alone(
     """Samples each row by itself after a Sampler of all rows raised: only the faulty row fails."""
     each = []
     for at, row in enumerate(rows):
-        own = None if mask is None else mask[at : at + 1]
-        each.append(_sampled_alone(row, logits[at : at + 1], inputs[at : at + 1], own))
+        row_mask = None if mask is None else mask[at : at + 1]
+        each.append(_sampled_alone(row, logits[at : at + 1], inputs[at : at + 1], row_mask))
     return Sampled(
         mx.concatenate([sampled.tokens for sampled in each]),
         [entry for sampled in each for entry in sampled.logprobs],
@@ -397,9 +397,9 @@ class _Narrowed:
         self.most = most if most <= FEW else None
 
     def __call__(self, scores: mx.array) -> mx.array:
-        own = scores if self.is_all else scores[self.at]
-        best = None if self.most is None else largest(own, self.most)
-        narrowed = narrow(own, self.top_k, self.top_p, best)
+        row_scores = scores if self.is_all else scores[self.at]
+        best = None if self.most is None else largest(row_scores, self.most)
+        narrowed = narrow(row_scores, self.top_k, self.top_p, best)
         return narrowed if self.is_all else _replaced(scores, self.at, narrowed)
 
 

@@ -187,7 +187,7 @@ class Sight:
     def showing(self, rows: Sequence[RowPictures | None], starts: list[int]) -> Iterator[None]:
         """starts: the tokens of each row that come before the pass."""
         self.rows, self._starts, self._positions = rows, starts, None
-        own = [(module, type(module)) for module, _ in self.hooks]
+        classes = [(module, type(module)) for module, _ in self.hooks]
         try:
             for number, (module, hooked) in enumerate(self.hooks):
                 key = number, type(module)
@@ -196,7 +196,7 @@ class Sight:
                 module.__class__ = self._classes[key]
             yield
         finally:
-            for module, kind in own:
+            for module, kind in classes:
                 module.__class__ = kind
             self.rows, self._positions = (), None
             self._masks.clear()

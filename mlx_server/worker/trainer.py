@@ -227,8 +227,8 @@ def judge(
 
 
 def _loss(side: LoadedSide, samples: Sequence[TrainingSample]) -> float:
-    found = (side.logprobs(each.tokens, max(0, each.prompt - 1)) for each in samples)
-    return -float(np.mean([logprob for each in found for logprob in each]))
+    logprobs = (side.logprobs(each.tokens, max(0, each.prompt - 1)) for each in samples)
+    return -float(np.mean([logprob for each in logprobs for logprob in each]))
 
 
 def _read_job(folder: Path) -> tuple[TrainingJob, TrainingSamples]:

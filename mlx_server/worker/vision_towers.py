@@ -52,17 +52,17 @@ def load_tower(folder: Path, config: Mapping[str, Any], package: str) -> nn.Modu
     for file in glob.glob(f"{glob.escape(str(folder))}/*.safetensors"):
         loaded: dict[str, mx.array] = mx.load(file)  # type: ignore[assignment]
         for name in loaded:
-            if found := IN_TOWER.fullmatch(name):
-                part = PARTS.get(found["part"], found["part"])
-                tensors[f"{part}.{found['name']}"] = loaded[name]
+            if match := IN_TOWER.fullmatch(name):
+                part = PARTS.get(match["part"], match["part"])
+                tensors[f"{part}.{match['name']}"] = loaded[name]
     for module in (tower, tower.get("vision_tower"), tower.get("vision_model")):
         if sanitize := getattr(module, "sanitize", None):
             tensors = sanitize(tensors)
     if quantization := config.get(MLX):
 
         def quantized(path: str, layer: nn.Module) -> Any:
-            own = quantization.get(path)
-            return own if isinstance(own, dict) else f"{path}.scales" in tensors
+            settings = quantization.get(path)
+            return settings if isinstance(settings, dict) else f"{path}.scales" in tensors
 
         whole = {name: quantization.get(name) for name in ("group_size", "bits")}
         mode = quantization.get("mode", "affine")
@@ -227,9 +227,9 @@ def whole_features(model: Any, inputs: PictureInputs) -> mx.array:
         arrays[name] = arrays[name].astype(dtype)
     ids, pixels = arrays.pop("input_ids"), arrays.pop("pixel_values")
     with own_modules():
-        found = model.get_input_embeddings(ids, pixels, **arrays).to_dict()
-    embeddings: mx.array = found.pop("inputs_embeds")
-    if further := [name for name, value in found.items() if value is not None]:
+        outputs = model.get_input_embeddings(ids, pixels, **arrays).to_dict()
+    embeddings: mx.array = outputs.pop("inputs_embeds")
+    if further := [name for name, value in outputs.items() if value is not None]:
         raise ValueError(f"its text model also takes {further[0]}")
     if embeddings.shape[:2] != ids.shape:
         raise ValueError(f"it makes {embeddings.shape[1]} tokens of {ids.size}")
@@ -248,8 +248,8 @@ def _grid_features(tower: Any, views: Sequence[mx.array], vision: Vision) -> Fea
     frames = embed.temporal_patch_size  # a picture is a film whose frames are the same
     patches = mx.repeat(patches, frames, axis=-3).reshape(rows * columns * merge**2, -1)
     grid = mx.array([[1, rows * merge, columns * merge]])
-    made = tower.vision_tower(patches.astype(embed.proj.weight.dtype), grid)
-    features, deep = made if isinstance(made, tuple) else (made, [])
+    outputs = tower.vision_tower(patches.astype(embed.proj.weight.dtype), grid)
+    features, deep = outputs if isinstance(outputs, tuple) else (outputs, [])
     return [features, *deep]
 
 
@@ -351,8 +351,8 @@ def _embedded(tower: Any, pixels: mx.array, count: int, **named: Any) -> Feature
     settings = tower.config
     token = getattr(settings, "image_token_id", None) or settings.image_token_index
     ids = mx.full((1, count), token)
-    found = tower.get_input_embeddings(ids, pixels.astype(_dtype(tower)), **named)
-    return [found.inputs_embeds[0]]
+    outputs = tower.get_input_embeddings(ids, pixels.astype(_dtype(tower)), **named)
+    return [outputs.inputs_embeds[0]]
 
 
 def _dtype(model: nn.Module) -> mx.Dtype:

@@ -191,8 +191,8 @@ def named_by_all(model: type[nn.Module]) -> type[nn.Module]:
 
     class Gemma3nModel(model):
         def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
-            found = filter(None, map(IN_TEXT.fullmatch, weights))
-            return {f"model.language_model.{e[1]}": weights[e[0]] for e in found if e[1]}
+            matches = filter(None, map(IN_TEXT.fullmatch, weights))
+            return {f"model.language_model.{e[1]}": weights[e[0]] for e in matches if e[1]}
 
     return Gemma3nModel
 
@@ -222,10 +222,10 @@ def wrapping_classes(config: dict[str, Any]) -> tuple[type[nn.Module], type[Any]
 
         def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
             own: dict[str, mx.array] = {}
-            for found in filter(None, map(IN_TEXT.fullmatch, weights)):
-                name = found[1] or found[2]
+            for match in filter(None, map(IN_TEXT.fullmatch, weights)):
+                name = match[1] or match[2]
                 is_head = name.startswith(("lm_head.", "output."))  # InternLM 2 has the other one
-                own[name if is_head else f"model.{name}"] = weights[found[0]]
+                own[name if is_head else f"model.{name}"] = weights[match[0]]
             clean = getattr(self.language_model, "sanitize", dict)(own)
             return {f"language_model.{name}": array for name, array in clean.items()}
 
@@ -255,8 +255,8 @@ def embedder_classes(config: dict[str, Any]) -> tuple[type[nn.Module], type[Any]
         def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
             if "embed_tokens.weight" in weights:
                 weights = {f"model.{name}": array for name, array in weights.items()}
-            own = getattr(super(), "sanitize", None)
-            return own(weights) if own else weights
+            sanitize = getattr(super(), "sanitize", None)
+            return sanitize(weights) if sanitize else weights
 
     return Prefixed, arguments
 

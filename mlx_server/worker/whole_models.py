@@ -81,14 +81,14 @@ def whole_model(config: Mapping[str, Any]) -> nn.Module:
 
 
 def settings_of(package: Any, config: Mapping[str, Any]) -> Any:
-    given = deepcopy({**config})
-    given["text_config"] = next((given[name] for name in TEXT if given.get(name)), {})
-    given.setdefault("vision_config", {})
-    settings = package.ModelConfig.from_dict(given)
+    whole = deepcopy({**config})
+    whole["text_config"] = next((whole[name] for name in TEXT if whole.get(name)), {})
+    whole.setdefault("vision_config", {})
+    settings = package.ModelConfig.from_dict(whole)
     for part in PARTS:
         kind = getattr(package, f"{part.title()}Config", None)
-        if kind and hasattr(settings, f"{part}_config") and given.get(f"{part}_config"):
-            setattr(settings, f"{part}_config", kind.from_dict(given[f"{part}_config"]))
+        if kind and hasattr(settings, f"{part}_config") and whole.get(f"{part}_config"):
+            setattr(settings, f"{part}_config", kind.from_dict(whole[f"{part}_config"]))
     return settings
 
 

@@ -117,9 +117,9 @@ class GrammarCompiler:
         running = [*self._running.values()]
         slow = [each for each in running if now - each.began > SLOW_SECONDS]
         quick = [each for each in running if each not in slow]
-        own = [each for each in slow if address_of(each.client) == address_of(client)]
+        slow_of_client = [each for each in slow if address_of(each.client) == address_of(client)]
         for some, most in (
-            (own, limits.COMPILE_THREADS),
+            (slow_of_client, limits.COMPILE_THREADS),
             (quick, limits.COMPILE_THREADS),
             (running, limits.SLOW_COMPILE_THREADS),
         ):
@@ -178,8 +178,8 @@ def compiled(
         fill_bitmask(np.zeros_like(vocabulary.ends), matcher.deep_copy(), vocabulary)
     except GrammarFailed as error:
         raise GrammarRefused(*error.args) from None
-    own = YieldingMatcher(matcher.deep_copy())
-    hints = completion_hints(grammar, classes, own, prefix)
+    yielding = YieldingMatcher(matcher.deep_copy())
+    hints = completion_hints(grammar, classes, yielding, prefix)
     return CompiledGrammar(matcher, matcher, hints, prefix)
 
 

@@ -145,8 +145,8 @@ class EndingSearch:
         taken, text, tail = [*begun], text.after(b""), NEVER
         try:
             while not self._may_end(taken, text):
-                found = self._parts(taken, text) if tail == NEVER else iter(())
-                if (part := next(found, None)) is None:
+                parts = self._parts(taken, text) if tail == NEVER else iter(())
+                if (part := next(parts, None)) is None:
                     part = self._closing(taken, text.controls, tail)
                     if text.is_between:
                         tail = min(tail, len(taken))
@@ -375,11 +375,11 @@ class GrammarCompletion:
 
     def _growth(self, token: int, ending: list[int], search: EndingSearch) -> float:
         """Returns by how many tokens this one lengthens the ending."""
-        found = search.ending(self._text.after(self._classes.text_of(token)), [token])
-        if found is None:
+        rest = search.ending(self._text.after(self._classes.text_of(token)), [token])
+        if rest is None:
             return float("inf")
-        self._endings[token] = found
-        return len(found) - len(ending)
+        self._endings[token] = rest
+        return len(rest) - len(ending)
 
 
 def _allow(mask: Mask, tokens: Iterable[int]) -> None:

@@ -189,20 +189,20 @@ class SchemaTexts:
             return None  # a recursion that has no end here
         self._looks -= 1
         self._open.add(key)
-        found = _shortest(self._instance(merged) for merged in self._merged(schema, MOST_DEPTH))
+        sample = _shortest(self._instance(merged) for merged in self._merged(schema, MOST_DEPTH))
         self._open.remove(key)
-        if found is not None or not self._open:  # elsewhere the recursion may have an end
-            self._samples[key] = found
-        return found
+        if sample is not None or not self._open:  # elsewhere the recursion may have an end
+            self._samples[key] = sample
+        return sample
 
     def _merged(self, schema: Any, depth: int) -> list[dict[str, Any]]:
         """Returns the schema with all that it applies to the same value, once for each of its
         alternatives."""
         if not isinstance(schema, Mapping):
             return [{}] * (schema is not False)
-        found = [{key: value for key, value in schema.items() if key not in _APPLIED}]
-        if not depth or len(found[0]) == len(schema):
-            return found
+        alternatives = [{key: value for key, value in schema.items() if key not in _APPLIED}]
+        if not depth or len(alternatives[0]) == len(schema):
+            return alternatives
         applied = [[part] for part in schema.get("allOf", ())]
         target = self._view.referred(schema)
         applied += [[target.schema]] if target else []
@@ -214,9 +214,9 @@ class SchemaTexts:
                 for option in options[:MOST_ALTERNATIVES]
                 for part in self._merged(option, depth - 1)
             )
-            joined = (_joined(one, part) for part in parts for one in found)
-            found = list(islice(joined, MOST_ALTERNATIVES)) if self._looks > 0 else []
-        return found
+            joined = (_joined(one, part) for part in parts for one in alternatives)
+            alternatives = list(islice(joined, MOST_ALTERNATIVES)) if self._looks > 0 else []
+        return alternatives
 
     def _instance(self, schema: Schema) -> str | None:
         values = [schema["const"]] if "const" in schema else schema.get("enum")
@@ -331,15 +331,15 @@ class SchemaTexts:
 
 def _inside(root: Any) -> list[Schema]:
     """Returns the objects inside a schema, most of which are schemas."""
-    found, waiting = list[Schema](), [root]
-    while waiting and len(found) < MOST_SCHEMAS:
+    objects, waiting = list[Schema](), [root]
+    while waiting and len(objects) < MOST_SCHEMAS:
         value = waiting.pop()
         if isinstance(value, dict):
-            found.append(value)
+            objects.append(value)
             waiting += reversed(value.values())
         elif isinstance(value, list):
             waiting += reversed(value)
-    return found
+    return objects
 
 
 def _shortest(texts: Iterable[str | None]) -> str | None:
@@ -347,11 +347,11 @@ def _shortest(texts: Iterable[str | None]) -> str | None:
 
 
 def _listed(opening: str, texts: Sequence[str | None], closing: str) -> str | None:
-    found = [text for text in texts if text is not None]
-    size = sum(map(len, found))
+    known = [text for text in texts if text is not None]
+    size = sum(map(len, known))
     return (
-        f"{opening}{','.join(found)}{closing}"
-        if len(found) == len(texts) and size < MOST_CHARACTERS
+        f"{opening}{','.join(known)}{closing}"
+        if len(known) == len(texts) and size < MOST_CHARACTERS
         else None
     )
 

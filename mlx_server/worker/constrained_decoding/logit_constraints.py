@@ -125,18 +125,18 @@ class ThinkingBudget:
         whole = [rest for rest in self._longer_rests if self._longer_begun.startswith(rest)]
         if not whole and any(rest.startswith(self._longer_begun) for rest in self._longer_rests):
             return 0
-        found = self._held
+        count = self._held
         if whole:
-            found = int(self._longer_begun not in whole)
+            count = int(self._longer_begun not in whole)
         self._longer_rests, self._longer_begun, self._held = [], b"", 0
-        return found
+        return count
 
     def _end_of_delimiter(self, tail: bytes) -> int:
         """Returns where the first complete delimiter ends, 0 if there is none. The result does not
         depend on how the text is cut into tokens."""
         delimiters = self._closes if self.inside else self._opens
-        found = ((tail.find(delimiter), len(delimiter)) for delimiter in delimiters)
-        return min((at + length for at, length in found if at >= 0), default=0)
+        spans = ((tail.find(delimiter), len(delimiter)) for delimiter in delimiters)
+        return min((at + length for at, length in spans if at >= 0), default=0)
 
 
 def end_reasoning_early(

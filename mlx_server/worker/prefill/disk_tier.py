@@ -168,16 +168,16 @@ class PromptSaver:
             return
         most = min(limits.PROMPT_WRITE_BYTES, mx.get_memory_limit() // LEAVING_SHARE)
         room, length = most - self._copied_bytes - self.leaving_bytes, prompt.disk_length
-        kept = replace(prompt, layers=dict(prompt.layers or {}))  # its owner may change it
+        leaving = replace(prompt, layers=dict(prompt.layers or {}))  # its owner may change it
         if prompt.bytes_until(len(prompt.tokens)) > room:
             block = self._folder.block
             places = prompt.snapshots if model.layout.rest else range(block, length + 1, block)
             fitting = (n for n in places if n <= length and prompt.bytes_until(n) <= room)
             if not (length := max(fitting, default=0)):
                 return
-            kept.cut_back(length, [each for n, each in prompt.snapshots.items() if n <= length])
-            kept.disk_length = length
-        self._leaving.append(LeavingPrompt(kept, model))
+            leaving.cut_back(length, [each for n, each in prompt.snapshots.items() if n <= length])
+            leaving.disk_length = length
+        self._leaving.append(LeavingPrompt(leaving, model))
 
     def next(self, id: str | None = None, since: float = float("inf")) -> CachedPrompt | None:
         """Returns the prompt that is written now or next. id: the model to which it has to belong;
@@ -267,8 +267,8 @@ class PromptSaver:
         ids = prompt.tokens[: prompt.disk_length]
         names = self._folder.names(model.group(prompt.key), ids)
         files = names.blocks if model.layout.cut else []
-        kept, dropped = self._states(model, prompt, names)
-        files += [names.state(length) for length in kept]
+        lengths, dropped = self._states(model, prompt, names)
+        files += [names.state(length) for length in lengths]
         for file in files:
             if file not in self._folder:
                 yield from self._save(model, prompt, file)
@@ -284,12 +284,12 @@ class PromptSaver:
         if not model.layout.rest:  # blocks have all tokens but the last of each beginning
             ends = {n for n in (*expected, length) if 0 < n <= length and n % self._folder.block}
             return sorted(ends), [file for n, file in known.items() if n not in ends]
-        own = {n: each.nbytes for n, each in prompt.snapshots.items() if n <= length}
-        sizes = own | {n: self._folder.size_of(file) for n, file in known.items()}
+        new_sizes = {n: each.nbytes for n, each in prompt.snapshots.items() if n <= length}
+        sizes = new_sizes | {n: self._folder.size_of(file) for n, file in known.items()}
         most_bytes = self._folder.most_bytes // SNAPSHOT_SHARE
         unwanted = superfluous(sizes, most_bytes, expected)
-        kept = [n for n in sorted(own) if n not in unwanted]
-        return kept, [file for n, file in known.items() if n in unwanted]
+        lengths = [n for n in sorted(new_sizes) if n not in unwanted]
+        return lengths, [file for n, file in known.items() if n in unwanted]
 
     def _tidy(self, used: Sequence[PromptFile], dropped: Sequence[PromptFile]) -> None:
         self._folder.remove_unread(dropped)

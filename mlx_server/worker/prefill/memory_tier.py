@@ -400,10 +400,10 @@ class MemoryTier:
             return
         self._inherit(prompt)
         self.shrink(self.max_bytes - nbytes)  # before the entry takes memory
-        kept = [*rest.values(), *(prompt.layers or {}).values()]
-        for entry in kept:
+        entries = [*rest.values(), *(prompt.layers or {}).values()]
+        for entry in entries:
             _detach(entry)
-        mx.async_eval([entry.state for entry in kept])
+        mx.async_eval([entry.state for entry in entries])
         prompt.snapshots[snapshot.length] = snapshot
         prompt.thin(min(self.max_bytes // SNAPSHOT_SHARE, self.max_bytes - prompt.nbytes))
         alike = sum(each.gives_way for each in self._prompts)

@@ -101,8 +101,10 @@ def layers_of(fresh: Layers, arrays: Arrays, length: int) -> Layers:
     """Returns layers like the fresh ones, which are empty, with the arrays of so many tokens."""
     layers = deepcopy(fresh)
     for layer, entry in _leaves(layers):
-        if own := _under(layer, arrays):  # else the model has no use for this layer's cache
-            _fill(entry, own, length)
+        if layer_arrays := _under(
+            layer, arrays
+        ):  # else the model has no use for this layer's cache
+            _fill(entry, layer_arrays, length)
     return layers
 
 

@@ -130,20 +130,20 @@ class Gate:
         rows = len(drafts)
         widths = [0] * rows
         # each row's chances fall, so the tokens of a row are taken in their order
-        found = sorted(
+        candidates = sorted(
             (-chance, at, row)
             for row, draft in enumerate(drafts)
             if draft
             for at, chance in enumerate(draft.chances)
         )[: max(0, MOST_ROWS - rows)]
-        if not found:
+        if not candidates:
             self._drafting = False
             return widths
-        gains = np.zeros((len(found) + 1, rows))
-        taken = [row for *_, row in found]
-        gains[np.arange(1, len(found) + 1), taken] = [-chance for chance, *_ in found]
+        gains = np.zeros((len(candidates) + 1, rows))
+        taken = [row for *_, row in candidates]
+        gains[np.arange(1, len(candidates) + 1), taken] = [-chance for chance, *_ in candidates]
         tokens = 1 + np.cumsum(gains, axis=0)
-        costs = self._costs(rows, len(found), extra, LAUNCH if launched else 0.0)
+        costs = self._costs(rows, len(candidates), extra, LAUNCH if launched else 0.0)
         rates = tokens.sum(axis=1) / costs * (costs[0] / rows)
         paces = [draft.pace if draft else 1.0 for draft in drafts]
         slowest = np.maximum(tokens, paces).min(axis=1) / costs * costs[0]

@@ -138,8 +138,8 @@ def _unmarked(tail: bytes) -> tuple[bytes, bytes]:
     if not lines or last[:1] not in (b"", b" ", b"-"):
         return b"", b" "
     before = lines[-1][:1] if lines[-1].startswith((b" ", b"-")) else b" "
-    kept = (line[1:] + b"\n" for line in lines if line.startswith((b" ", b"-")))
-    return b"".join(kept) + last[1:], last[:1] or before
+    kept_lines = (line[1:] + b"\n" for line in lines if line.startswith((b" ", b"-")))
+    return b"".join(kept_lines) + last[1:], last[:1] or before
 
 
 def _keys(text: bytes) -> NDArray[np.uint64]:
