@@ -223,13 +223,6 @@ def template_error(characters: int) -> bool:
     return reply.refusal == text
 
 
-def header_lines(count: int) -> bool:
-    others = b"".join(b"a%d: b\r\n" % at for at in range(count - 1))
-    connection = StrictConnection()
-    connection.receive_data(b"GET / HTTP/1.1\r\nHost: localhost\r\n" + others + b"\r\n")
-    return isinstance(connection.next_event(), h11.Request)
-
-
 def head_bytes(size: int) -> bool:
     """h11 refuses a head of more bytes as soon as it has them and no end of it."""
     connection = StrictConnection()
@@ -330,7 +323,6 @@ def normalizer(growth: int) -> None:
 
 
 CASES: dict[str, Callable[[int], object]] = {
-    "HEADERS": header_lines,
     "HEAD_BYTES": head_bytes,
     "SOCKET_RESPONSES": remembered,
     "JSON_DEPTH": lambda n: strict_json.parse(b"[" * n + b"]" * n),

@@ -15,12 +15,10 @@ from mlx_server import limits
 from mlx_server.api.responses.runs import Runs
 from mlx_server.api.responses.web_socket import UnstoredContext
 from mlx_server.engine.messages import Grammar
-from mlx_server.errors import AdapterInvalid, BadRequest
+from mlx_server.errors import AdapterInvalid
 from mlx_server.fair_queue import FairQueue
 from mlx_server.generation.review import turns_to_check
 from mlx_server.grammars.compiler import BYTES, LIMITS
-from mlx_server.mcp import Connectors
-from mlx_server.requests import McpServer
 from mlx_server.store import ItemRecord
 from mlx_server.worker.constrained_decoding import grammar_compiler
 from tests.api import wire
@@ -63,18 +61,6 @@ def remembered(clients: int) -> bool:
     return all(queue.time(str(client)) for client in range(clients))
 
 
-def servers(count: int) -> bool:
-    async def opened() -> bool:
-        named = [McpServer(str(at), connector="none") for at in range(count)]
-        try:
-            async with Connectors({}).open(named):
-                return True
-        except BadRequest as error:
-            return "the limit is" not in str(error)
-
-    return asyncio.run(opened())
-
-
 def rules(count: int) -> bool:
     source = "start: a1\n" + "".join(f'a{at}: "x"\n' for at in range(1, count))
     try:
@@ -90,7 +76,6 @@ CASES: dict[str, tuple[int, Callable[[int], bool]]] = {
     "SOCKETS_MEMORY_BYTES": (100, socket_memory),
     "CHECK_PROCESSES": (3, checks),
     "REMEMBERED_CLIENTS": (5, remembered),
-    "MCP_SERVERS": (3, servers),
     "WHOLE_GRAMMAR_RULES": (5, rules),
 }
 

@@ -83,79 +83,19 @@ def endpoints() -> Iterator[Request]:
         yield Request(f"{family}: generate, streamed", GENERATE, native | {"stream": True})
 
 
-SCHEMA = {
-    "type": "object",
-    "properties": {"city": {"type": "string", "maxLength": 9}, "age": {"type": "integer"}},
-    "required": ["city", "age"],
-    "additionalProperties": False,
-}
-HELLO = [{"role": "user", "content": "Say hello."}]
 GREEDY = {"model": DEMO, "temperature": 0, "max_tokens": 24}
-FORMAT = {"type": "json_schema", "json_schema": {"name": "p", "schema": SCHEMA, "strict": True}}
-BAD_FORMAT = {
-    "type": "json_schema",
-    "json_schema": {"name": "p", "schema": {"type": "strange"}, "strict": True},
-}
-TOOL = {"type": "function", "function": {"name": "add", "parameters": SCHEMA, "strict": True}}
-
-DEMO_BODIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "plain": (CHAT, {"messages": HELLO}),
-    "penalties": (CHAT, {"messages": HELLO, "frequency_penalty": 1, "presence_penalty": 0.5}),
-    "seed": (CHAT, {"messages": HELLO, "temperature": 1, "seed": 7}),
-    "log probabilities": (CHAT, {"messages": HELLO, "max_tokens": 3, "logprobs": True}),
-    "stop": (CHAT, {"messages": HELLO, "stop": ["!", "."]}),
-    "bias": (CHAT, {"messages": HELLO, "logit_bias": {"28": -100}}),
-    "two choices": (CHAT, {"messages": HELLO, "n": 2}),
-    "schema": (CHAT, {"messages": HELLO, "response_format": FORMAT, "max_tokens": 60}),
-    "object": (CHAT, {"messages": HELLO, "response_format": {"type": "json_object"}}),
-    "tool": (CHAT, {"messages": HELLO, "tools": [TOOL], "tool_choice": "required"}),
-    "named tool": (
-        CHAT,
-        {
-            "messages": HELLO,
-            "tools": [TOOL],
-            "tool_choice": {"type": "function", "function": {"name": "add"}},
-            "max_tokens": 60,
-        },
-    ),
-    "system": (CHAT, {"messages": [{"role": "system", "content": "Be brief."}, *HELLO]}),
-    "ignored": (CHAT, {"messages": HELLO, "store": True, "user": "u", "verbosity": "low"}),
-    "completion": (COMPLETIONS, {"prompt": "Once upon a time"}),
-    "completions": (COMPLETIONS, {"prompt": ["One,", "Two,"], "echo": True}),
-    "scored": (COMPLETIONS, {"prompt": "One, two", "echo": True, "logprobs": 2, "max_tokens": 0}),
-    "response": (RESPONSES, {"input": "Say hello.", "max_tokens": None, "max_output_tokens": 24}),
-    "response with a schema": (
-        RESPONSES,
-        {
-            "input": "Say hello.",
-            "max_tokens": None,
-            "text": {"format": {"type": "json_schema", "name": "p", "schema": SCHEMA}},
-        },
-    ),
-    "native": (GENERATE, {"prompt": "Once upon a time"}),
-    "native messages": (GENERATE, {"messages": HELLO}),
-    "bad schema": (CHAT, {"messages": HELLO, "response_format": BAD_FORMAT}),
-    "no messages": (CHAT, {"messages": []}),
-    "bad role": (CHAT, {"messages": [{"role": "nun", "content": "x"}]}),
-    "bad temperature": (CHAT, {"messages": HELLO, "temperature": "hot"}),
-    "huge max_tokens": (CHAT, {"messages": HELLO, "max_tokens": 10**12}),
-    "unknown field": (CHAT, {"messages": HELLO, "temperatur": 1}),
-    "unknown model": (CHAT, {"messages": HELLO, "model": "none"}),
-    "unknown adapter": (CHAT, {"messages": HELLO, "adapter": "none"}),
-    "bad tool choice": (CHAT, {"messages": HELLO, "tool_choice": "required"}),
-    "unknown response": (RESPONSES, {"input": "x", "previous_response_id": "resp_none"}),
-}
-
 INTERLEAVED = ("two choices", "completions")
 """Two rows of a stream take turns as their timing has it."""
 
 
 def demo() -> Iterator[Request]:
-    for name, (path, given) in DEMO_BODIES.items():
-        body = {k: v for k, v in (GREEDY | given).items() if v is not None}
-        yield Request(f"demo: {name}", path, body)
-        if name not in INTERLEAVED:
-            yield Request(f"demo: {name}, streamed", path, body | {"stream": True})
+    for line in Path(__file__).with_suffix(".jsonl").read_text("utf-8").splitlines():
+        asked = json.loads(line)
+        name, path = f"demo: {asked['name']}", asked["path"]
+        body = {k: v for k, v in (GREEDY | asked["body"]).items() if v is not None}
+        yield Request(name, path, body)
+        if asked["name"] not in INTERLEAVED:
+            yield Request(f"{name}, streamed", path, body | {"stream": True})
 
 
 def others() -> Iterator[Request]:
