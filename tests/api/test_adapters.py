@@ -13,6 +13,7 @@ from mlx_server.app import create_app
 from mlx_server.config.settings import ModelSettings, ServerSettings, Settings
 from tests.api import wire
 from tests.api.wire import Json, ScriptedEngine
+from tests.tables import cases
 from tests.worker.lora_files import mlx_adapter
 
 UPSTREAM = "openai+http://127.0.0.1:9/v1"
@@ -75,18 +76,7 @@ def test_fields_that_only_vllm_has_are_ignored_by_name(client: TestClient, adapt
     assert response.headers["x-mlx-server-ignored"] == "lora_int_id"
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "param"),
-    [
-        (LOAD, {}, "lora_name"),
-        (LOAD, {"lora_name": "n"}, "lora_path"),
-        (LOAD, {"lora_name": "", "lora_path": "x"}, "lora_name"),
-        (LOAD, {"lora_name": "n", "lora_path": ""}, "lora_path"),
-        (LOAD, {"lora_name": 5, "lora_path": "x"}, "lora_name"),
-        (UNLOAD, {"lora_name": ""}, "lora_name"),
-        (UNLOAD, {"lora_name": "n", "model": ""}, "model"),
-    ],
-)
+@cases
 def test_what_is_missing_or_empty_is_named(
     client: TestClient, path: str, body: Json, param: str
 ) -> None:

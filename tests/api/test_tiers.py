@@ -13,10 +13,10 @@ from mlx_server.requests import Tier
 from tests.api import wire
 from tests.api.test_clients import BODIES, in_the_background
 from tests.api.wire import Json, ScriptedEngine
+from tests.tables import cases
 
 PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
 TITLE = "You are a title generator. You output ONLY a thread title."
-AGENT = "x-anthropic-billing-header: cc_version=2.1; cc_is_subagent=true;"
 
 
 @pytest.fixture
@@ -67,19 +67,6 @@ def test_anthropics_names(client: TestClient, engine: ScriptedEngine) -> None:
     assert [row.tier for row in engine.taken] == [Tier.DEFAULT, Tier.DEFAULT]
 
 
-BACKGROUND: list[tuple[str, dict[str, Any]]] = [
-    ("/v1/messages", {"headers": {"x-claude-code-agent-id": "a1"}}),
-    ("/v1/messages", {"headers": {"x-claude-code-request-class": "auxiliary"}}),
-    ("/v1/messages", {"headers": {"x-claude-code-request-class": "compaction"}}),
-    ("/v1/messages", {"system": [{"type": "text", "text": AGENT}]}),
-    ("/v1/responses", {"headers": {"x-openai-subagent": "review"}}),
-    ("/v1/responses", {"headers": {"x-openai-memgen-request": "true"}}),
-    ("/v1/messages", {"headers": {"x-claude-code-auxiliary-type": "title"}}),
-    (
-        "/v1/chat/completions",
-        {"messages": [{"role": "system", "content": TITLE}, *BODIES["/api/chat"]["messages"]]},
-    ),
-]
 SEEN: list[tuple[str, dict[str, Any]]] = [
     ("/v1/messages", {"headers": {"x-claude-code-request-class": "main"}}),
     ("/v1/messages", {"system": [{"type": "text", "text": "Say what cc_is_subagent=true; is"}]}),
@@ -88,7 +75,7 @@ SEEN: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("path", "request_"), BACKGROUND)
+@cases
 def test_what_clients_send_in_the_background(
     client: TestClient, engine: ScriptedEngine, path: str, request_: dict[str, Any]
 ) -> None:

@@ -8,42 +8,11 @@ from mlx_server.errors import InvalidGrammar
 from mlx_server.grammars import formats
 from mlx_server.messages import Tool
 from mlx_server.requests import JsonFormat
-from tests.grammars.matching import matcher_of, matches, refusal, within
+from tests.grammars.matching import matcher_of, matches, refusal
 from tests.tables import cases
 
 
-@pytest.mark.parametrize(
-    ("found", "named"),
-    [
-        ({"type": "strin"}, '#/type can\'t be accepted: "strin" is not one of array, boolean'),
-        ({"properties": {"a": 5}}, "#/properties/a can't be accepted: 5 is not a schema"),
-        ({"maxItems": True}, "#/maxItems"),
-        ({"minimum": 10**400}, "a number too large"),
-        ({"default": float("inf")}, "has Infinity, a number too large"),
-        (within({"pattern": 5}), "#/properties/a~1b/pattern"),
-        ({"$defs": {"unused": {"type": 7}}}, "#/$defs/unused/type"),
-        ({"const": "\x00"}, "#/const"),
-        (within({"maxLength": 10**19}), "#/properties/a~1b/maxLength can't be accepted"),
-        (within({"minLength": 10**19}), "#/properties/a~1b/minLength can't be accepted"),
-        (within({"multipleOf": 10**6 + 1}), "#/properties/a~1b/multipleOf is"),
-        (within({"pattern": "(" * 61 + ")" * 61}), "#/properties/a~1b/pattern"),
-        ({"type": "integer", "minimum": 5, "maximum": 3}, "minimum (5) is greater"),
-        ({"type": "number", "exclusiveMinimum": 5, "maximum": 5}, "inimum (5)"),
-        ({"type": "string", "minLength": 5, "maxLength": 3}, "minLength (5) is greater"),
-        (
-            {
-                "type": "object",
-                "properties": {"a": {"type": "integer", "minimum": 5, "maximum": 3}},
-                "required": ["a"],
-            },
-            "(#/properties/a: minimum (5) is greater",
-        ),
-        ({"title": "\ud800"}, "surrogate"),
-        (5, "must be an object"),
-        (None, "must be an object"),
-        (False, "no value"),
-    ],
-)
+@cases
 def test_what_is_no_schema_is_refused_by_its_path(found: Any, named: str) -> None:
     assert named in refusal(found)
 

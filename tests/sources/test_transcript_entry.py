@@ -1,6 +1,5 @@
 """Which requests an entry answers, and the tokens of its output."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from mlx_server.requests import Prompt
 from mlx_server.sources.transcript import RecordedAnswer, RecordedCall, TranscriptEntry
 from tests.families import byte_level
 from tests.sources.recorded_entries import CALL, outputs, read, result, said
+from tests.tables import cases
 
 
 def test_a_match_is_the_whole_last_user_text(tmp_path: Path) -> None:
@@ -131,17 +131,7 @@ def test_every_condition_must_be_met(
     assert outputs(found, *unmet) == ["no"] * len(unmet)
 
 
-@pytest.mark.parametrize(
-    ("recorded", "asked"),
-    [
-        ("Hi", "Hi \n\n"),
-        ("Hi\n", "Hi"),
-        ("Hi 🙂", "Hi \\ud83d\\ude42"),
-        ("Hi \\ud83d\\ude42", "Hi 🙂\n"),
-        ('{"mood": "🙂é"}', json.dumps({"mood": "🙂é"})),
-        ("regex:🙂$", "Hi \\uD83D\\uDE42 "),
-    ],
-)
+@cases
 def test_white_space_at_the_end_and_escaped_characters_are_no_obstacle(
     tmp_path: Path, recorded: str, asked: str
 ) -> None:

@@ -111,18 +111,7 @@ def served() -> list[Finding]:
 ALIKE = {"a": -0.1, "b": -9999}
 
 
-@pytest.mark.parametrize(
-    ("logprobs", "tops", "why"),
-    [
-        (None, None, "no log probabilities of the prompt"),
-        ([None, -1, -1, -1], [None, ALIKE], "no log probabilities of the prompt"),
-        ([None, -1, None, -1], [None, *[ALIKE] * 3], "/v1/completions answers can't be read"),
-        ([None, -1, -1, -1], [None, None, None, None], "can't be read"),
-        ([None, -1, -1, -1], [None, *[{}] * 3], "a log probability is no number"),
-        ([None, -1, -1, -1], [None, *[{"a": float("nan")}] * 3], "is no number"),
-        ("abcd", [ALIKE] * 4, "can't be read"),
-    ],
-)
+@cases
 def test_a_server_without_log_probabilities_of_prompts_is_named(
     answered: dict[str, Any], logprobs: Any, tops: Any, why: str
 ) -> None:

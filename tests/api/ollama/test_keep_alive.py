@@ -1,34 +1,11 @@
-import math
-
 import pytest
 
 from mlx_server.api.ollama import seconds_of
 from mlx_server.errors import BadRequest
+from tests.tables import cases
 
 
-@pytest.mark.parametrize(
-    ("given", "seconds"),
-    [
-        (0, 0),
-        ("0", 0),
-        ("0s", 0),
-        (300, 300),
-        (1.5, 1.5),
-        ("300", 300),
-        ("5m", 300),
-        ("1h30m", 5400),
-        ("1.5h", 5400),
-        ("250ms", 0.25),
-        (".5s", 0.5),
-        (-1, math.inf),
-        ("-1", math.inf),
-        ("-1m", math.inf),
-        (1e300, math.inf),
-        (10**12, math.inf),
-        (10**399, math.inf),
-        (-(10**399), math.inf),
-    ],
-)
+@cases
 def test_durations(given: int | float | str, seconds: float) -> None:
     assert seconds_of(given) == pytest.approx(seconds)
 

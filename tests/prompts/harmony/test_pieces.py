@@ -11,6 +11,7 @@ from mlx_server.errors import BadRequest
 from mlx_server.messages import Conversation, Message, Tool
 from mlx_server.prompts.harmony import prompt, tools_text
 from mlx_server.prompts.harmony.vocabulary import encoding
+from tests.tables import cases
 
 WORDS = "Rain, in Paris?\n\n  It's 12345 mm  \r\n\tsaid the ÉCOLE's 漢字。(so) " * 700
 TEXTS = {
@@ -81,18 +82,6 @@ def typed(**properties: Any) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": [*properties][:1]}
 
 
-DESCRIBED = (
-    "",
-    "a",
-    "a\nb",
-    "a\n",
-    "\n",
-    "a\r\nb\r",
-    "\r\n\n",
-    "é漢🙂\u2028b",
-    "<|end|>",
-    tools_text.END,
-)
 SCHEMAS: tuple[dict[str, Any], ...] = (
     {},
     typed(),
@@ -102,7 +91,7 @@ SCHEMAS: tuple[dict[str, Any], ...] = (
 )
 
 
-@pytest.mark.parametrize("described", DESCRIBED)
+@cases
 def test_tools_one_at_a_time_give_the_tokens_of_all(
     described: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
