@@ -63,10 +63,8 @@ class HarmonyFamily(ModelFamily):
 
 
 class HarmonyTextFamily(ModelFamily):
-    """Harmony with its control tokens spelled out or dropped.
-
-    Only `family:` in models.yaml or `AS_TEXT` chooses this family, never a checkpoint.
-    """
+    """Harmony with its control tokens spelled out or dropped, or with a vocabulary that is not
+    gpt-oss's, as LLM-jp-4's: such a checkpoint has a chat template of its own."""
 
     has_calls = True
 
@@ -108,4 +106,10 @@ GPT_OSS = HarmonyFamily(
     special_tokens=SPECIAL,
     answer_prefix=NEXT + FINAL,
 )
-HARMONY_TEXT = HarmonyTextFamily("harmony_text", shapes=GPT_OSS.shapes)
+HARMONY_TEXT = HarmonyTextFamily(
+    "harmony_text",
+    model_types=("llama", "qwen3_moe"),
+    template_markers=("<|start|>assistant", "<|channel|>analysis<|message|>"),
+    special_tokens=SPECIAL,
+    shapes=GPT_OSS.shapes,
+)

@@ -49,6 +49,7 @@ class HarmonyTextParser(DelegatingParser):
     def __init__(self, encoding: HarmonyEncoding, context: ParseContext) -> None:
         super().__init__(HarmonyParser(encoding, context))
         self._encoding = encoding
+        self._control = context.control
         self._tokens_of = cache(partial(_tokens, encoding))
         self._names = [tool.name for tool in context.tools]
         self._source = Source()
@@ -61,7 +62,7 @@ class HarmonyTextParser(DelegatingParser):
         return super().unread + self._source.unread
 
     def feed(self, token: int, text: str) -> list[Event]:
-        self._source.feed(text)
+        self._source.feed(text or self._control.get(token, ""))
         return self._advance()
 
     def finish(self, *, cut: bool) -> list[Event]:
@@ -98,6 +99,7 @@ class HarmonyTextParser(DelegatingParser):
     def _with_control_tokens(self) -> Steps[None]:
         while delimiter := (yield from self._source.up_to(*DELIMITERS, into=self._feed_text)):
             self._feed_control(delimiter)
+            yield from self._source.accept(" ")  # LLM-jp-4 writes one after each control token
 
     def _without_control_tokens(self) -> Steps[None]:
         head = yield from self._source.expect(*HEADS, *CHANNELS)
