@@ -4,7 +4,7 @@ import logging
 import os
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -18,6 +18,8 @@ from mlx_server.worker.kv_caches import make_caches
 from mlx_server.worker.weights import Reading, arrays
 
 log = logging.getLogger("mlx_server.engine")
+
+T = TypeVar("T")
 
 
 class WholeModel:
@@ -101,9 +103,7 @@ class Share(WholeModel):
                 except Exception as error:
                     log.exception("rank %d can't load its share", self._group.rank())
                     mine.failure = public_message(error)
-            ranks = [
-                msgspec.msgpack.decode(each, type=_Progress) for each in self._messages_of_all(mine)
-            ]
+            ranks = self._of_all(mine)
             for rank, each in enumerate(ranks):
                 if each.failure:
                     raise ValueError(f"rank {rank} can't load its share: {each.failure}")
@@ -139,19 +139,17 @@ class Share(WholeModel):
                 (type(each).__name__, getattr(each, "max_size", 0)) for each in make_caches(model)
             ]
             mine = _RankFacts(layers, products_of(model), this_chip())
-            model.facts_of_ranks = tuple(
-                msgspec.msgpack.decode(each, type=_RankFacts)
-                for each in self._messages_of_all(mine)
-            )
+            model.facts_of_ranks = tuple(self._of_all(mine))  # a list would hold parameters
         return cast(tuple[_RankFacts, ...], model.facts_of_ranks)
 
-    def _messages_of_all(self, mine: Any) -> list[bytes]:
-        """Returns the message of each rank, in their order; `mine` is that of this one."""
+    def _of_all(self, mine: T) -> list[T]:
+        """Returns what each rank has, in their order; `mine` is that of this one."""
         message = msgspec.msgpack.encode(mine)
         sizes = self._all_gather(mx.array([len(message)], mx.int32))
         padded = message.ljust(max(int(size) for (size,) in sizes), b"\0")
         every = self._all_gather(mx.array(list(padded), mx.uint8))
-        return [bytes(each)[: size[0]] for each, size in zip(every, sizes, strict=True)]
+        messages = (bytes(each)[: size[0]] for each, size in zip(every, sizes, strict=True))
+        return [msgspec.msgpack.decode(each, type=type(mine)) for each in messages]
 
     def _all_gather(self, mine: mx.array) -> Any:
         """Returns the values of all ranks: [ranks, values]."""
