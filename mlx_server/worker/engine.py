@@ -42,7 +42,7 @@ from mlx_server.worker.loaded_models import LoadedModels, ModelLoads
 from mlx_server.worker.prefill.disk_tier import opened
 from mlx_server.worker.prompt_store import PromptStore
 from mlx_server.worker.row import refused
-from mlx_server.worker.rows import RowAdmission, Rows
+from mlx_server.worker.rows import Rows
 from mlx_server.worker.server_connection import HeartbeatMonitor, Inputs
 from mlx_server.worker.share import WHOLE, WholeModel
 from mlx_server.worker.sight import sight_of
@@ -155,17 +155,16 @@ class Engine:
         self.broken = False
         """Whether the GPU accepts no more work from this process, or has failed repeatedly."""
         self._constraints = LogitConstraints(wake, clock, is_done)
-        self._admission = RowAdmission(self._constraints, self.prompts, self._batches)
-        self._rows = Rows(self._admission, self.models, self.prompts)
+        self._rows = Rows(self._constraints, self.models, self.prompts)
 
     @property
     def pause(self) -> float | None:
         """Seconds until there is something to do; None if only a command gives something to do."""
-        if self._loads or self._admission.next_scored or self._is_computing_ahead:
+        if self._loads or self._rows.next_scored or self._is_computing_ahead:
             return 0.0
         now = self._clock()
         due = [batch.ready_at - now for batch in self._batches.values() if batch]
-        due += [self._constraints.pause] if self._admission.waiting else []
+        due += [self._constraints.pause] if self._rows.waiting else []
         masks = self._constraints.threads.pause
         due += [] if masks is None else [masks]
         disk = self.prompts.disk.pause(busy=self._is_busy)
@@ -177,12 +176,12 @@ class Engine:
     @property
     def _is_busy(self) -> bool:
         """Whether rows or loads wait for the next step."""
-        return bool(self._loads or self._admission) or self.models.is_busy
+        return bool(self._loads or self._rows) or self.models.is_busy
 
     @property
     def warm(self) -> bool:
         """Whether the next step does nothing for the first time, so that it takes a usual time."""
-        begins = self._loads or self._admission.waiting
+        begins = self._loads or self._rows.waiting
         return not begins and all(b.warm for b in self._batches.values() if b)
 
     @property
@@ -194,8 +193,8 @@ class Engine:
         """The slowest of the present activities, for the log and the heartbeat."""
         if self._loads:
             return self._loads.doing
-        if self._admission.waiting:
-            return self._admission.doing
+        if self._rows.waiting:
+            return self._rows.doing
         return messages.GENERATING if self._is_busy else messages.IDLE
 
     def handle(self, command: Command) -> list[Report]:
@@ -273,16 +272,16 @@ class Engine:
 
     def _step_all(self) -> list[Report]:
         reports = [report for model in self._loads.models for report in self._load(model)]
-        for row, command in list(self._admission.waiting.items()):
-            reports += self._run_row(row, partial(self._admission.admit, command))
-        scored = self._admission.next_scored
+        for row, command in list(self._rows.waiting.items()):
+            reports += self._run_row(row, partial(self._rows.admit, command))
+        scored = self._rows.next_scored
         model = self.models.next(scored.tier if scored else None)
         if scored and self.models.is_turn(scored.tier):
             reports += self._compute_scored(scored)
         self._constraints.threads.collect()
         if model and model in self._batches:
             reports += self._step(model)
-        if not (self._admission.next_scored or self.models.is_busy):
+        if not (self._rows.next_scored or self.models.is_busy):
             self._constraints.read_ahead()
         return reports
 
@@ -292,10 +291,10 @@ class Engine:
 
     def _compute_scored(self, command: Generate | Embed) -> list[Report]:
         row, began = command.row, self._clock()
-        reports = self._run_row(row, partial(self._admission.compute_piece, row))
+        reports = self._run_row(row, partial(self._rows.compute_piece, row))
         self.models.took(command.tier, began)
-        self._admission.end_turn(command.client)
-        if row not in self._admission:  # no other step may report that it waits no more
+        self._rows.end_turn(command.client)
+        if row not in self._rows:  # no other step may report that it waits no more
             reports.append(self._step_output(command.model, []))
         return reports
 
@@ -381,7 +380,7 @@ class Engine:
         ]
 
     def _step_output(self, model: str, tokens: list[Token]) -> messages.StepOutput:
-        waiting = len(self._admission) + sum(batch.waiting for batch in self._batches.values())
+        waiting = len(self._rows) + sum(batch.waiting for batch in self._batches.values())
         return messages.StepOutput(
             model,
             tokens,
@@ -415,7 +414,7 @@ class Engine:
     def _cancel(self, rows: list[int]) -> list[Report]:
         self._rows.cancel(rows)
         # Without rows there is no further step that would report that none is waiting.
-        busy = self._admission or self.models.is_busy
+        busy = self._rows or self.models.is_busy
         return [] if busy else [self._step_output(model, []) for model in self._batches]
 
     def _load(self, model: str) -> list[Report]:

@@ -1,7 +1,7 @@
 """All rows of the engine: those on their way into a batch, and those in the models' batches."""
 
 import math
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any
 
@@ -166,8 +166,8 @@ class _EmbeddedRow:
     pooling: PooledTexts
 
 
-class RowAdmission:
-    """Rows on their way into a batch.
+class Rows:
+    """As a container, it has those on their way into a batch.
 
     A row waits for its constraint, and for what the disk has of its prompt. Then the log
     probabilities of its prompt are computed, if they are requested, and it joins the batch of its
@@ -175,21 +175,20 @@ class RowAdmission:
     """
 
     def __init__(
-        self,
-        constraints: LogitConstraints,
-        prompts: PromptStore,
-        batches: Mapping[str, Batch],
+        self, constraints: LogitConstraints, models: LoadedModels, prompts: PromptStore
     ) -> None:
-        """batches: those of all models in memory, which the caller changes."""
         self._constraints = constraints
+        self._models = models
+        self._batches = models.batches
         self._prompts = prompts
-        self._batches = batches
+        self.paused: set[int] = set()
+        """Rows that get no tokens for now; the batches share this set."""
         self.waiting: dict[int, Generate] = {}
         """Rows that wait for their constraints, or for what the disk has of their prompts."""
         self._scored: dict[int, _ScoredRow | _EmbeddedRow] = {}
         """Rows whose prompt log probabilities or embeddings are being computed, in the order of
         their turns."""
-        self.preempted: set[int] = set()
+        self._preempted: set[int] = set()
         """Rows that are to be preempted as soon as they join a batch, and embeddings that wait."""
 
     def __len__(self) -> int:
@@ -199,7 +198,7 @@ class RowAdmission:
         return row in self.waiting or row in self._scored
 
     @property
-    def commands(self) -> list[Generate | Embed]:
+    def _commands(self) -> list[Generate | Embed]:
         return [*self.waiting.values(), *(scored.command for scored in self._scored.values())]
 
     @property
@@ -208,7 +207,7 @@ class RowAdmission:
         ready = (
             scored.command
             for scored in self._scored.values()
-            if isinstance(scored, _ScoredRow) or scored.command.row not in self.preempted
+            if isinstance(scored, _ScoredRow) or scored.command.row not in self._preempted
         )
         return min(ready, key=lambda command: command.tier, default=None)
 
@@ -220,9 +219,17 @@ class RowAdmission:
             return f"reading a prompt of {first.model} from disk"
         return self._constraints.doing(first.model)
 
+    def check(self, command: Generate) -> None:
+        """Raises an error if the row can't be generated."""
+        check_row(command, self._batches[command.model])
+        if not self._models.has_adapter(command.model, command.adapter):
+            raise ValueError(f"adapter {command.adapter} is not loaded")
+
     def add(self, command: Generate) -> list[Report]:
         if not command.prompt_logprobs:
-            self._prompts.disk.begin(command.row, prompt_key_of(command), command.tokens[:-1])
+            prompt = command.row, prompt_key_of(command), command.tokens[:-1]
+            self._prompts.memory.hold(*prompt)
+            self._prompts.disk.begin(*prompt)
         self.waiting[command.row] = command
         return self.admit(command)
 
@@ -244,8 +251,10 @@ class RowAdmission:
             self._join(command, constraint)
         return [Admitted(command.row)]
 
-    def embed(self, command: Embed) -> None:
+    def embed(self, command: Embed) -> list[Report]:
+        check_texts(command, self._batches[command.model])
         self._scored[command.row] = _EmbeddedRow(command, self._pooling(command))
+        return []
 
     def _pooling(self, command: Embed) -> PooledTexts:
         batch = self._batches[command.model]
@@ -254,12 +263,6 @@ class RowAdmission:
 
     def _piece_tokens(self) -> int:
         return PIECE if any(self._batches.values()) else IDLE_PIECE
-
-    def preempt(self, row: int) -> None:
-        """Embeddings lose what has been computed of them: they begin again when it is resumed."""
-        self.preempted.add(row)
-        if isinstance(scored := self._scored.get(row), _EmbeddedRow):
-            scored.pooling = self._pooling(scored.command)
 
     def compute_piece(self, row: int) -> list[Report]:
         """Computes the next piece of the row's prompt log probabilities or embeddings. After the
@@ -289,8 +292,8 @@ class RowAdmission:
         """cache: the cache of the row's prompt, if it has been computed."""
         batch = self._batches[command.model]
         batch.add(command, cache, constraint)
-        if command.row in self.preempted:
-            self.preempted.remove(command.row)
+        if command.row in self._preempted:
+            self._preempted.remove(command.row)
             batch.preempt(command.row)
 
     def end_turn(self, client: str) -> None:
@@ -299,64 +302,36 @@ class RowAdmission:
         for row in [r for r, scored in self._scored.items() if scored.command.client == client]:
             self._scored[row] = self._scored.pop(row)
 
-    def drop(self, row: int) -> None:
-        self.waiting.pop(row, None)
-        self._scored.pop(row, None)
-
-    def clear(self) -> None:
-        self.waiting.clear()
-        self._scored.clear()
-
-
-class Rows:
-    def __init__(self, admission: RowAdmission, models: LoadedModels, prompts: PromptStore) -> None:
-        self._admission = admission
-        self._models = models
-        self._prompts = prompts
-        self.paused: set[int] = set()
-        """Rows that get no tokens for now; the batches share this set."""
-
-    def check(self, command: Generate) -> None:
-        """Raises an error if the row can't be generated."""
-        check_row(command, self._models.batches[command.model])
-        if not self._models.has_adapter(command.model, command.adapter):
-            raise ValueError(f"adapter {command.adapter} is not loaded")
-
-    def add(self, command: Generate) -> list[Report]:
-        if not command.prompt_logprobs:
-            self._prompts.memory.hold(command.row, prompt_key_of(command), command.tokens[:-1])
-        return self._admission.add(command)
-
-    def embed(self, command: Embed) -> list[Report]:
-        check_texts(command, self._models.batches[command.model])
-        self._admission.embed(command)
-        return []
-
     def cancel(self, rows: list[int]) -> None:
         self.paused.difference_update(rows)
-        self._admission.preempted.difference_update(rows)
+        self._preempted.difference_update(rows)
         for row in rows:
             self.drop(row)
-            for batch in self._models.batches.values():
+            for batch in self._batches.values():
                 batch.cancel(row)
 
     def preempt(self, rows: list[int]) -> None:
+        """Embeddings lose what has been computed of them: they begin again when they are
+        resumed."""
         for row in rows:
             self._prompts.memory.release(row)
-            if row in self._admission:
-                self._admission.preempt(row)
-            for batch in self._models.batches.values():
+            if row in self:
+                self._preempted.add(row)
+            if isinstance(scored := self._scored.get(row), _EmbeddedRow):
+                scored.pooling = self._pooling(scored.command)
+            for batch in self._batches.values():
                 batch.preempt(row)
 
     def resume(self, rows: list[int]) -> None:
-        self._admission.preempted.difference_update(rows)
+        self._preempted.difference_update(rows)
         for row in rows:
-            for batch in self._models.batches.values():
+            for batch in self._batches.values():
                 batch.resume(row)
 
     def drop(self, row: int) -> None:
         """Drops a row that has not begun."""
-        self._admission.drop(row)
+        self.waiting.pop(row, None)
+        self._scored.pop(row, None)
         self._prompts.memory.release(row)
 
     def lose(self, model: str, rows: list[int]) -> None:
@@ -367,23 +342,21 @@ class Rows:
 
     def lose_all(self) -> list[int]:
         """Drops the rows of all models, after the GPU has failed; returns them."""
-        lost = [command.row for command in self._admission.commands]
-        for model in self._models.batches:
+        lost = [command.row for command in self._commands]
+        for model in self._batches:
             lost += self._models.drop_rows(model)
-        self._admission.clear()
+        self.waiting.clear()
+        self._scored.clear()
         return lost
 
     def remove(self, model: str) -> list[int]:
         """Removes the model from memory; returns the rows that it had."""
-        lost = [command.row for command in self._not_in_batches(model)]
+        lost = [command.row for command in self._commands if command.model == model]
         lost += self._models.remove(model)
         for row in lost:
             self.drop(row)
         return lost
 
     def with_adapter(self, model: str, adapter: str) -> list[int]:
-        waiting = [c.row for c in self._not_in_batches(model) if c.adapter == adapter]
-        return waiting + self._models.batches[model].rows_with(adapter)
-
-    def _not_in_batches(self, model: str) -> list[Generate | Embed]:
-        return [command for command in self._admission.commands if command.model == model]
+        of_adapter = (c.row for c in self._commands if (c.model, c.adapter) == (model, adapter))
+        return [*of_adapter, *self._batches[model].rows_with(adapter)]

@@ -37,7 +37,7 @@ from mlx_server.worker.lora_adapters import AdapterWeights
 from mlx_server.worker.prefill.memory_tier import MemoryTier
 from mlx_server.worker.prefill_groups import PrefillGroup, PrefillGroups
 from mlx_server.worker.prompt_store import RowPrompts
-from mlx_server.worker.rows import PIECE, RowAdmission
+from mlx_server.worker.rows import PIECE, Rows
 from mlx_server.worker.sampling import Sampler
 from tests.worker.batch_runs import ids
 from tests.worker.engine_runs import (
@@ -401,7 +401,7 @@ def test_a_gpu_error_in_a_scoring_or_a_load_is_one_too(
         raise RuntimeError(NO_MEMORY)
 
     with monkeypatch.context() as patched:
-        patched.setattr(RowAdmission, "compute_piece", fails)
+        patched.setattr(Rows, "compute_piece", fails)
         two.handle(ask(6, prompt=3 * PIECE, prompt_logprobs=True))
         reports = two.step()
     assert of(DeviceFailed, reports)
