@@ -6,11 +6,12 @@ sequence being generated; the server chooses its number, which is unique.
 
 import hashlib
 import struct
+import sys
 from array import array
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import IO, Literal
 
 import msgspec
 
@@ -633,3 +634,14 @@ def frame(payload: bytes) -> bytes:
 def length(header: bytes) -> int:
     (size,) = _HEADER.unpack(header)
     return int(size)
+
+
+def payloads(stream: IO[bytes], most: int = sys.maxsize) -> Iterator[bytes]:
+    """Yields those of frames until the stream ends, be it in the middle of one. Raises DecodeError
+    for one that is longer than `most`."""
+    while len(header := stream.read(HEADER_BYTES)) == HEADER_BYTES:
+        if (size := length(header)) > most:
+            raise msgspec.DecodeError("it is too long")
+        if len(payload := stream.read(size)) < size:
+            return
+        yield payload

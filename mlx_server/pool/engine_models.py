@@ -163,17 +163,17 @@ class EngineModels:
     def views(self) -> Iterator[ModelView]:
         """The models as clients see them."""
         offset = time.time() - now()  # the policy's clock is that of the event loop
-        states = self.policy.views()
         for id, entry in self.entries.items():
-            prepared, state = entry.prepared, states[id]
+            prepared, model = entry.prepared, self.policy.models[id]
+            stale_at = self.policy.stale_at(id)
             yield ModelView(
                 spec=entry.spec,
                 family=prepared.family.name if prepared else None,
-                state="preparing" if entry.preparing and not prepared else state.state,
-                leases=state.leases,
-                nbytes=state.nbytes,
-                last_used=None if state.last_used is None else state.last_used + offset,
-                stale_at=None if state.stale_at is None else state.stale_at + offset,
+                state="preparing" if entry.preparing and not prepared else model.state,
+                leases=model.leases,
+                nbytes=model.nbytes,
+                last_used=None if model.last_used is None else model.last_used + offset,
+                stale_at=None if stale_at is None else stale_at + offset,
                 progress=entry.progress,
                 error=entry.failure.message if entry.failure else None,
                 adapters=self.scheduler.adapters.loaded_for(id),
@@ -210,8 +210,9 @@ class EngineModels:
     @property
     def lacks_memory(self) -> bool:
         """Whether requests wait for memory while a server that is leaving has some."""
-        waiting = (each.entry.spec.id for each in self.scheduler.waiting.values())
-        return self._returning > 0 and any(self.policy.state(id) != "loading" for id in waiting)
+        waiting = {each.entry.spec.id for each in self.scheduler.waiting.values()}
+        states = {self.policy.models[id].state for id in waiting}
+        return self._returning > 0 and not states <= {"loading"}
 
     def relay(self, successor: socket.socket) -> None:
         """Ends the engine; its rows go on in that of the server that takes this one's place."""
@@ -333,8 +334,8 @@ class EngineModels:
             await self.preparation.prepared(entry)
             id = entry.spec.id
             self.scheduler.do(self.policy.preload(id, now()))
-            needed, free = self.policy.views()[id].nbytes, self.policy.budget - self.taken
-            if self.policy.state(id) == "unloaded" and needed > free:
+            needed, free = self.policy.models[id].nbytes, self.policy.budget - self.taken
+            if self.policy.models[id].state == "unloaded" and needed > free:
                 what = (
                     "%s is not preloaded: it needs %s, and %s of the memory budget are free (%s)."
                 )

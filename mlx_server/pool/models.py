@@ -405,7 +405,7 @@ class ModelPreparation:
         self, entry: PoolEntry, known: asyncio.Task[PreparedModel]
     ) -> None:
         is_read = known.done() and not known.cancelled()
-        if not is_read or self._policy().state(entry.spec.id) != "unloaded":
+        if not is_read or self._policy().models[entry.spec.id].state != "unloaded":
             return
         look = partial(is_current, known.result())
         is_replaced = not await self._disk.run_in_turn(entry.spec.id, look)

@@ -19,7 +19,6 @@ from mlx_server.pool.reservations import (
     ReservedMemory,
     ResidentModel,
     ResidentModels,
-    State,
     Ticket,
     WaitQueue,
     victims,
@@ -87,19 +86,6 @@ class Refuse:
 
 Action = LoadAction | UnloadAction | ShrinkCache | Grant | PreemptAction | ResumeAction | Refuse
 Actions = tuple[Action, ...]
-
-
-@dataclass(frozen=True)
-class PolicyView:
-    """The memory state of one model."""
-
-    state: State
-    leases: int
-    nbytes: int
-    """The bytes of the model in memory, or an estimate until it has been loaded once."""
-    last_used: float | None
-    stale_at: float | None = None
-    """The time at which it is unloaded if no request uses it before."""
 
 
 TURN = 64
@@ -276,17 +262,21 @@ class Policy:
         """The time at which `tick` is due if no other event comes before; None if it never is."""
         due = [self._late_at(each) for each in self._waiting]
         due += [each.stopped_at + self.tier_wait for each in self._below]
-        due += [self._stale_at(model) for model in self._models]
+        due += [self.stale_at(model.id) for model in self._models]
         return min((at for at in due if at is not None), default=None)
 
-    def state(self, model: str) -> State:
-        return self._models[model].state
+    @property
+    def models(self) -> ResidentModels:
+        """What is known of each model; only the events here may change it."""
+        return self._models
 
-    def views(self) -> dict[str, PolicyView]:
-        return {
-            m.id: PolicyView(m.state, m.leases, m.nbytes, m.last_used, self._stale_at(m))
-            for m in self._models
-        }
+    def stale_at(self, id: str) -> float | None:
+        """The time at which the model is unloaded if no request uses it before."""
+        model = self._models[id]
+        wanted = any(each.model == id for each in self._waiting)
+        if not model.evictable or wanted or model.ttl is None or model.last_used is None:
+            return None
+        return None if math.isinf(model.ttl) else model.last_used + model.ttl
 
     def room(self, model: str) -> int:
         """The bytes that rows of the model can take if there are no other rows."""
@@ -343,7 +333,7 @@ class Policy:
         if self._refuse_late(now):
             self._serve(now)
         for model in self._models:
-            if (at := self._stale_at(model)) is not None and at <= now:
+            if (at := self.stale_at(model.id)) is not None and at <= now:
                 self._unload(model)
         if idle := self._models.evictable():
             self._evict(-self._free_soon, idle)
@@ -497,12 +487,6 @@ class Policy:
         if self.returning or self._models[reservation.model].state == "loading":
             return None
         return reservation.requested_at + self.wait_seconds
-
-    def _stale_at(self, model: ResidentModel) -> float | None:
-        wanted = any(each.model == model.id for each in self._waiting)
-        if not model.evictable or wanted or model.ttl is None or model.last_used is None:
-            return None
-        return None if math.isinf(model.ttl) else model.last_used + model.ttl
 
     def _taken(self) -> Actions:
         actions, self._actions = tuple(self._actions), []

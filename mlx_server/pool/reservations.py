@@ -46,6 +46,7 @@ class ResidentModel:
 
     @property
     def nbytes(self) -> int:
+        """The bytes in memory, or an estimate until it has been loaded once."""
         return self.weights + self.extra_bytes
 
     @property

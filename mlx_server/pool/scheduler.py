@@ -111,7 +111,7 @@ def refusal_of(reason: Reason, entry: PoolEntry, policy: Policy, origin: str) ->
     """The error for the client. origin: the source of the memory budget, for the message."""
     match reason:
         case NeverFits(needed, available):
-            model = policy.views()[entry.spec.id].nbytes
+            model = policy.models[entry.spec.id].nbytes
             return _too_large(needed, available, model, policy.budget, origin)
         case WaitedTooLong(seconds):
             return Overloaded(

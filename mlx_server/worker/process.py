@@ -43,8 +43,8 @@ def _receive(connection: socket.socket, inbox: Inbox, patience: float) -> None:
     """patience: how long the engine may still write to disk when the server is gone."""
     try:
         with connection.makefile("rb") as stream:
-            while len(header := stream.read(messages.HEADER_BYTES)) == messages.HEADER_BYTES:
-                inbox.put(stream.read(messages.length(header)))
+            for payload in messages.payloads(stream):
+                inbox.put(payload)
     finally:  # reading ends with an error if the server died without reading all reports
         inbox.put(END)
         time.sleep(patience)

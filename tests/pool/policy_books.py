@@ -168,7 +168,8 @@ class PolicyBooks:
 
     def the_views_are_true(self) -> None:
         leased = [ask.model for ask in self.leases.values()]
-        for model, view in self.policy.views().items():
+        for view in self.policy.models:
+            model = view.id
             assert view.state == self.states[model]
             assert view.leases == leased.count(model)
             assert view.nbytes == self.size(model)

@@ -137,9 +137,9 @@ def test_what_came_to_nothing_grows_no_more() -> None:
 
 def test_a_request_may_say_how_long_a_model_stays() -> None:
     policy = policy_of(a=ModelFacts(6, ttl=60), ready="a")
-    assert policy.views()["a"].stale_at == 60
+    assert policy.stale_at("a") == 60
     assert policy.keep("a", math.inf, 1.0) == ()
-    assert (policy.views()["a"].stale_at, policy.next_deadline()) == (None, None)
+    assert (policy.stale_at("a"), policy.next_deadline()) == (None, None)
     assert policy.keep("a", 5, 2.0) == ()
     assert policy.next_deadline() == 5
     assert policy.tick(5.0) == (UnloadAction("a"),)
@@ -147,13 +147,13 @@ def test_a_request_may_say_how_long_a_model_stays() -> None:
     policy.request(1, "a", 0, 7.0)
     policy.loaded("a", 6, 8.0)
     policy.release(1, 9.0)
-    assert policy.views()["a"].stale_at == 69, "once it is loaded again, its own time counts"
+    assert policy.stale_at("a") == 69, "once it is loaded again, its own time counts"
     policy.keep("a", 5, 10.0)
     policy.engine_lost(11.0)
     policy.request(2, "a", 0, 12.0)
     policy.loaded("a", 6, 13.0)
     policy.release(2, 14.0)
-    assert policy.views()["a"].stale_at == 74, "also after its engine was lost"
+    assert policy.stale_at("a") == 74, "also after its engine was lost"
 
 
 def test_a_model_that_is_not_kept_goes_after_its_last_lease() -> None:

@@ -86,15 +86,11 @@ class _Leader:
         leave(0)
 
     def _read(self, inputs: IO[bytes], recorded: Recorded) -> None:
-        """Returns when rank 0 has ended, be it in the middle of a frame."""
-        while len(header := inputs.read(messages.HEADER_BYTES)) == messages.HEADER_BYTES:
-            size = messages.length(header)
-            frame = inputs.read(size)
-            if len(frame) < size:
-                return
+        """Returns when rank 0 has ended."""
+        for payload in messages.payloads(inputs):
             self._heard = time.monotonic()
-            if frame:
-                recorded.put(decode_input(frame))
+            if payload:
+                recorded.put(decode_input(payload))
 
     def watch(self, reports: _Reports) -> None:
         with suppress(OSError):

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from typing import IO, TYPE_CHECKING
 
@@ -151,9 +151,9 @@ class Leader:
 
     def _read_reports(self, rank: _Rank) -> None:
         try:
-            for report in _reports(rank.output):
+            for payload in messages.payloads(rank.output, REPORT_BYTES):
                 rank.heard = time.monotonic()
-                self._dispatch(rank, report)
+                self._dispatch(rank, decode_report(payload))
         except OSError:
             pass
         except (msgspec.DecodeError, UnicodeDecodeError):
@@ -193,16 +193,6 @@ class Leader:
         for rank in self._ranks:
             rank.process.kill()
         leave(1)
-
-
-def _reports(output: IO[bytes]) -> Iterator[RankReport]:
-    """Yields a rank's reports until its output ends, be it in the middle of one."""
-    while len(header := output.read(messages.HEADER_BYTES)) == messages.HEADER_BYTES:
-        if (size := messages.length(header)) > REPORT_BYTES:
-            raise msgspec.DecodeError("it is too long")
-        if len(frame := output.read(size)) < size:
-            return
-        yield decode_report(frame)
 
 
 def _started(group: RankGroup, worker: WorkerArguments, number: int) -> "subprocess.Popen[bytes]":
