@@ -127,6 +127,7 @@ class EventStream(Response):
         self._source = source
         self._frames = frames
         self._last_write = 0.0
+        self._writing = asyncio.Lock()
         self._comment: asyncio.Task[None] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -147,19 +148,25 @@ class EventStream(Response):
         async with aclosing(encoded(self._chunks, self._frames)) as frames:
             async for frame in frames:
                 await self._write(send, frame)
-        await send({"type": "http.response.body", "body": self._frames.end, "more_body": False})
+        await self._write(send, self._frames.end, more=False)
 
-    async def _write(self, send: Send, data: bytes) -> None:
-        self._last_write = asyncio.get_running_loop().time()
-        await send({"type": "http.response.body", "body": data, "more_body": True})
+    async def _write(self, send: Send, data: bytes, *, more: bool = True) -> None:
+        async with self._writing:
+            self._last_write = asyncio.get_running_loop().time()
+            await send({"type": "http.response.body", "body": data, "more_body": more})
+
+    async def _write_comment(self, send: Send) -> None:
+        """Makes it and writes it next: it may be an event with the number after the last one."""
+        if not self._writing.locked():
+            await self._write(send, self._frames.keep_alive())
 
     def _keep_alive(self, send: Send) -> None:
         """Writes a comment if nothing was written for a while, and calls itself again."""
         loop = asyncio.get_running_loop()
         if loop.time() - self._last_write >= KEEP_ALIVE_SECONDS:
             self._last_write = loop.time()
-            if not self._comment or self._comment.done():  # else the client reads slowly
-                self._comment = loop.create_task(self._write(send, self._frames.keep_alive()))
+            if not self._writing.locked():  # else the client reads slowly
+                self._comment = loop.create_task(self._write_comment(send))
         due = self._last_write + KEEP_ALIVE_SECONDS
         self._timer = loop.call_at(due, self._keep_alive, send)
 

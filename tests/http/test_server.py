@@ -5,6 +5,7 @@ import errno
 import json
 import logging
 import shlex
+from itertools import count
 from types import SimpleNamespace
 from typing import Any, get_args
 from unittest.mock import Mock
@@ -14,7 +15,7 @@ from uvicorn.server import ServerState
 
 from mlx_server.http import server, sse
 from mlx_server.http.server import LoopErrors, _to_try, let_last_words_out
-from mlx_server.http.sse import Chunks, EventStream
+from mlx_server.http.sse import Chunks, EventStream, Frames
 from mlx_server.pool.prepare import Task
 
 URL = "http://[::1]:9000"
@@ -48,17 +49,22 @@ def test_connections_that_can_not_be_taken_fill_no_log(caplog: pytest.LogCapture
     assert other.levelno == logging.ERROR
 
 
-def test_comments_do_not_pile_up_for_a_slow_reader(
+def test_comments_have_their_place_among_events_and_do_not_pile_up_for_a_slow_reader(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Clients of responses count both."""
     monkeypatch.setattr(sse, "KEEP_ALIVE_SECONDS", 0.0)
+    numbers = count()
     sent: list[bytes] = []
 
     async def run() -> set[asyncio.Task[Any]]:
         reads = asyncio.Event()
 
         async def chunks() -> Chunks:
-            yield {"a": 1}
+            for turns in range(9):
+                yield {"number": next(numbers)}
+                for _ in range(turns % 3):
+                    await asyncio.sleep(0)
 
         async def receive() -> Any:
             await asyncio.Event().wait()
@@ -68,17 +74,25 @@ def test_comments_do_not_pile_up_for_a_slow_reader(
                 await reads.wait()
                 sent.append(message["body"])
 
+        frames = Frames(
+            keep_alive=lambda: b"%d" % next(numbers), encode=lambda chunk: b"%d" % chunk["number"]
+        )
         answer = chunks()
-        stream = asyncio.create_task(EventStream(answer, {}, source=answer)({}, receive, send))
+        stream = EventStream(answer, {}, source=answer, frames=frames)({}, receive, send)
+        streaming = asyncio.create_task(stream)
         for _ in range(100):
             await asyncio.sleep(0)
+        assert next(numbers) == 1, "nothing is made while the first event waits"
         reads.set()
-        await stream
+        await streaming
         await asyncio.sleep(0)
         return asyncio.all_tasks() - {asyncio.current_task()}
 
     assert not asyncio.run(run())
-    assert sent == [b'data: {"a":1}\n\n', sse.DONE]
+    *events, end = sent
+    assert end == sse.DONE
+    assert [int(event) for event in events] == [0, *range(2, next(numbers))]
+    assert len(events) > 9, "comments came between them"
 
 
 HANG = 20.0
