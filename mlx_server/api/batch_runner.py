@@ -154,36 +154,8 @@ class LineResult(msgspec.Struct):
     type: str = ""
 
 
-class TokenDetails(msgspec.Struct):
-    cached_tokens: int = 0
-    reasoning_tokens: int = 0
-
-
-class AnswerUsage(msgspec.Struct):
-    """In the words of chat completions or of responses."""
-
-    prompt_tokens: int = 0
-    input_tokens: int = 0
-    completion_tokens: int = 0
-    output_tokens: int = 0
-    prompt_tokens_details: TokenDetails | None = None
-    input_tokens_details: TokenDetails | None = None
-    completion_tokens_details: TokenDetails | None = None
-    output_tokens_details: TokenDetails | None = None
-
-    def counts(self) -> dict[str, int]:
-        input = self.prompt_tokens_details or self.input_tokens_details or TokenDetails()
-        output = self.completion_tokens_details or self.output_tokens_details or TokenDetails()
-        return {
-            "input_tokens": self.prompt_tokens or self.input_tokens,
-            "cached_tokens": input.cached_tokens,
-            "output_tokens": self.completion_tokens or self.output_tokens,
-            "reasoning_tokens": output.reasoning_tokens,
-        }
-
-
 class ReplyBody(msgspec.Struct):
-    usage: AnswerUsage | None = None
+    usage: dict[str, Any] | None = None
 
 
 class AnswerResponse(msgspec.Struct):
@@ -198,7 +170,20 @@ class Answered(msgspec.Struct):
     @property
     def usage(self) -> dict[str, int]:
         usage = self.response.body.usage if self.response else None
-        return usage.counts() if usage else {}
+        return _counted(usage) if usage else {}
+
+
+def _counted(usage: Mapping[str, Any]) -> dict[str, int]:
+    """The counts of a usage in the words of chat completions or of responses."""
+    counts = {}
+    for part, word, detail in (
+        ("input", "prompt", "cached"),
+        ("output", "completion", "reasoning"),
+    ):
+        details = usage.get(f"{word}_tokens_details") or usage.get(f"{part}_tokens_details") or {}
+        counts[f"{part}_tokens"] = usage.get(f"{word}_tokens") or usage.get(f"{part}_tokens") or 0
+        counts[f"{detail}_tokens"] = details.get(f"{detail}_tokens", 0)
+    return counts
 
 
 def line_of(raw: bytes) -> BatchLine:

@@ -11,6 +11,7 @@ from fastapi import Query, Request, Response
 from pydantic import Field
 
 from mlx_server import limits
+from mlx_server.api.accumulator import Wire
 from mlx_server.api.batch_runner import ENDED, WINDOW_SECONDS, BatchJob, BatchRunner, batch_of
 from mlx_server.api.fields import Items, WireModel, ignored_header
 from mlx_server.api.file_inputs import disk_errors, find_file_for
@@ -23,8 +24,6 @@ from mlx_server.http.errors import MESSAGES_PATH
 from mlx_server.http.security import keyed_router
 from mlx_server.request_threads import in_thread
 from mlx_server.store import BatchKind, Record
-
-Wire = dict[str, Any]
 
 
 class ExpiresAfter(WireModel):

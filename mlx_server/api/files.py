@@ -11,7 +11,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import ExitStack
-from typing import Annotated, Any, BinaryIO, Literal, get_args
+from typing import Annotated, BinaryIO, Literal, get_args
 
 import msgspec
 from fastapi import Query, Request, Response
@@ -23,6 +23,7 @@ from starlette.requests import HTTPConnection
 from starlette.responses import StreamingResponse
 
 from mlx_server import limits
+from mlx_server.api.accumulator import Wire
 from mlx_server.api.fields import ignored_header
 from mlx_server.api.file_inputs import disk_errors, find_file
 from mlx_server.api.handlers import json_response
@@ -41,7 +42,6 @@ from mlx_server.http.security import keyed_router
 from mlx_server.store import Record, RecordFilter, Store
 from mlx_server.system.shared_budget import ClientCounts
 
-Wire = dict[str, Any]
 Purpose = Literal["assistants", "batch", "fine-tune", "vision", "user_data", "evals"]
 PURPOSES = get_args(Purpose)
 

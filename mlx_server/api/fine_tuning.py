@@ -21,6 +21,7 @@ from fastapi import Query, Request, Response
 from pydantic import Field
 
 from mlx_server import limits
+from mlx_server.api.accumulator import Wire
 from mlx_server.api.fields import WireModel, ignored_header
 from mlx_server.api.file_inputs import disk_errors, find_file_for
 from mlx_server.api.files import new_file, new_file_id, shown_name
@@ -42,7 +43,6 @@ from mlx_server.store import Record, Store
 
 log = logging.getLogger("mlx_server.training")
 
-Wire = dict[str, Any]
 Status = Literal["queued", "running", "succeeded", "failed", "cancelled"]
 ENDED = frozenset({"succeeded", "failed", "cancelled"})
 KIND: Literal["fine-tuning job"] = "fine-tuning job"

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from mlx_server import limits
 from mlx_server.api import formats
-from mlx_server.api.accumulator import Accumulator
+from mlx_server.api.accumulator import Accumulator, Wire
 from mlx_server.api.chat_completions.input import FunctionName, MessageParam, messages
 from mlx_server.api.fields import (
     ContinuationBody,
@@ -111,9 +111,6 @@ def _choice(body: NativeBody) -> ToolChoice:
     if isinstance(body.tool_choice, FunctionName):
         return NamedTool(body.tool_choice.name)
     return body.tool_choice or "auto"
-
-
-Wire = dict[str, Any]
 
 
 class NativeOutput:

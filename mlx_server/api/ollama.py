@@ -19,7 +19,7 @@ from pydantic import Field
 
 from mlx_server import __version__, limits
 from mlx_server.api import formats
-from mlx_server.api.accumulator import Accumulator, arguments_object, logprob_json
+from mlx_server.api.accumulator import Accumulator, Wire, arguments_object, logprob_json
 from mlx_server.api.content import Content, of_data, parts_of
 from mlx_server.api.embeddings import Dimensions, embedded, numbers, vectors_response
 from mlx_server.api.embeddings import checked as checked_inputs
@@ -362,9 +362,6 @@ def _calls(given: Sequence[ToolCallParam], place: int) -> Iterator[ToolCall]:
 
 def _images(images: Sequence[str] | None, place: str) -> Iterator[ContentPart]:
     return (of_data("image", image, "", place) for image in images or ())
-
-
-Wire = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,9 @@ from fastapi import Query
 from starlette.requests import HTTPConnection
 
 from mlx_server import limits
+from mlx_server.api.accumulator import Wire
 from mlx_server.errors import BadRequest
 from mlx_server.store import ALL, Kind, Page, RecordFilter, Store
-
-Wire = dict[str, Any]
 
 After = Annotated[str | None, Query(description="Id after which the list starts.")]
 Limit = Annotated[int, Query(ge=1, le=limits.PAGE_ITEMS)]

@@ -10,6 +10,7 @@ from functools import cache, cached_property
 from typing import Any
 from urllib.parse import urlsplit
 
+from mlx_server.clients.exchange import Wire
 from mlx_server.errors import BadRequest, GenerationFailed
 from mlx_server.system.listening_sockets import is_loopback
 
@@ -21,7 +22,6 @@ except ModuleNotFoundError as error:
         "`pip install 'mlx-local-server[clients]'`."
     ) from error
 
-Wire = dict[str, Any]
 Body = Mapping[str, Any]
 
 CHAT, COMPLETIONS, MODELS = "/chat/completions", "/completions", "/models"

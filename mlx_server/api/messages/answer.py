@@ -4,9 +4,8 @@ import re
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from mlx_server.api.accumulator import Accumulator, arguments_object
+from mlx_server.api.accumulator import Accumulator, Wire, arguments_object
 from mlx_server.events import (
     Event,
     Finished,
@@ -21,8 +20,6 @@ from mlx_server.events import (
 from mlx_server.http.security import Signer
 from mlx_server.http.sse import StreamedOutput
 from mlx_server.messages import EXTRA_CONTENT, Phase
-
-Wire = dict[str, Any]
 
 STOP_REASONS: Mapping[FinishReason, str] = {
     "stop": "end_turn",

@@ -8,6 +8,7 @@ from typing import Any
 from fastapi import Request, Response
 from starlette.types import Scope
 
+from mlx_server.api.accumulator import Wire
 from mlx_server.api.fields import ignored_header
 from mlx_server.api.handlers import documented, json_response, read, respond
 from mlx_server.api.messages.answer import PING, MessagesOutput, OutputOptions
@@ -22,8 +23,6 @@ from mlx_server.http.sse import Frames, event
 from mlx_server.messages import media_places
 from mlx_server.pool.pool import Pool
 from mlx_server.request_threads import in_thread
-
-Wire = dict[str, Any]
 
 
 def model_info(model: Mapping[str, Any], context: int | None) -> Wire:
