@@ -50,14 +50,11 @@ class ChatOutput(CompletionsOutput):
         n: int,
         reporting: Reporting = DEFAULT_REPORTING,
         *,
-        echoed: str = "",
         freeform: Container[str] = (),
         reasoning_fields: Sequence[str] = REASONING_FIELDS["both"],
     ) -> None:
-        """echoed: the text that each answer begins with. freeform: the names of the tools whose
-        input is free text."""
+        """freeform: the names of the tools whose input is free text."""
         super().__init__(Accumulator(model, 1, n, keeps_logprobs=reporting.has_body), reporting)
-        self._echoed = echoed
         self._freeform = freeform
         self._reasoning_fields = reasoning_fields
         self._inputs: dict[tuple[int, int], FreeformInput] = {}
@@ -80,7 +77,7 @@ class ChatOutput(CompletionsOutput):
                     yield self._delta(index, delta)
             case Started():
                 for index in range(len(self._accumulator.answers)):
-                    yield self._delta(index, {"role": "assistant", "content": self._echoed})
+                    yield self._delta(index, {"role": "assistant", "content": ""})
             case PromptProgress(index):
                 yield {**self._delta(index, {}), **self._progress(event)}
             case Finished(index, reason):
@@ -92,7 +89,7 @@ class ChatOutput(CompletionsOutput):
         return self._chunk([_streamed(index, delta, scored)])
 
     def _choice(self, index: int, answer: Answer) -> Wire:
-        text, reasoning = self._echoed + answer.text, answer.thoughts
+        text, reasoning = answer.text, answer.thoughts
         thought = self._thought(reasoning) if reasoning else {}
         calls = self._calls(answer.calls) if answer.calls else {}
         logprobs = self._accumulator.logprobs[index]

@@ -276,14 +276,10 @@ class ChatBody(ConstrainedBody, ThinkingBody, ContinuationBody):
     verbosity: Verbosity | None = None
     max_response_tokens: ResponseTokens | None = None
     prediction: PredictionParam | None = None
-    echo: bool | None = None
-    """vLLM's: if the last message is the assistant's, the answer begins with its text."""
     metadata: dict[str, Any] | None = None
     """The labels of a stored completion are checked; other clients may put anything here."""
 
     def unused(self) -> Iterable[str]:
-        if self.echo and self.messages[-1].role != "assistant":
-            yield "echo"
         if self.verbosity not in (None, USUAL_VERBOSITY):
             yield "verbosity"
         if self.max_completion_tokens and self.max_tokens not in (None, self.max_completion_tokens):
@@ -410,14 +406,6 @@ def to_request(body: ChatBody) -> GenerateRequest:
         max_response_tokens=body.max_response_tokens,
         parallel_calls=body.parallel_tool_calls is not False,
     )
-
-
-def echoed(body: ChatBody, request: GenerateRequest) -> str:
-    """The text of the last message, where the answer is to repeat it."""
-    (conversation,) = request.prompts
-    assert isinstance(conversation, Conversation)
-    is_repeated = body.echo and body.messages[-1].role == "assistant"
-    return conversation.messages[-1].content if is_repeated else ""
 
 
 def _refuse(body: ChatBody) -> None:

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 from mlx_server import limits
 from mlx_server.api.accumulator import Wire
 from mlx_server.api.chat_completions.answer import REASONING_FIELDS, ChatOutput
-from mlx_server.api.chat_completions.input import ChatBody, MessageParam, echoed, to_request
+from mlx_server.api.chat_completions.input import ChatBody, MessageParam, to_request
 from mlx_server.api.conversations import UpdateBody
 from mlx_server.api.fields import ignored_header
 from mlx_server.api.handlers import documented, json_pieces, json_response, read, respond
@@ -121,7 +121,6 @@ async def chat_completions(http: Request) -> Response:
         request.n,
         body.reporting(request.logprobs, is_stored=bool(body.store)),
         freeform=body.freeform_names,
-        echoed=echoed(body, request),
         reasoning_fields=()
         if body.hides_reasoning
         else REASONING_FIELDS[http.app.state.reasoning_field],
