@@ -5,6 +5,7 @@ Such objects stand alone, between delimiters, or in an array, perhaps in a fence
 
 import json
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,6 +21,7 @@ from mlx_server.tool_parsers.call_format import (
     UnmarkedBlockGrammar,
     one_of,
 )
+from mlx_server.tool_parsers.call_repair import read_calls
 from mlx_server.tool_parsers.calls import ToolCallEmitter, ToolCallWriter
 from mlx_server.tool_parsers.model_json import Malformed, loads
 from mlx_server.tool_parsers.source import Source, Steps
@@ -195,10 +197,13 @@ def _optional(member: tuple[str, str] | None) -> str:
 
 
 def repaired(text: str) -> list[tuple[str, dict[str, Any]]]:
-    """Returns the calls in broken JSON, which may be the rest of an array after its first
-    calls."""
+    """Returns the calls in broken JSON, or in the form of another API. They may be the rest of an
+    array after its first calls."""
+    text = text.lstrip(" \t\r\n,;")
+    with suppress(Malformed):
+        return [(call.name, dict(call.arguments)) for call in read_calls(text, (), repairs=True)]
     # the outer brace is missing: the arguments are complete
-    value = loads(text.lstrip(" \t\r\n,;"), missing=1, surplus=1)
+    value = loads(text, missing=1, surplus=1)
     return [_call(item) for item in (value if isinstance(value, list) else [value])]
 
 
