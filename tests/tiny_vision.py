@@ -60,7 +60,7 @@ class TinyVision:
     """processor_config.json"""
 
 
-FLAT = ("qwen2_vl", "qwen2_5_vl", "paddleocr_vl")
+FLAT = ("qwen2_vl", "qwen2_5_vl", "paddleocr_vl", "zaya1_vl")
 """Whose checkpoints have the text model's settings among the others."""
 
 

@@ -361,6 +361,9 @@ IMAGE_TOKEN = (
 )
 NO_TOKEN = -1
 
+MARKED = ("zaya1_vl",)
+"""mlx-vlm's packages whose text model is told which tokens are a picture's."""
+
 THREE_POSITIONS = ("glm_ocr", "paddleocr_vl")
 """mlx-vlm's packages whose tokens have three positions, which each pass is told."""
 

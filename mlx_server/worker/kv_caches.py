@@ -97,8 +97,9 @@ def why_alone(model: nn.Module) -> str:
 
     A test batch goes through all operations. Only its graph is built; nothing is computed.
     """
-    if reason := UNBATCHABLE.get(getattr(model, "model_type", "")):
-        return reason
+    kind = getattr(model, "model_type", "")
+    if reason := UNBATCHABLE.get(kind) or getattr(model, "why_alone", ""):
+        return str(reason)
     caches = [make_caches(model) for _ in LENGTHS]
     if unsupported := sorted({type(c).__name__ for c in caches[0] if not hasattr(c, "merge")}):
         return f"mlx-lm can't batch its {', '.join(unsupported)}"

@@ -209,6 +209,13 @@ class Sight:
                     tokens = slice(begin - picture.at, until - picture.at)
                     yield Span(number, row, picture, slice(begin - start, until - start), tokens)
 
+    def marks(self, width: int) -> mx.array:
+        """[rows, width]: which tokens of the pass are a picture's."""
+        marks = np.zeros((len(self.rows), width), bool)
+        for span in self.spans(width):
+            marks[span.row, span.columns] = True
+        return mx.array(marks)
+
     def features(self, span: Span) -> Features:
         key = span.owner.scope, span.picture.own_digest
         if key not in self._features:

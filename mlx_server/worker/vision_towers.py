@@ -22,7 +22,7 @@ from mlx.utils import tree_flatten
 from mlx_server.engine.messages import Picture
 from mlx_server.models.architectures import text_config_of
 from mlx_server.models.files import MLX
-from mlx_server.models.vision import IN_TOWER, Borrowed, Vision
+from mlx_server.models.vision import IN_TOWER, MARKED, Borrowed, Vision
 from mlx_server.system.sandbox.picture_recipes import (
     FilledGrid,
     NamedTiles,
@@ -229,6 +229,8 @@ def whole_features(model: Any, inputs: PictureInputs) -> mx.array:
     with own_modules():
         outputs = model.get_input_embeddings(ids, pixels, **arrays).to_dict()
     embeddings: mx.array = outputs.pop("inputs_embeds")
+    if model.model_type in MARKED:
+        del outputs["visual_pos_masks"]
     if further := [name for name, value in outputs.items() if value is not None]:
         raise ValueError(f"its text model also takes {further[0]}")
     if embeddings.shape[:2] != ids.shape:

@@ -11,8 +11,8 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from mlx_server.models.architectures import TEXT, whole_package
-from mlx_server.models.vision import THREE_POSITIONS
-from mlx_server.worker.mlx_lm_internals import KVCache, RotatingKVCache
+from mlx_server.models.vision import MARKED, THREE_POSITIONS
+from mlx_server.worker.mlx_lm_internals import ArraysCache, CacheList, KVCache, RotatingKVCache
 from mlx_server.worker.sight import sight_of
 from mlx_server.worker.vision_towers import own_modules, package_of
 
@@ -32,11 +32,17 @@ def whole_classes(config: Mapping[str, Any]) -> tuple[type[nn.Module], type[Any]
             if keeps and name not in THREE_POSITIONS:
                 raise ValueError(f"mlx-vlm's {name} keeps the positions of a row")
             self.model_type = name
+            keeps_states = {*map(type, self.make_cache())} - {KVCache, RotatingKVCache}
+            self.why_alone = f"mlx-vlm's {name} keeps the states of one row" * bool(keeps_states)
 
         def __call__(
             self, ids: mx.array, cache: Any = None, input_embeddings: mx.array | None = None
         ) -> mx.array:
-            named = {"position_ids": self._positions(ids, cache)} if name in THREE_POSITIONS else {}
+            named = dict[str, mx.array]()
+            if name in THREE_POSITIONS:
+                named["position_ids"] = self._positions(ids, cache)
+            if name in MARKED and (sight := sight_of(self)) and sight.rows:
+                named["image_mask"] = sight.marks(ids.shape[1])
             logits: mx.array = self.language_model(
                 ids, inputs_embeds=input_embeddings, cache=cache, **named
             ).logits
@@ -63,6 +69,8 @@ def whole_classes(config: Mapping[str, Any]) -> tuple[type[nn.Module], type[Any]
             """mlx-lm's in place of mlx-vlm's of the same names: these can be stored and joined."""
             if not hasattr(self.language_model, "make_cache"):
                 return [KVCache() for _ in self.layers]
+            # its layers ask for entries of a pair by its class
+            package.LanguageModel.make_cache.__globals__["CacheList"] = CacheList
             with own_modules():
                 return [_ours(cache) for cache in self.language_model.make_cache()]
 
@@ -98,5 +106,9 @@ def _ours(cache: Any) -> Any:
             return KVCache()
         case "RotatingKVCache":
             return RotatingKVCache(max_size=cache.max_size, keep=cache.keep)
+        case "ArraysCache":
+            return ArraysCache(len(cache.cache))
+        case "CacheList":
+            return CacheList(*map(_ours, cache.caches))
         case other:
             raise ValueError(f"mlx-vlm keeps keys and values in its {other}")

@@ -23,7 +23,7 @@ Image = pytest.importorskip("PIL.Image", reason="the extra `vision` is not insta
 pytestmark = pytest.mark.skipif(not can_see(), reason="the extra `vision` is not installed")
 
 SEES, HYBRID = "sees", "sees-with-states"
-WHOLE = ("molmo2", "aya_vision", "paddleocr_vl", "kimi_k25")
+WHOLE = ("molmo2", "aya_vision", "paddleocr_vl", "kimi_k25", "zaya1_vl")
 """Whose pictures mlx-vlm's processors read."""
 
 

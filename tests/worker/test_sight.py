@@ -709,6 +709,18 @@ def test_a_quantised_checkpoint_sees(folder: Path, tmp_path: Path) -> None:
     assert alone(load(copied), asked) == alone(own, asked)
 
 
+def test_a_whole_model_that_keeps_states_runs_one_row_at_a_time(tmp_path: Path) -> None:
+    batch = Batch(load(tiny_vision(tmp_path, "zaya1_vl")), concurrency=4)
+    assert "keeps the states of one row" in batch.why_alone
+    for each in (text(1, 20), text(2, 5)):
+        batch.add(each)
+    decoding = set[int]()
+    while batch:
+        batch.step()
+        decoding.add(batch.decoding)
+    assert max(decoding) == 1
+
+
 def is_quantised(layer: nn.Module) -> bool:
     return isinstance(layer, nn.Linear) and layer.weight.shape[-1] % 32 == 0
 
