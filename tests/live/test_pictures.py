@@ -74,8 +74,11 @@ def test_a_picture_is_cached_and_no_other_one_is_taken_for_it(client: OpenAI, mo
     assert cached < 30, "only what is before the picture"
 
 
-def test_a_restart_of_the_server_keeps_what_was_computed_of_a_picture(tmp_path: Path) -> None:
-    config = {"models": {SEES: {"source": str(tiny_vision(tmp_path / SEES))}}}
+@pytest.mark.parametrize("family", ["qwen3_vl", "zaya1_vl"])
+def test_a_restart_of_the_server_keeps_what_was_computed_of_a_picture(
+    tmp_path: Path, family: str
+) -> None:
+    config = {"models": {SEES: {"source": str(tiny_vision(tmp_path / SEES, family))}}}
     turn = [question(picture(0))]
     server = start(tmp_path, config)
     with server.openai() as client:

@@ -66,7 +66,7 @@ T = TypeVar("T")
 def _leaves(layers: Layers, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yields each entry with its name; those of a list one by one."""
     for at, entry in layers.items():
-        if type(entry) is CacheList:
+        if isinstance(entry, CacheList):
             yield from _leaves(dict(enumerate(entry.caches)), f"{prefix}{at}.")
         else:
             yield f"{prefix}{at}", entry
@@ -79,7 +79,7 @@ def arrays_of(layers: Layers) -> Arrays:
 
 
 def _arrays(entry: Any) -> Iterator[tuple[str, mx.array]]:
-    if type(entry) is ArraysCache:
+    if isinstance(entry, ArraysCache):
         yield from ((str(at), array) for at, array in enumerate(entry.cache) if array is not None)
         return
     for name in ("keys", "values"):
@@ -91,7 +91,7 @@ def _arrays(entry: Any) -> Iterator[tuple[str, mx.array]]:
 
 
 def _used(entry: Any, array: mx.array) -> mx.array:
-    if type(entry) is RotatingKVCache:  # the oldest tokens may have been overwritten in place
+    if isinstance(entry, RotatingKVCache):  # the oldest tokens may have been overwritten in place
         ordered: mx.array = entry._temporal_order(array)
         return ordered
     return array[:, :, : entry.offset]
@@ -109,14 +109,14 @@ def layers_of(fresh: Layers, arrays: Arrays, length: int) -> Layers:
 
 
 def _fill(entry: Any, arrays: Arrays, length: int) -> None:
-    if type(entry) is ArraysCache:
+    if isinstance(entry, ArraysCache):
         entry.cache = [arrays.get(str(at)) for at in range(len(entry.cache))]
         return
     for name in ("keys", "values"):
         several = tuple(_under(name, arrays).values())
         setattr(entry, name, several or arrays[name])
     entry.offset = length
-    if type(entry) is RotatingKVCache:
+    if isinstance(entry, RotatingKVCache):
         entry._idx = entry.keys.shape[AXIS]
 
 
