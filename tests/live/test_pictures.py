@@ -75,9 +75,7 @@ def test_a_picture_is_cached_and_no_other_one_is_taken_for_it(client: OpenAI, mo
 
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "zaya1_vl"])
-def test_a_restart_of_the_server_keeps_what_was_computed_of_a_picture(
-    tmp_path: Path, family: str
-) -> None:
+def test_a_restart_keeps_what_was_computed_of_a_picture(tmp_path: Path, family: str) -> None:
     config = {"models": {SEES: {"source": str(tiny_vision(tmp_path / SEES, family))}}}
     turn = [question(picture(0))]
     server = start(tmp_path, config)

@@ -714,11 +714,9 @@ def test_a_whole_model_that_keeps_states_runs_one_row_at_a_time(tmp_path: Path) 
     assert "keeps the states of one row" in batch.why_alone
     for each in (text(1, 20), text(2, 5)):
         batch.add(each)
-    decoding = set[int]()
     while batch:
         batch.step()
-        decoding.add(batch.decoding)
-    assert max(decoding) == 1
+        assert batch.decoding < 2
 
 
 def is_quantised(layer: nn.Module) -> bool:
