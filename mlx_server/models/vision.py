@@ -362,7 +362,7 @@ IMAGE_TOKEN = (
 NO_TOKEN = -1
 
 MARKED = ("zaya1_vl",)
-"""mlx-vlm's packages whose text model is told which tokens are a picture's."""
+"""mlx-vlm's packages whose text model takes a mask of the tokens of pictures."""
 
 THREE_POSITIONS = ("glm_ocr", "paddleocr_vl")
 """mlx-vlm's packages whose tokens have three positions, which each pass is told."""
