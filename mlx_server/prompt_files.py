@@ -83,11 +83,6 @@ def common_length(a: Ids, b: Ids) -> int:
     return shorter
 
 
-def may_share_more(a: Ids, b: Ids, length: int) -> bool:
-    """Whether more than the first `length` tokens may be the same, judged from the next one."""
-    return len(a) > length < len(b) and bool(a[length] == b[length])
-
-
 @dataclass(frozen=True, slots=True)
 class PromptFile:
     group: str

@@ -10,20 +10,26 @@ it has one.
 
 import logging
 import time
+from array import array
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import chain
+from heapq import merge
+from itertools import chain, count
+from operator import itemgetter
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_map
+from numpy.typing import NDArray
 
 from mlx_server import limits
 from mlx_server.engine.messages import SHORTEST_STORED
-from mlx_server.prompt_files import Ids, common_length, may_share_more
+from mlx_server.prompt_files import Ids, common_length
 from mlx_server.worker.mlx_lm_internals import ArraysCache, CacheList, KVCache, QuantizedKVCache
 from mlx_server.worker.replay_model import ReplayCache
 
@@ -97,6 +103,8 @@ class CachedPrompt:
     gives_way: bool = False
     """Whether it is a batch's, which takes no room of others and is dropped first."""
     since: float = field(default_factory=time.monotonic)
+    used: int = 0
+    """The number of its latest use; numbers increase."""
 
     @property
     def is_unsaved(self) -> bool:
@@ -104,10 +112,12 @@ class CachedPrompt:
         is_whole = self.layers is not None and self.disk_length >= SHORTEST_STORED
         return is_whole and not self.is_saved
 
-    @cached_property
-    def beginning(self) -> bytes:
-        """The beginning that prompts have in common if either can be of use to the other."""
-        return _beginning_of(self.tokens)
+    @property
+    def useful(self) -> int:
+        """The least number of common tokens with which a new prompt takes something over from it:
+        a state, or its place as one that ends or goes on there."""
+        states = (length for length, each in self.snapshots.items() if each.layers)
+        return min(len(self.tokens), self.continued_from or len(self.tokens), *states)
 
     @cached_property
     def nbytes(self) -> int:
@@ -119,11 +129,10 @@ class CachedPrompt:
         snapshots = sum(each.nbytes for n, each in self.snapshots.items() if n <= length)
         return self.nbytes * length // len(self.tokens) + snapshots
 
-    def reaches(self, tokens: Ids) -> tuple[int, Snapshot | None]:
-        """Returns the length of the longest prefix of `tokens` that it can restore, and how."""
+    def reaches(self, common: int) -> tuple[int, Snapshot | None]:
+        """Returns how many of its first `common` tokens it can restore at most, and how."""
         if self.layers is None:
             return 0, None
-        common = common_length(self.tokens, tokens)
         nearest = max(self.snapshots.values(), key=lambda each: each.reaches(common))
         length = nearest.reaches(common)
         return length, nearest if length else None
@@ -136,10 +145,9 @@ class CachedPrompt:
         both = cut | _trimmed(snapshot.layers, snapshot.length - length)
         return [both[layer] for layer in sorted(both)]
 
-    def inherit(self, other: "CachedPrompt") -> bool:
+    def inherit(self, other: "CachedPrompt", common: int) -> bool:
         """Takes over the other prompt's snapshots of the common beginning. Returns whether this
         prompt makes the other one superfluous."""
-        common = common_length(self.tokens, other.tokens)
         theirs = {n: each for n, each in other.snapshots.items() if n <= common}
         self.snapshots = theirs | self.snapshots
         self.shared = max(self.shared, other.shared if other.shared <= common else 0)
@@ -147,10 +155,9 @@ class CachedPrompt:
         is_prefix = common == len(other.tokens)
         return is_prefix and (self.layers is not None or other.layers is None)
 
-    def continues(self, other: "CachedPrompt") -> bool:
-        """Whether this is a later turn of the other one's conversation."""
-        start = other.continued_from
-        return 0 < start <= common_length(self.tokens, other.tokens)
+    def goes_on(self, common: int) -> bool:
+        """Whether a prompt with this beginning is a later turn of its conversation."""
+        return 0 < self.continued_from <= common
 
     def snapshots_until(self, length: int) -> "CachedPrompt":
         """Returns the snapshots of the first `length` tokens, for a prompt that continues them."""
@@ -200,8 +207,80 @@ def superfluous(
     return dropped
 
 
-def _beginning_of(tokens: Ids) -> bytes:
-    return tokens[:SHORTEST_STORED].tobytes()
+class PromptIndex:
+    """Cached prompts in the order of their tokens, and how many first tokens each shares with the
+    one before it. So two comparisons give what a prompt shares with each of them: the number falls
+    with the distance from its place."""
+
+    def __init__(self) -> None:
+        self._prompts: list[CachedPrompt] = []
+        self._sorted: list[bytes] = []
+        """The tokens of each, as bytes that are in the same order."""
+        self._common, self._useful, self._used = array("q"), array("q"), array("q")
+
+    def __len__(self) -> int:
+        return len(self._prompts)
+
+    def add(self, prompt: CachedPrompt) -> None:
+        at, before, after = self._place(prompt.tokens)
+        self._prompts.insert(at, prompt)
+        self._sorted.insert(at, _sortable(prompt.tokens))
+        self._useful.insert(at, prompt.useful)
+        self._used.insert(at, prompt.used)
+        self._common.insert(at, before)
+        if at + 1 < len(self):
+            self._common[at + 1] = after
+
+    def remove(self, prompt: CachedPrompt) -> None:
+        at = self._prompts.index(prompt, bisect_left(self._sorted, _sortable(prompt.tokens)))
+        least = min(self._common[at : at + 2])
+        for each in (self._prompts, self._sorted, self._useful, self._used, self._common):
+            del each[at]
+        if at < len(self):
+            self._common[at] = least
+
+    def alike(self, tokens: Ids) -> Iterator[tuple[int, CachedPrompt]]:
+        """Yields the prompts that share enough tokens with this one for either to be of use to the
+        other, each with their number: the highest first, and of these the one used most
+        recently."""
+        common, used = self._shared(tokens), np.array(self._used)
+        while (most := common.max(initial=0)) >= SHORTEST_STORED:
+            places = np.flatnonzero(common == most)
+            for at in places[np.argsort(-used[places])]:
+                yield int(most), self._prompts[at]
+            common[places] = 0
+
+    def useful(self, tokens: Ids) -> list[tuple[int, CachedPrompt]]:
+        """Returns the prompts from which a new one takes something over, each with the number of
+        tokens that they share."""
+        common = self._shared(tokens)
+        places = np.flatnonzero(common >= np.maximum(np.array(self._useful), SHORTEST_STORED))
+        return [(int(common[at]), self._prompts[at]) for at in places]
+
+    def shared(self, tokens: Ids) -> int:
+        """Returns the number of first tokens that this prompt shares with any other."""
+        _, before, after = self._place(tokens)
+        return max(before, after)
+
+    def _shared(self, tokens: Ids) -> NDArray[np.int64]:
+        """Returns the number of first tokens that this prompt shares with each."""
+        at, before, after = self._place(tokens)
+        common = np.array(self._common)
+        common[at : at + 1] = after
+        left = np.append(common[1:at], before)[::-1]
+        return np.append(np.minimum.accumulate(left)[:at][::-1], np.minimum.accumulate(common[at:]))
+
+    def _place(self, tokens: Ids) -> tuple[int, int, int]:
+        """Returns the place of such a prompt, and how many first tokens it shares with the one
+        before it and with the one after it."""
+        at = bisect_left(self._sorted, _sortable(tokens))
+        before = common_length(self._prompts[at - 1].tokens, tokens) if at else 0
+        after = common_length(self._prompts[at].tokens, tokens) if at < len(self) else 0
+        return at, before, after
+
+
+def _sortable(tokens: Ids) -> bytes:
+    return tokens.astype(">u4").tobytes()
 
 
 def _detach(entry: Any) -> None:
@@ -252,6 +331,9 @@ SNAPSHOT_SHARE = 4
 """The snapshots of one prompt may take one part in so many of the prompt cache."""
 
 
+NONE = PromptIndex()
+
+
 class MemoryTier:
     """The cached prompts, and those that rows hold.
 
@@ -263,14 +345,18 @@ class MemoryTier:
     def __init__(self, most_bytes: int) -> None:
         """most_bytes: the configured limit; `limit` may set a lower one."""
         self._most_bytes = self.max_bytes = most_bytes
-        self._prompts: list[CachedPrompt] = []
+        self._prompts: dict[CachedPrompt, None] = {}
         """The prompt to drop first comes first: the least recently used one, or an earlier turn of
         a conversation that has gone on."""
+        self._by_key: dict[Key, PromptIndex] = {}
+        self._uses = count()
         self._holds: dict[int, Hold | None] = {}
         """The hold of each row that waits, by its number; None if nothing of its prompt is
         known."""
         self.on_drop: Callable[[CachedPrompt], None] = lambda prompt: None
         """Called before a prompt is dropped that is not on disk and may be written there."""
+        self._snapshots = Counter[Snapshot]()
+        """How many prompts have each."""
         self.nbytes = 0
         """The bytes without prompts that were dropped while rows held them."""
         self._warned_too_large = False
@@ -280,8 +366,8 @@ class MemoryTier:
         if not (nearest := self._nearest(key, tokens)):
             return None, 0
         if nearest.prompt in self:
-            self._prompts.remove(nearest.prompt)
-            self._prompts.append(nearest.prompt)
+            self._remove(nearest.prompt)
+            self._add(nearest.prompt)
         return nearest.prompt.restored(nearest.length, nearest.snapshot), nearest.length
 
     def hold(self, row: int, key: Key, tokens: list[int]) -> None:
@@ -300,32 +386,33 @@ class MemoryTier:
         """Returns the length of the longest prefix of `tokens` that any prompt begins with, whether
         or not `fetch` can restore it."""
         ids = ids_of(tokens)
-        longest = 0
-        for prompt in _alike(self._known(key), ids):
-            if may_share_more(prompt.tokens, ids, longest):
-                longest = max(longest, common_length(prompt.tokens, ids))
+        held = (common for common, _ in self._held_alike(key, ids))
+        longest = max(chain(held, [self._index(key).shared(ids)]))
         return longest if longest >= SHORTEST_STORED else 0
 
     def _nearest(self, key: Key, tokens: list[int]) -> Hold | None:
         if len(tokens) < SHORTEST_STORED:
             return None
         ids, longest, nearest = ids_of(tokens), SHORTEST_STORED - 1, None
-        # of prompts that serve equally well, the one used most recently: it replaces earlier turns
-        for prompt in _alike(reversed(list(self._known(key))), ids):
-            if may_share_more(prompt.tokens, ids, longest):
-                length, snapshot = prompt.reaches(ids)
-                if snapshot and length > longest:
-                    longest, nearest = length, Hold(prompt, length, snapshot)
+        prompts = self._index(key).alike(ids), self._held_alike(key, ids)
+        for common, prompt in merge(*prompts, key=itemgetter(0), reverse=True):
+            if common <= longest:
+                break
+            length, snapshot = prompt.reaches(common)
+            if snapshot and length > longest:
+                longest, nearest = length, Hold(prompt, length, snapshot)
         return nearest
 
-    def _known(self, key: Key) -> Iterator[CachedPrompt]:
-        """Returns the prompts of this key, including those that were dropped while rows held
-        them."""
-        held = (hold.prompt for hold in self._holds.values() if hold and hold.prompt.key == key)
-        return chain(self._with_key(key), held)
+    def _index(self, key: Key) -> PromptIndex:
+        return self._by_key.get(key, NONE)
 
-    def _with_key(self, key: Key) -> Iterator[CachedPrompt]:
-        return (prompt for prompt in self._prompts if prompt.key == key)
+    def _held_alike(self, key: Key, ids: Ids) -> list[tuple[int, CachedPrompt]]:
+        """Returns the prompts that were dropped while rows held them, each with the number of first
+        tokens that they share: the highest first."""
+        prompts = {hold.prompt for hold in self._holds.values() if hold}
+        held = [p for p in prompts if p.key == key and p not in self]
+        alike = ((common_length(prompt.tokens, ids), prompt) for prompt in held)
+        return sorted(alike, key=itemgetter(0), reverse=True)
 
     def wants(self, tokens: list[int]) -> bool:
         return self._most_bytes > 0 and len(tokens) >= SHORTEST_STORED
@@ -336,7 +423,7 @@ class MemoryTier:
         return (prompt for prompt in self._prompts if prompt.is_unsaved)
 
     def __contains__(self, prompt: CachedPrompt) -> bool:
-        return any(prompt is kept for kept in self._prompts)
+        return prompt in self._prompts
 
     def put_back(self, row: int, key: Key, tokens: Ids, cut: Layers, rest: Layers) -> None:
         """Keeps a prompt that was read from disk for a row; if there is no room for it, then until
@@ -406,14 +493,37 @@ class MemoryTier:
         mx.async_eval([entry.state for entry in entries])
         prompt.snapshots[snapshot.length] = snapshot
         prompt.thin(min(self.max_bytes // SNAPSHOT_SHARE, self.max_bytes - prompt.nbytes))
-        alike = sum(each.gives_way for each in self._prompts)
-        self._prompts.insert(alike if prompt.gives_way else len(self._prompts), prompt)
-        of_key = list(self._with_key(prompt.key))
-        for dropped in of_key[: -limits.CACHED_PROMPTS]:
-            self._prompts.remove(dropped)
+        self._add(prompt)
+        if len(self._by_key[prompt.key]) > limits.CACHED_PROMPTS:
+            dropped = next(each for each in self._prompts if each.key == prompt.key)
+            self._remove(dropped)
             self._leaves(dropped)
-        self._count()
         self.shrink(self.max_bytes)
+
+    def _add(self, prompt: CachedPrompt) -> None:
+        prompt.used = next(self._uses)
+        self._by_key.setdefault(prompt.key, PromptIndex()).add(prompt)
+        self._prompts[prompt] = None
+        new = {each for each in prompt.snapshots.values() if not self._snapshots[each]}
+        self._snapshots.update(prompt.snapshots.values())
+        self.nbytes += prompt.nbytes + sum(each.nbytes for each in new)
+        if prompt.gives_way:
+            self._drop_first(each for each in self._prompts if each.gives_way)
+
+    def _remove(self, prompt: CachedPrompt) -> None:
+        index = self._by_key[prompt.key]
+        index.remove(prompt)
+        if not len(index):
+            del self._by_key[prompt.key]
+        del self._prompts[prompt]
+        self._snapshots.subtract(prompt.snapshots.values())
+        gone = {each for each in prompt.snapshots.values() if not self._snapshots[each]}
+        self.nbytes -= prompt.nbytes + sum(each.nbytes for each in gone)
+        for each in gone:
+            del self._snapshots[each]
+
+    def _drop_first(self, prompts: Iterable[CachedPrompt]) -> None:
+        self._prompts = dict.fromkeys(prompts) | self._prompts
 
     def _room_of(self, prompt: CachedPrompt) -> int:
         if not prompt.gives_way:
@@ -425,20 +535,17 @@ class MemoryTier:
     def _inherit(self, prompt: CachedPrompt) -> None:
         """Takes the place of the prompts that the new one continues to their end. Those that it
         continues from an earlier place are the next to be dropped."""
-        others = list(_alike(self._with_key(prompt.key), prompt.tokens))
-        superseded = {other for other in others if prompt.inherit(other)}
+        others = self._index(prompt.key).useful(prompt.tokens)
+        superseded = {other for common, other in others if prompt.inherit(other, common)}
         prompt.gives_way = prompt.gives_way and all(each.gives_way for each in superseded)
         for row, hold in self._holds.items():
             if hold and hold.prompt in superseded:
                 self._holds[row] = replace(hold, prompt=prompt)
-        earlier = [o for o in others if o not in superseded and prompt.continues(o)]
-        moved = superseded.union(earlier)
-        self._prompts = [*earlier, *(each for each in self._prompts if each not in moved)]
-        self._count()
-
-    def _count(self) -> None:
-        snapshots = {s for prompt in self._prompts for s in prompt.snapshots.values()}
-        self.nbytes = sum(p.nbytes for p in self._prompts) + sum(s.nbytes for s in snapshots)
+        for other in superseded:
+            self._remove(other)
+        earlier = {other for common, other in others if other in self and other.goes_on(common)}
+        if earlier:
+            self._drop_first(each for each in self._prompts if each in earlier)
 
     def _warn_too_large(self, tokens: int, nbytes: int) -> None:
         if not self._warned_too_large:
@@ -465,7 +572,8 @@ class MemoryTier:
     def shrink(self, max_bytes: int) -> None:
         """Drops prompts until at most `max_bytes` are kept."""
         while self._prompts and self.nbytes > max_bytes:
-            prompt = self._prompts.pop(0)
+            prompt = next(iter(self._prompts))
+            self._remove(prompt)
             length = max((hold.length for hold in self._holds_of(prompt)), default=0)
             snapshots = prompt.snapshots_until(length) if length else None
             self._leaves(prompt)
@@ -473,16 +581,15 @@ class MemoryTier:
                 most_bytes = max_bytes // SNAPSHOT_SHARE
                 snapshots.thin(most_bytes)
                 if 0 < sum(each.nbytes for each in snapshots.snapshots.values()) <= most_bytes:
-                    self._prompts.append(snapshots)
-            self._count()
+                    self._add(snapshots)
 
     def _leaves(self, prompt: CachedPrompt) -> None:
         """Calls `on_drop` for a dropped prompt, unless a row or a cached later turn continues it:
         then it is written with that one. Frees what no row continues."""
         holds = self._holds_of(prompt)
         length = max((hold.length for hold in holds), default=0)
-        others = _alike(self._with_key(prompt.key), prompt.tokens)
-        is_continued = length >= prompt.disk_length or any(o.continues(prompt) for o in others)
+        goes_on = prompt.goes_on(self._index(prompt.key).shared(prompt.tokens))
+        is_continued = length >= prompt.disk_length or goes_on
         if prompt.is_unsaved and not is_continued:
             self.on_drop(prompt)
         if holds:
@@ -492,9 +599,11 @@ class MemoryTier:
         return [hold for hold in self._holds.values() if hold and hold.prompt is prompt]
 
     def clear(self) -> None:
-        self._prompts = []
+        self._prompts.clear()
+        self._by_key.clear()
+        self._snapshots.clear()
+        self.nbytes = 0
         self._holds.clear()
-        self._count()
 
     def unloaded(self, key: Key) -> None:
         """Drops the prompts of a model or an adapter that is unloaded."""
@@ -505,18 +614,12 @@ class MemoryTier:
 
     def forget(self, key: Key) -> None:
         """Drops the prompts of this key, and of the keys that begin with its parts."""
-        self._prompts = [p for p in self._prompts if not _is_within(p.key, key)]
+        for prompt in [each for each in self._prompts if _is_within(each.key, key)]:
+            self._remove(prompt)
         for row, hold in self._holds.items():
             if hold and _is_within(hold.prompt.key, key):
                 self._holds[row] = None
-        self._count()
 
 
 def _is_within(key: Key, outer: Key) -> bool:
     return key[: len(outer)] == outer
-
-
-def _alike(prompts: Iterable[CachedPrompt], ids: Ids) -> Iterator[CachedPrompt]:
-    """Yields the prompts that begin like this one, so that there is something to share."""
-    beginning = _beginning_of(ids)
-    return (prompt for prompt in prompts if prompt.beginning == beginning)
