@@ -82,7 +82,7 @@ def test_prompts_are_computed_apart_where_a_pass_of_all_is_no_faster(
 
 
 @cases
-def test_half_of_a_crowd_is_computed_first_where_no_curve_is_known(
+def test_more_than_half_of_a_crowd_is_computed_first_where_no_curve_is_known(
     lengths: list[int], groups: list[int], tiny_model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pieces = computed(monkeypatch)
