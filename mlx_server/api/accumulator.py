@@ -16,12 +16,10 @@ from mlx_server.events import (
     Event,
     Finished,
     PromptProgress,
-    Repaired,
     Started,
     TextDelta,
     TokenCounts,
     TokenLogprob,
-    Violation,
     total,
 )
 from mlx_server.requests import Tier
@@ -231,12 +229,14 @@ class Accumulator:
         return {"timings": timings}
 
     def warnings(self, *answers: Answer, ignored: Sequence[str] = ()) -> dict[str, Any]:
-        repairs = [repair for each in answers for repair in each.repairs]
-        violations = [violation for each in answers for violation in each.violations]
         raw = [
-            (i, text) for i, each in enumerate(self.answers) if each in answers for text in each.raw
+            {"index": index, "text": text}
+            for index, each in enumerate(self.answers)
+            if each in answers
+            for text in each.raw
         ]
-        return warnings_body(repairs, self._unenforced, violations, ignored, self._normalized, raw)
+        more = {"ignored": ignored, "normalized": self._normalized, "raw": raw}
+        return warnings_body(answers, self._unenforced, **more)
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,25 +312,21 @@ class CompletionsOutput:
 
 
 def warnings_body(
-    repairs: Sequence[Repaired],
-    unenforced: Sequence[str],
-    violations: Sequence[Violation],
-    ignored: Sequence[str] = (),
-    normalized: Sequence[str] = (),
-    raw: Sequence[tuple[int, str]] = (),
+    answers: Sequence[Answer], unenforced: Sequence[str] = (), **more: Sequence[Any]
 ) -> dict[str, Any]:
     """The body's `mlx_server` field, for which OpenAI's schema has no place; empty without
-    warnings. raw: the index of an answer and what the model wrote, if requested."""
-    if not (repairs or unenforced or violations or ignored or normalized or raw):
+    warnings. more: further lists, of which those that are empty are left out."""
+    repairs = [
+        {"index": repair.index, "what": repair.what, "where": repair.where}
+        for each in answers
+        for repair in each.repairs
+    ]
+    unmet = [
+        {"index": violation.index, "what": violation.what}
+        for each in answers
+        for violation in each.violations
+    ]
+    optional = {name: list(given) for name, given in {"unmet": unmet, **more}.items() if given}
+    if not (repairs or unenforced or optional):
         return {}
-    repaired = [{"index": each.index, "what": each.what, "where": each.where} for each in repairs]
-    unmet = [{"index": each.index, "what": each.what} for each in violations]
-    written = [{"index": index, "text": text} for index, text in raw]
-    optional = {
-        "unmet": unmet,
-        "ignored": list(ignored),
-        "normalized": list(normalized),
-        "raw": written,
-    }
-    rest = {name: found for name, found in optional.items() if found}
-    return {"mlx_server": {"repairs": repaired, "unenforced": list(unenforced), **rest}}
+    return {"mlx_server": {"repairs": repairs, "unenforced": list(unenforced), **optional}}

@@ -529,6 +529,17 @@ class ThinkingBody(WireModel):
         return switches
 
 
+class DescribedFunction(WireModel):
+    """A function that the model may call."""
+
+    name: Annotated[str, Field(min_length=1)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+    def tool(self, *, strict: bool = False) -> Tool:
+        return Tool(self.name, self.description, self.parameters or {}, strict)
+
+
 def check_choice(choice: ToolChoice, tools: Sequence[Tool]) -> None:
     if choice == "required" and not tools:
         raise BadRequest("`tool_choice: required` needs `tools`.", param="tool_choice")

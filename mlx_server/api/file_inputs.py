@@ -32,7 +32,6 @@ from mlx_server.api.stored import store_of
 from mlx_server.errors import (
     BadRequest,
     NotFound,
-    ServerError,
     StoreFull,
     StoreUnavailable,
     TooLarge,
@@ -193,10 +192,8 @@ def disk_errors() -> Iterator[None]:
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise disk_error(error) from error
-
-
-def disk_error(error: OSError) -> ServerError:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return StoreFull("The disk is full. Free some space on the disk of the data directory.")
-    return StoreUnavailable(f"The file can't be read or written: {public_message(error)}.")
+        why = f"The file can't be read or written: {public_message(error)}."
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            why = "The disk is full. Free some space on the disk of the data directory."
+            raise StoreFull(why) from error
+        raise StoreUnavailable(why) from error

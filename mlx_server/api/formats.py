@@ -34,6 +34,9 @@ class JsonSchemaParam(WireModel):
     strict: Annotated[bool | None, BeforeValidator(_unquoted)] = None
     """A text in the example of LM Studio's documentation."""
 
+    def format(self) -> JsonFormat:
+        return JsonFormat(self.schema_, bool(self.strict), self.name, self.description)
+
 
 class JsonSchemaFormat(WireModel):
     type: Literal["json_schema"]
@@ -127,9 +130,9 @@ def of_response_format(
     match given:
         case JsonObjectFormat():
             yield of_json_object(given, "response_format")
-        case JsonSchemaFormat(json_schema=asked):
-            json = JsonFormat(asked.schema_, bool(asked.strict), asked.name, asked.description)
-            yield {"format": json, "format_param": "response_format.json_schema.schema"}
+        case JsonSchemaFormat(json_schema=described):
+            param = "response_format.json_schema.schema"
+            yield {"format": described.format(), "format_param": param}
 
 
 def of_structured_outputs(given: StructuredOutputs | None) -> Iterator[FormatChoice]:

@@ -5,8 +5,8 @@ ignored, because a refusal would end the conversation: its next request has the 
 """
 
 from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from pydantic import ValidationError, ValidationInfo, ValidatorFunctionWrapHandler, WrapValidator
@@ -84,27 +84,28 @@ def _mended_at(node: Any, loc: Sequence[int | str], is_list: bool) -> tuple[Any,
     return copy, is_whole
 
 
-class UnansweredCalls:
-    """The calls of a turn that no result has answered yet. Older clients and most of Ollama's send
-    no id with a result: it then answers the next call of its name, or without a name the next."""
-
-    def __init__(self, calls: Iterable[ToolCall] = ()) -> None:
-        self._ids: set[str] = set()
-        self._waiting = defaultdict[str | None, deque[str]](deque)
-        """Their ids by name, and all under None; those that are answered are skipped later."""
-        for call in calls:
-            self._ids.add(call.id)
-            self._waiting[call.name].append(call.id)
-            self._waiting[None].append(call.id)
-
-    def answered_by(self, id: str | None, name: str | None) -> str | None:
-        """The id of the call that is answered by a result with this id and name."""
-        waiting = self._waiting.get(name, deque())
-        while id is None and waiting:
-            first = waiting.popleft()
-            id = first if first in self._ids else None
-        self._ids.discard(id or "")
-        return id
+def with_answered_calls(messages: Iterable[Message]) -> Iterator[Message]:
+    """The messages, of which each result has the id of its call. Older clients and most of Ollama's
+    send no id with a result: it then answers the next call of its name, or without a name the
+    next."""
+    unanswered: set[str] = set()
+    waiting = defaultdict[str | None, deque[str]](deque)
+    """The ids by name, and all under None; those that are answered are skipped later."""
+    for message in messages:
+        if message.role == "assistant":
+            unanswered = {call.id for call in message.tool_calls}
+            waiting.clear()
+            for call in message.tool_calls:
+                waiting[call.name].append(call.id)
+                waiting[None].append(call.id)
+        elif message.role == "tool":
+            id = message.tool_call_id or None
+            while id is None and waiting[message.name]:
+                first = waiting[message.name].popleft()
+                id = first if first in unanswered else None
+            unanswered.discard(id or "")
+            message = replace(message, tool_call_id=id)
+        yield message
 
 
 @dataclass

@@ -12,11 +12,11 @@ from mlx_server.api.accumulator import Accumulator, Wire
 from mlx_server.api.chat_completions.input import FunctionName, MessageParam, messages
 from mlx_server.api.fields import (
     ContinuationBody,
+    DescribedFunction,
     Items,
     ResponseTokens,
     SamplingBody,
     ThinkingTokens,
-    WireModel,
     check_choice,
 )
 from mlx_server.api.formats import ResponseFormat
@@ -27,18 +27,12 @@ from mlx_server.errors import BadRequest
 from mlx_server.events import Event, ToolCallStarted
 from mlx_server.http import strict_json
 from mlx_server.http.security import keyed_router
-from mlx_server.messages import Conversation, Tool, ToolCall
+from mlx_server.messages import Conversation, ToolCall
 from mlx_server.pool.pool import Pool
 from mlx_server.request_threads import in_thread, in_thread_if_large
 from mlx_server.requests import GenerateRequest, NamedTool, ToolChoice
 
 ELSEWHERE = "use /v1/chat/completions"
-
-
-class NativeTool(WireModel):
-    name: Annotated[str, Field(min_length=1)]
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
 
 
 class NativeBody(SamplingBody, ContinuationBody):
@@ -57,7 +51,7 @@ class NativeBody(SamplingBody, ContinuationBody):
     think_tag: Annotated[str, Field(min_length=1)] | None = None
     max_thinking_tokens: ThinkingTokens | None = None
     max_response_tokens: ResponseTokens | None = None
-    tools: Annotated[Items[NativeTool], Field(max_length=limits.TOOLS)] | None = None
+    tools: Annotated[Items[DescribedFunction], Field(max_length=limits.TOOLS)] | None = None
     tool_choice: Literal["auto", "none", "required"] | FunctionName | None = None
     response_format: ResponseFormat | None = None
     tool_parser: Annotated[str, Field(min_length=1)] | None = None
@@ -73,7 +67,7 @@ def to_request(body: NativeBody, model: str) -> GenerateRequest:
             "/generate does not stream: send `stream: true` to /v1/chat/completions.",
             param="stream",
         )
-    tools = tuple(Tool(t.name, t.description, t.parameters or {}) for t in body.tools or ())
+    tools = tuple(tool.tool() for tool in body.tools or ())
     choice = _choice(body)
     check_choice(choice, tools)
     asked = list(formats.of_response_format(body.response_format))

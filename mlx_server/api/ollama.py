@@ -8,10 +8,9 @@ import math
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import starmap
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeVar
 
 import msgspec
 from fastapi import Request, Response
@@ -30,6 +29,7 @@ from mlx_server.api.fields import (
     UNKNOWN_ROLE,
     WHOLE,
     Arguments,
+    DescribedFunction,
     Items,
     RoleName,
     SamplingBody,
@@ -42,7 +42,7 @@ from mlx_server.api.fields import (
 )
 from mlx_server.api.formats import FormatChoice
 from mlx_server.api.handlers import documented, json_response, read, respond, while_connected
-from mlx_server.api.histories import MENDED, UnansweredCalls
+from mlx_server.api.histories import MENDED, with_answered_calls
 from mlx_server.api.models import served
 from mlx_server.api.pool import check_not_pinned, check_runtime_models
 from mlx_server.errors import BadRequest, ContextTooLong, Forbidden
@@ -56,7 +56,6 @@ from mlx_server.messages import (
     ContentPart,
     Conversation,
     Message,
-    Tool,
     ToolCall,
     content_of,
     media_parts,
@@ -198,15 +197,9 @@ class OllamaMessageParam(WireModel):
                 yield name
 
 
-class OllamaFunctionParam(WireModel):
-    name: Name
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-
-
 class ToolParam(WireModel):
     type: Literal["function"] | None = None
-    function: OllamaFunctionParam
+    function: DescribedFunction
 
 
 class OllamaChatBody(AnswerBody):
@@ -271,10 +264,9 @@ EFFORTS: Mapping[bool | str, str] = {True: SOME_EFFORT, False: "none", "max": "x
 
 
 def chat_request(body: OllamaChatBody, model: str) -> GenerateRequest:
-    tools = [tool.function for tool in body.tools or ()]
     conversation = Conversation(
-        messages=tuple(_messages(body.messages or ())),
-        tools=tuple(Tool(each.name, each.description, each.parameters or {}) for each in tools),
+        messages=tuple(with_answered_calls(_messages(body.messages or ()))),
+        tools=tuple(tool.function.tool() for tool in body.tools or ()),
         **_rendering(body),
     )
     return _request(body, model, conversation)
@@ -331,30 +323,24 @@ def _format(body: AnswerBody) -> FormatChoice:
     return {"format": None, "format_param": "format"}
 
 
-def _messages(given: Sequence[OllamaMessageParam]) -> Iterator[Message]:
-    unanswered = UnansweredCalls()
-    for i, message in enumerate(given):
-        calls = tuple(_calls(message.tool_calls or (), i))
-        answered, role = message.tool_call_id or None, role_of(message.role)
+def _messages(params: Sequence[OllamaMessageParam]) -> Iterator[Message]:
+    for i, message in enumerate(params):
+        role = role_of(message.role)
         images = _images(message.images, "messages.images")
         parts = [*images, *parts_of(message.content, f"messages[{i}].content")]
-        if role == "assistant":
-            unanswered = UnansweredCalls(calls)
-        elif role == "tool":
-            answered = unanswered.answered_by(answered, message.tool_name)
         yield Message(
             role,
             content_of(parts),
             name=message.tool_name if role == "tool" else None,
             reasoning=message.thinking or None,
-            tool_calls=calls,
-            tool_call_id=answered if role == "tool" else None,
+            tool_calls=tuple(_calls(message.tool_calls or (), i)),
+            tool_call_id=message.tool_call_id if role == "tool" else None,
             parts=media_parts(parts),
         )
 
 
-def _calls(given: Sequence[ToolCallParam], place: int) -> Iterator[ToolCall]:
-    for number, call in enumerate(given):
+def _calls(params: Sequence[ToolCallParam], place: int) -> Iterator[ToolCall]:
+    for number, call in enumerate(params):
         function = call.function or CalledFunction()
         id = call.id or f"call_{place}_{number}"
         yield ToolCall(id, function.name or UNNAMED, function.arguments or "{}")
@@ -364,28 +350,20 @@ def _images(images: Sequence[str] | None, place: str) -> Iterator[ContentPart]:
     return (of_data("image", image, "", place) for image in images or ())
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """A part of an answer, or all of it."""
+class Shape(Protocol):
+    """A part of an answer, or all of it, as one of the endpoints has it."""
 
-    text: str = ""
-    thinking: str = ""
-    calls: Sequence[Wire] = ()
+    def __call__(self, text: str = "", thinking: str = "", calls: Sequence[Wire] = ()) -> Wire: ...
 
 
-Shape = Callable[[Piece], Wire]
-"""A piece as one of the endpoints has it."""
+def chat_shape(text: str = "", thinking: str = "", calls: Sequence[Wire] = ()) -> Wire:
+    optional = {"thinking": thinking, "tool_calls": calls}
+    given = {name: value for name, value in optional.items() if value}
+    return {"message": {"role": "assistant", "content": text, **given}}
 
 
-def chat_shape(piece: Piece) -> Wire:
-    thinking = {"thinking": piece.thinking} if piece.thinking else {}
-    calls = {"tool_calls": list(piece.calls)} if piece.calls else {}
-    return {"message": {"role": "assistant", "content": piece.text, **thinking, **calls}}
-
-
-def generate_shape(piece: Piece) -> Wire:
-    thinking = {"thinking": piece.thinking} if piece.thinking else {}
-    return {"response": piece.text, **thinking}
+def generate_shape(text: str = "", thinking: str = "", calls: Sequence[Wire] = ()) -> Wire:
+    return {"response": text, **({"thinking": thinking} if thinking else {})}
 
 
 class OllamaOutput(StreamedOutput):
@@ -401,28 +379,29 @@ class OllamaOutput(StreamedOutput):
 
     def body(self) -> Wire:
         (answer,), (logprobs,) = self._accumulator.answers, self._accumulator.logprobs
-        whole = Piece(answer.text, answer.thoughts, list(starmap(_called, enumerate(answer.calls))))
-        return {**self._latest, **self._shape(whole), **_logprobs(logprobs)}
+        calls = list(starmap(_called, enumerate(answer.calls)))
+        whole = self._shape(answer.text, answer.thoughts, calls)
+        return {**self._latest, **whole, **_logprobs(logprobs)}
 
     def chunks(self, event: Event) -> Iterator[Wire]:
         self._accumulator.add(event)
         match event:
             case TextDelta(_, _, logprobs):
                 scored = _logprobs(list(map(logprob_json, logprobs)))
-                yield {**self._chunk(Piece(text=event.separated)), **scored}
+                yield {**self._chunk(event.separated), **scored}
             case ReasoningDelta():
-                yield self._chunk(Piece(thinking=event.separated))
+                yield self._chunk(thinking=event.separated)
             case ToolCallFinished():
                 (answer,) = self._accumulator.answers
                 last = len(answer.calls) - 1
-                yield self._chunk(Piece(calls=[_called(last, answer.calls[last])]))
+                yield self._chunk(calls=[_called(last, answer.calls[last])])
             case Finished():
                 yield self._last(event)
 
     def frames(self) -> Frames:
         """Lines of JSON. A client parses each line, so what keeps a stream alive is a chunk too."""
         return Frames(
-            keep_alive=lambda: line(self._chunk(Piece())),
+            keep_alive=lambda: line(self._chunk()),
             end=b"",
             error=ollama_error,
             encode=line,
@@ -433,35 +412,19 @@ class OllamaOutput(StreamedOutput):
         (answer,) = self._accumulator.answers
         tokens = event.counts.completion_tokens
         return {
-            **self._chunk(Piece()),
+            **self._chunk(),
             "done": True,
             "done_reason": "length" if event.reason == "length" else "stop",
             **self._accumulator.timing.durations(self._accumulator.prompt_tokens, tokens),
             **self._accumulator.warnings(answer),
         }
 
-    def _chunk(self, piece: Piece) -> Wire:
-        return chunk(self._accumulator.model, self._shape(piece))
+    def _chunk(self, text: str = "", thinking: str = "", calls: Sequence[Wire] = ()) -> Wire:
+        return chunk(self._accumulator.model, self._shape(text, thinking, calls))
 
 
 def chunk(model: str, content: Wire) -> Wire:
     return {"model": model, "created_at": rfc3339(time.time()), **content, "done": False}
-
-
-def loaded(model: str, shape: Shape, reason: str) -> Wire:
-    """The answer to a request without a prompt, which loads the model or unloads it."""
-    return {**chunk(model, shape(Piece())), "done": True, "done_reason": reason}
-
-
-def embed_answer(model: str, embeddings: Embeddings | None, began: float) -> Wire:
-    """embeddings: None if the request had no input. began: by `time.perf_counter`."""
-    return {
-        "model": model,
-        "embeddings": map(numbers, embeddings.vectors if embeddings else ()),
-        "total_duration": int((time.perf_counter() - began) * 1e9),
-        "load_duration": 0,
-        "prompt_eval_count": embeddings.tokens if embeddings else 0,
-    }
 
 
 def rfc3339(seconds: float) -> str:
@@ -479,8 +442,8 @@ def _called(index: int, call: ToolCall) -> Wire:
     return {"id": call.id, "function": {"index": index, "name": call.name, "arguments": arguments}}
 
 
-def _logprobs(given: Sequence[msgspec.Raw]) -> Wire:
-    return {"logprobs": given} if given else {}
+def _logprobs(tokens: Sequence[msgspec.Raw]) -> Wire:
+    return {"logprobs": tokens} if tokens else {}
 
 
 CHAT, GENERATE, SHOW = "/api/chat", "/api/generate", "/api/show"
@@ -557,7 +520,8 @@ async def _load(http: Request, body: AnswerBody, shape: Shape) -> Response:
         check_not_pinned(pool, id, "keep_alive")
     if seconds is not None:
         pool.keep(id, seconds)
-    answer = loaded(name, shape, "unload" if body.unloads else "load")
+    reason = "unload" if body.unloads else "load"
+    answer = {**chunk(name, shape()), "done": True, "done_reason": reason}
     return json_response(answer, ignored_header(ignored))
 
 
@@ -569,12 +533,31 @@ def _may_keep(http: Request, name: str) -> bool:
 
 @router.get("/api/tags")
 async def tags(http: Request) -> Response:
-    return json_response({"models": await listed(http.app.state.pool, http.app.state.started)})
+    """Every model, and each with its adapters as `model:adapter`."""
+    pool: Pool = http.app.state.pool
+    modified = {"modified_at": rfc3339(http.app.state.started)}
+    models = [
+        {**await _model(pool, view, name), **modified}
+        for view in pool.views()
+        for name in (view.spec.id, *await _with_adapters(pool, view.spec.id))
+    ]
+    return json_response({"models": models})
 
 
 @router.get("/api/ps")
 async def ps(http: Request) -> Response:
-    return json_response({"models": await running(http.app.state.pool)})
+    pool: Pool = http.app.state.pool
+    models = [
+        {
+            **await _model(pool, view, view.spec.id),
+            "expires_at": NEVER if view.stale_at is None else rfc3339(view.stale_at),
+            "size_vram": view.nbytes,
+            "context_length": pool.models[view.spec.id].context_length,
+        }
+        for view in pool.views()
+        if view.state == "ready"
+    ]
+    return json_response({"models": models})
 
 
 @router.post(SHOW, openapi_extra=documented(SHOW, ShowBody))
@@ -608,7 +591,13 @@ async def embed(http: Request) -> Response:
     began = time.perf_counter()
     inputs = (body.input,) if isinstance(body.input, str) else tuple(body.input or ())
     result = await _embedded(http, body, inputs, body.truncate is not False, body.dimensions)
-    answer = embed_answer(body.model, result, began)
+    answer = {
+        "model": body.model,
+        "embeddings": map(numbers, result.vectors if result else ()),
+        "total_duration": int((time.perf_counter() - began) * 1e9),
+        "load_duration": 0,
+        "prompt_eval_count": result.tokens if result else 0,
+    }
     return vectors_response(result, answer, _unused(http, body))
 
 
@@ -689,28 +678,6 @@ def own_name(pool: Pool, name: str) -> str:
     """The name by which the pool knows the model, with its adapter."""
     is_tagged = name.endswith(LATEST) and name not in pool.models
     return name.removesuffix(LATEST) if is_tagged else name
-
-
-async def listed(pool: Pool, started: float) -> list[Wire]:
-    """Every model, and each with its adapters as `model:adapter`."""
-    return [
-        {**await _model(pool, view, name), "modified_at": rfc3339(started)}
-        for view in pool.views()
-        for name in (view.spec.id, *await _with_adapters(pool, view.spec.id))
-    ]
-
-
-async def running(pool: Pool) -> list[Wire]:
-    views = (view for view in pool.views() if view.state == "ready")
-    return [
-        {
-            **await _model(pool, view, view.spec.id),
-            "expires_at": NEVER if view.stale_at is None else rfc3339(view.stale_at),
-            "size_vram": view.nbytes,
-            "context_length": pool.models[view.spec.id].context_length,
-        }
-        for view in views
-    ]
 
 
 async def described(pool: Pool, id: str, started: float) -> Wire:

@@ -304,9 +304,7 @@ def _call(id: str, name: str, arguments: str) -> Wire:
 def _warnings(body: Wire, answers: Sequence[Answer]) -> Wire:
     """The body's `mlx_server` member: the repairs and violations found here, after those that the
     server reported if it is an mlx-server itself."""
-    repairs = [repair for each in answers for repair in each.repairs]
-    violations = [violation for each in answers for violation in each.violations]
-    warnings = warnings_body(repairs, (), violations)
+    warnings = warnings_body(answers)
     reported = body.get("mlx_server")
     if not (warnings and isinstance(reported, Mapping)):
         return warnings

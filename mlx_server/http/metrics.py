@@ -4,8 +4,8 @@ of speed and memory for the page's charts."""
 import os
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -148,13 +148,19 @@ class AnswerMetrics:
         self, events: AsyncGenerator[Event], client: str = "", prompts: Sequence[Prompt] = ()
     ) -> AsyncGenerator[Event]:
         last: dict[int, float] = {}
+        with self._recorded(client, prompts) as record:
+            async with aclosing(events):
+                async for event in events:
+                    self._observe(event, record, last)
+                    yield event
+
+    @contextmanager
+    def _recorded(self, client: str, prompts: Sequence[Prompt] = ()) -> Iterator[AnswerRecord]:
+        """The record of a request, which is counted by how its block ends."""
         with self.log.record(client, prompts) as record:
             outcome = "cancelled"
             try:
-                async with aclosing(events):
-                    async for event in events:
-                        self._observe(event, record, last)
-                        yield event
+                yield record
                 outcome = "completed"
             except Exception:
                 outcome = "failed"
@@ -204,21 +210,13 @@ class AnswerMetrics:
         self, work: Coroutine[Any, Any, PromptWorkT], client: str = ""
     ) -> PromptWorkT:
         """Counts work that computes prompts and generates nothing."""
-        outcome = "cancelled"
-        with self.log.record(client) as record:
-            try:
-                result = await work
-                record.model, outcome = result.model, "completed"
-                record.finish = "stop"
-                record.prompt_tokens = result.tokens
-                record.turn.prompt_tokens += result.tokens
-                self._add(result.model, prompt_tokens=result.tokens)
-                return result
-            except Exception:
-                outcome = "failed"
-                raise
-            finally:
-                self.requests.labels(record.model, outcome).inc()
+        with self._recorded(client) as record:
+            result = await work
+            record.model, record.finish = result.model, "stop"
+            record.prompt_tokens = result.tokens
+            record.turn.prompt_tokens += result.tokens
+            self._add(result.model, prompt_tokens=result.tokens)
+        return result
 
     def _count(self, record: AnswerRecord, counts: TokenCounts) -> None:
         model, turn = record.model, record.turn

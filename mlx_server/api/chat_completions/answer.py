@@ -145,7 +145,8 @@ def _streamed(
 
 
 def _call(call: ToolCall) -> Wire:
-    return {"id": call.id, "type": "function", "function": _function(call), **_extra(call)}
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "type": "function", "function": function, **_extra(call)}
 
 
 def _freeform_call(call: ToolCall, text: str) -> Wire:
@@ -166,10 +167,6 @@ def _details(extra: Mapping[str, Any] | None) -> Wire:
 
 def _freeform_delta(text: str) -> Wire:
     return {"custom": {"input": text}} if text else {}
-
-
-def _function(call: ToolCall) -> Wire:
-    return {"name": call.name, "arguments": call.arguments}
 
 
 def _logprobs(content: Sequence[msgspec.Raw]) -> Wire:

@@ -25,6 +25,7 @@ from mlx_server.api.fields import (
     WHOLE,
     Arguments,
     ContinuationBody,
+    DescribedFunction,
     Effort,
     GenerationBody,
     Items,
@@ -45,7 +46,7 @@ from mlx_server.api.fields import (
 )
 from mlx_server.api.formats import ConstrainedBody
 from mlx_server.api.freeform import FreeformText, TextGrammar, arguments_of_text, freeform_tool
-from mlx_server.api.histories import MENDED, UnansweredCalls
+from mlx_server.api.histories import MENDED, with_answered_calls
 from mlx_server.errors import BadRequest
 from mlx_server.messages import (
     UNNAMED,
@@ -138,10 +139,7 @@ class MessageParam(WireModel):
             yield "reasoning"
 
 
-class FunctionParam(WireModel):
-    name: Annotated[str, Field(min_length=1)]
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
+class FunctionParam(DescribedFunction):
     strict: bool | None = None
 
 
@@ -322,32 +320,28 @@ class ChatBody(ConstrainedBody, ThinkingBody, ContinuationBody):
         return frozenset(tool.custom.name for tool in tools if isinstance(tool, FreeformToolParam))
 
 
-def messages(given: Sequence[MessageParam]) -> Iterator[Message]:
-    unanswered = UnansweredCalls()
-    for i, message in enumerate(given):
-        calls = _calls(message, i)
-        id, role = message.tool_call_id or None, role_of(message.role)
-        parts = parts_of(message.content, f"messages[{i}].content")
-        if role == "assistant":
-            unanswered = UnansweredCalls(calls)
-        elif role == "tool":
-            id = unanswered.answered_by(id, message.name)
-        yield Message(
-            role=role,
-            content=content_of(parts) or message.refusal or "",
-            name=message.name,
-            reasoning=_reasoning(message),
-            tool_calls=calls,
-            tool_call_id=id,
-            parts=media_parts(parts),
-        )
+def messages(params: Iterable[MessageParam]) -> Iterator[Message]:
+    return with_answered_calls(_message(message, i) for i, message in enumerate(params))
+
+
+def _message(message: MessageParam, place: int) -> Message:
+    parts = parts_of(message.content, f"messages[{place}].content")
+    return Message(
+        role=role_of(message.role),
+        content=content_of(parts) or message.refusal or "",
+        name=message.name,
+        reasoning=_reasoning(message),
+        tool_calls=_calls(message, place),
+        tool_call_id=message.tool_call_id or None,
+        parts=media_parts(parts),
+    )
 
 
 def _reasoning(message: MessageParam) -> str | None:
-    given = message.reasoning_content or message.reasoning
-    if given is None or isinstance(given, str):
-        return given or "\n\n".join(thoughts_of(message.content)) or None
-    return part_text({"content": given})
+    reasoning = message.reasoning_content or message.reasoning
+    if reasoning is None or isinstance(reasoning, str):
+        return reasoning or "\n\n".join(thoughts_of(message.content)) or None
+    return part_text({"content": reasoning})
 
 
 def _calls(message: MessageParam, place: int) -> tuple[ToolCall, ...]:
@@ -453,7 +447,4 @@ def _tool(tool: FunctionToolParam | FreeformToolParam) -> Tool:
         format = tool.custom.format
         grammar = format.grammar if isinstance(format, GrammarParam) else None
         return freeform_tool(tool.custom.name, tool.custom.description, grammar)
-    function = tool.function
-    return Tool(
-        function.name, function.description, function.parameters or {}, bool(function.strict)
-    )
+    return tool.function.tool(strict=bool(tool.function.strict))

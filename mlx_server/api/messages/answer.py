@@ -209,23 +209,14 @@ def _fold(message: Wire, chunk: Wire) -> None:
         case "content_block_start":
             message["content"].append(chunk["content_block"] | {})
         case "content_block_delta":
-            _fold_delta(message["content"][-1], chunk["delta"])
+            block = message["content"][-1]
+            for name, text in chunk["delta"].items():
+                if name != "type":
+                    block[name] = block.get(name, "") + text
         case "content_block_stop" if message["content"][-1]["type"] == "tool_use":
             block = message["content"][-1]
-            block["input"] = arguments_object(block.pop("json", ""))
+            block["input"] = arguments_object(block.pop("partial_json", ""))
         case "message_delta":
             usage = message["usage"] | chunk["usage"]
             message |= {**chunk["delta"], "usage": usage}
             message |= {name: chunk[name] for name in chunk.keys() & {"mlx_server"}}
-
-
-def _fold_delta(block: Wire, delta: Wire) -> None:
-    match delta:
-        case {"text": piece}:
-            block["text"] += piece
-        case {"thinking": piece}:
-            block["thinking"] += piece
-        case {"signature": signature}:
-            block["signature"] = signature
-        case {"partial_json": piece}:
-            block["json"] = block.get("json", "") + piece

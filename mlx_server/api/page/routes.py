@@ -8,8 +8,8 @@ import asyncio
 import gzip
 import hashlib
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import AbstractContextManager, ExitStack, suppress
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import AbstractContextManager, AsyncExitStack, suppress
 from dataclasses import dataclass
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -148,11 +148,9 @@ router = keyed_router()
 async def events(http: Request) -> Response:
     """The present state, and again whenever it has changed. A client that reads slowly misses
     states: none is kept for it."""
-    streams: PageStreams = http.app.state.page_streams
-    with ExitStack() as on:
-        on.enter_context(streams.take(http.state.source))
-        states = _States(streams, on.pop_all(), lambda: _now(http))
-    return EventStream(states.changes(), {}, source=states, frames=Frames(end=b""))
+    place = AsyncExitStack()  # it is to be left even if no state is ever read
+    place.enter_context(http.app.state.page_streams.take(http.state.source))
+    return EventStream(_states(http), {}, source=place, frames=Frames(end=b""))
 
 
 @router.get("/page/history")
@@ -337,27 +335,16 @@ async def log(http: Request) -> Response:
     return json_response({"object": "page.log", "lines": list(recent_lines)})
 
 
-class _States:
-    """The state of the server, over time. It is to be closed even if it was never read."""
-
-    def __init__(
-        self, streams: PageStreams, place: ExitStack, state: Callable[[], Mapping[str, Any]]
-    ) -> None:
-        self._streams = streams
-        self._place = place
-        self._state = state
-
-    async def changes(self) -> AsyncGenerator[Mapping[str, Any]]:
-        last: Mapping[str, Any] = {}
-        going_on = True
-        while going_on:
-            if (state := self._state()) != last:
-                last = state
-                yield state
-            going_on = await self._streams.pause(SECONDS)
-
-    async def aclose(self) -> None:
-        self._place.close()
+async def _states(http: Request) -> AsyncGenerator[Mapping[str, Any]]:
+    """The state of the server, whenever it has changed."""
+    streams: PageStreams = http.app.state.page_streams
+    last: Mapping[str, Any] = {}
+    going_on = True
+    while going_on:
+        if (state := _now(http)) != last:
+            last = state
+            yield state
+        going_on = await streams.pause(SECONDS)
 
 
 def _now(http: Request) -> Mapping[str, Any]:

@@ -167,9 +167,9 @@ class ResponseOutput:
             case BuiltInCall():
                 yield from self._add_built_in(event)
             case ToolsListed():
-                yield from self._whole(stream.tool_list(event, self._next_output_index))
+                yield from self._whole(stream.McpToolList(self._next_output_index, event))
             case ApprovalRequested():
-                yield from self._whole(stream.approval_request(event, self._next_output_index))
+                yield from self._whole(stream.McpApproval(self._next_output_index, event))
             case Finished():
                 yield from self._finish(event)
 

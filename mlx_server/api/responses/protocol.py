@@ -22,7 +22,13 @@ from mlx_server.api.fields import (
     Verbosity,
     WireModel,
 )
-from mlx_server.api.formats import FormatChoice, JsonObjectFormat, StructuredOutputs, TextFormat
+from mlx_server.api.formats import (
+    FormatChoice,
+    JsonObjectFormat,
+    JsonSchemaParam,
+    StructuredOutputs,
+    TextFormat,
+)
 from mlx_server.api.histories import MENDED
 from mlx_server.api.responses.items import InputItem, Wire
 from mlx_server.api.responses.tools import (
@@ -37,7 +43,6 @@ from mlx_server.api.responses.tools import (
     ToolSearchTool,
     deferred_in_vain,
 )
-from mlx_server.requests import JsonFormat
 
 NotHere = Literal[
     "code_interpreter_call.outputs",
@@ -61,12 +66,8 @@ Metadata = Annotated[
 ]
 
 
-class JsonSchemaTextFormat(WireModel):
+class JsonSchemaTextFormat(JsonSchemaParam):
     type: Literal["json_schema"]
-    schema_: Annotated[dict[str, Any], Field(alias="schema")]
-    name: Annotated[str, Field(min_length=1, max_length=limits.NAME_CHARACTERS)] | None = None
-    description: str | None = None
-    strict: bool | None = None
 
 
 class Text(WireModel):
@@ -179,8 +180,7 @@ class ResponsesBody(SamplingBody, ThinkingBody):
             case JsonObjectFormat() as given:
                 yield formats.of_json_object(given, "text.format")
             case JsonSchemaTextFormat() as given:
-                json = JsonFormat(given.schema_, bool(given.strict), given.name, given.description)
-                yield {"format": json, "format_param": "text.format.schema"}
+                yield {"format": given.format(), "format_param": "text.format.schema"}
 
 
 SOME_NAME = "answer"

@@ -220,70 +220,57 @@ class StreamedMcpCall(StreamedCall):
         yield self._whole("output_item.done")
 
 
-class WholeItem(OutputItem):
-    """An item of an MCP server that is complete when it begins, with events of its own in between.
-    It has no status."""
+class McpToolList(OutputItem):
+    """The tools of an MCP server, which are all there when it begins. It has no status."""
 
-    def __init__(
-        self,
-        output_index: int,
-        kind: str,
-        fields: Wire,
-        *,
-        before: Wire | None = None,
-        events: Sequence[str] = (),
-        id: str | None = None,
-    ) -> None:
-        """`before`: the fields that differ while the item is in progress. `events`: their names,
-        the first of which comes with the beginning."""
-        self.kind = kind
-        super().__init__(output_index, id)
-        self._fields, self._before = fields, before or {}
-        self._events = events
+    kind = "mcp_list_tools"
+
+    def __init__(self, output_index: int, listed: ToolsListed) -> None:
+        super().__init__(output_index)
+        self._listed = listed
 
     def wire(self) -> Wire:
-        before = self._before if self.status == "in_progress" else {}
-        return {"id": self.id, "type": self.kind, **self._fields, **before}
+        listed = self._listed if self.status != "in_progress" else ToolsListed(0, "")
+        tools = [
+            {
+                "name": tool.name,
+                "description": tool.description,
+                "input_schema": tool.schema,
+                "annotations": tool.annotations,
+            }
+            for tool in listed.tools
+        ]
+        named = {"id": self.id, "type": self.kind, "server_label": self._listed.server}
+        return {**named, "tools": tools, "error": listed.error}
 
     def begin(self) -> Events:
         yield from super().begin()
-        yield from map(self._event, self._events[:1])
+        yield self._event("mcp_list_tools.in_progress")
 
     def end(self, status: End) -> Events:
-        yield from map(self._event, self._events[1:])
+        failed = self._listed.error is not None and not self._listed.tools
+        yield self._event("mcp_list_tools.failed" if failed else "mcp_list_tools.completed")
         yield from super().end(status)
 
 
-def tool_list(listed: ToolsListed, output_index: int) -> WholeItem:
-    failed = listed.error is not None and not listed.tools
-    tools = [
-        {
-            "name": tool.name,
-            "description": tool.description,
-            "input_schema": tool.schema,
-            "annotations": tool.annotations,
-        }
-        for tool in listed.tools
-    ]
-    end = "mcp_list_tools.failed" if failed else "mcp_list_tools.completed"
-    return WholeItem(
-        output_index,
-        "mcp_list_tools",
-        {"server_label": listed.server, "tools": tools, "error": listed.error},
-        before={"tools": [], "error": None},
-        events=["mcp_list_tools.in_progress", end],
-    )
+class McpApproval(OutputItem):
+    """A request for the user's approval of a call. It has no status either."""
 
-
-def approval_request(request: ApprovalRequested, output_index: int) -> WholeItem:
-    fields = {
-        "server_label": request.server,
-        "name": request.name,
-        "arguments": request.arguments,
-        **_extra(request.extra_content),
-    }
     kind = "mcp_approval_request"
-    return WholeItem(output_index, kind, fields, id=request.id)
+
+    def __init__(self, output_index: int, request: ApprovalRequested) -> None:
+        super().__init__(output_index, request.id)
+        self._request = request
+
+    def wire(self) -> Wire:
+        return {
+            "id": self.id,
+            "type": self.kind,
+            "server_label": self._request.server,
+            "name": self._request.name,
+            "arguments": self._request.arguments,
+            **_extra(self._request.extra_content),
+        }
 
 
 def _extra(extra: Mapping[str, Any] | None) -> Wire:
@@ -300,7 +287,9 @@ def _error(text: str) -> Wire:
     return {"type": "mcp_tool_execution_error", "content": content}
 
 
-class ClientCall(StreamedCall):
+class StreamedFunctionCall(StreamedCall):
+    kind, arguments = "function_call", "function_call_arguments"
+
     def __init__(
         self, output_index: int, call: ToolCallStarted, called: OfferedTool | None
     ) -> None:
@@ -317,11 +306,7 @@ class ClientCall(StreamedCall):
         return {**self._head(), **named, **self._final_fields(), **extra}
 
 
-class StreamedFunctionCall(ClientCall):
-    kind, arguments = "function_call", "function_call_arguments"
-
-
-class StreamedCustomCall(ClientCall):
+class StreamedCustomCall(StreamedFunctionCall):
     """A call of a tool whose input is free text."""
 
     kind, arguments = "custom_tool_call", "custom_tool_call_input"
@@ -348,14 +333,15 @@ class StreamedCustomCall(ClientCall):
         return {"input": self._input.text}
 
 
-class StreamedToolSearch(ClientCall):
+class StreamedToolSearch(StreamedFunctionCall):
     """A search for tools, which the client runs. It has no events for its arguments."""
 
     kind = "tool_search_call"
 
     def wire(self) -> Wire:
+        text = "".join(self._pieces) if self.status == "completed" else ""
         called = {"call_id": self._call.id, "execution": "client"}
-        return {**self._head(), **called, "arguments": self._arguments()}
+        return {**self._head(), **called, "arguments": arguments_object(text)}
 
     def add(self, arguments: str) -> Events:
         self._pieces.append(arguments)
@@ -364,11 +350,8 @@ class StreamedToolSearch(ClientCall):
     def finished_events(self) -> Events:
         yield from ()
 
-    def _arguments(self) -> object:
-        return arguments_object("".join(self._pieces)) if self.status == "completed" else {}
 
-
-CLIENT_CALLS: dict[str, type[ClientCall]] = {
+CLIENT_CALLS: dict[str, type[StreamedFunctionCall]] = {
     "function": StreamedFunctionCall,
     "custom": StreamedCustomCall,
     "tool_search": StreamedToolSearch,
