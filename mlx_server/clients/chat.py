@@ -227,21 +227,18 @@ def client_of(url: str, key: str | None) -> httpx.Client:
     )
 
 
-def checked_url(url: str, name: str = "The URL of the server") -> httpx.URL:
+def checked_url(url: str) -> httpx.URL:
     """Raises SettingsError for a text that is no http URL of a host. The message does not repeat
     the text, which may have a password."""
     try:
         checked = httpx.URL(url)
         checked.host.encode("idna")
-        if (
-            checked.scheme in ("http", "https")
-            and checked.host
-            and 0 <= (checked.port or 80) < 1 << 16
-        ):
+        is_http = checked.scheme in ("http", "https")
+        if is_http and checked.host and 0 <= (checked.port or 80) < 1 << 16:
             return checked
     except (httpx.InvalidURL, ValueError):
         pass
-    raise SettingsError(f"{name} should be one like {DEFAULT_URL}.")
+    raise SettingsError(f"The URL of the server should be one like {DEFAULT_URL}.")
 
 
 def model_facts(client: httpx.Client, model: str) -> dict[str, Any]:

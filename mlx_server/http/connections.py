@@ -22,6 +22,8 @@ from mlx_server.errors import BadRequest, Overloaded, ServerError
 from mlx_server.http.admission import Admission, source_of
 from mlx_server.http.middleware import is_upload
 
+log = logging.getLogger("mlx_server.http")
+
 BARE_LINE_END = re.compile(rb"(?<!\r)\n|\r(?!\n)")
 HEAD_END = re.compile(rb"\n\r?\n")
 FOLDED_LINE = re.compile(rb"\n[ \t]")
@@ -164,6 +166,13 @@ class SlowClientGuard(asyncio.Protocol):
         super().connection_lost(exc)
         self._stop_deadline()
 
+    def shutdown(self) -> None:
+        try:
+            super().shutdown()  # type: ignore[misc]
+        except Exception as error:  # would keep uvicorn from closing the other connections
+            log.warning("a connection could not be closed cleanly", exc_info=error)
+            self.transport.abort()
+
     def start_deadline(self) -> None:
         unread = self.transport.get_write_buffer_size()
         loop = asyncio.get_running_loop()
@@ -181,8 +190,6 @@ class SlowClientGuard(asyncio.Protocol):
             self._deadline.cancel()
             self._deadline = None
 
-
-log = logging.getLogger("mlx_server.http")
 
 UNUSED = {h11.IDLE, h11.SEND_RESPONSE}
 """States of h11 in which no response has begun."""
@@ -272,13 +279,8 @@ class StrictHttp(SlowClientGuard, H11Protocol):
                 self.headers.append(CLOSE)
 
     def shutdown(self) -> None:
-        if self._is_leaving and (self.cycle is None or self.cycle.response_complete):
-            return
-        try:
+        if not self._is_leaving or (self.cycle and not self.cycle.response_complete):
             super().shutdown()
-        except Exception as error:  # would keep uvicorn from closing the other connections
-            log.warning("a connection could not be closed cleanly", exc_info=error)
-            self.transport.abort()
 
     def close_for_another(self) -> None:
         self.transport.abort()

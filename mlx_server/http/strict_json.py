@@ -34,16 +34,16 @@ PIECE = 256 << 10
 LONGEST_ESCAPE = len(r"\ud83d\ude42")
 
 
-def parse(body: bytes, *, max_depth: int = limits.JSON_DEPTH) -> Any:
+def parse(body: bytes) -> Any:
     """Parses one JSON text in UTF-8. What it accepts has the same value as with `json.loads`, with
     U+FFFD for halves of surrogate pairs."""
     whole = _without_lone_surrogates(body)
-    return _parsed(whole, max_depth, is_replaced=whole is not body)
+    return _parsed(whole, is_replaced=whole is not body)
 
 
-def parse_object(body: bytes, *, max_depth: int = limits.JSON_DEPTH) -> dict[str, Any]:
+def parse_object(body: bytes) -> dict[str, Any]:
     """Like `parse`, for a body that must be an object."""
-    return _an_object(parse(body, max_depth=max_depth))
+    return _an_object(parse(body))
 
 
 def parse_request(body: bytes) -> dict[str, Any]:
@@ -52,7 +52,7 @@ def parse_request(body: bytes) -> dict[str, Any]:
     effect."""
     whole = _without_lone_surrogates(body)
     is_replaced = whole is not body
-    body_object = _an_object(_parsed(whole, limits.JSON_DEPTH, is_replaced=is_replaced))
+    body_object = _an_object(_parsed(whole, is_replaced=is_replaced))
     return {**body_object, LONE_SURROGATES: True} if is_replaced else body_object
 
 
@@ -62,21 +62,21 @@ def _an_object(value: Any) -> dict[str, Any]:
     return value
 
 
-def _parsed(body: bytes, max_depth: int, *, is_replaced: bool) -> Any:
+def _parsed(body: bytes, *, is_replaced: bool) -> Any:
     """is_replaced: whether keys may have become the same, since halves of pairs were replaced."""
     if not body or body.isspace():
         raise _invalid("the body is empty, but should be a JSON value")
     if body.startswith(codecs.BOM_UTF8):
         raise _invalid("the body starts with a byte order mark, but should be plain UTF-8")
     text = _decode(body)
-    check_size(body, max_depth)
+    check_size(body)
     return _load(text, _with_replaced if is_replaced else _object)
 
 
-def check_size(body: bytes, max_depth: int = limits.JSON_DEPTH) -> None:
+def check_size(body: bytes) -> None:
     """Refuses JSON that `parse` would refuse for its size, without parsing it."""
     try:
-        check_bounds(body, max_depth)
+        check_bounds(body)
     except ExceedsBounds as error:
         where = "" if error.offset is None else f" {_place(body, error.offset)}"
         raise _invalid(f"{error}{where}") from None

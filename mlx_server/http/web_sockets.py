@@ -2,7 +2,6 @@
 them share."""
 
 import asyncio
-import logging
 import select
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
@@ -19,8 +18,6 @@ from mlx_server.http.connections import SlowClientGuard
 from mlx_server.request_threads import in_thread
 from mlx_server.system import descriptors
 from mlx_server.system.shared_budget import ClientCounts, SharedBudget
-
-log = logging.getLogger("mlx_server.http")
 
 T = TypeVar("T")
 
@@ -153,13 +150,6 @@ class StrictWebSockets(SlowClientGuard, WebSocketsSansIOProtocol):
             if self._small_frames > limits.SMALL_FRAMES and not self.close_sent:
                 self._fail("too many small frames")
         self._look()
-
-    def shutdown(self) -> None:
-        try:
-            super().shutdown()
-        except Exception as error:  # would keep uvicorn from closing the other connections
-            log.warning("a WebSocket could not be closed cleanly", exc_info=error)
-            self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._handshake_ended()

@@ -5,7 +5,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import replace
 from typing import Any, Literal, Protocol, cast, get_args
 
@@ -342,14 +342,8 @@ class UpstreamStream:
 
 
 class UpstreamConnection:
-    def __init__(
-        self,
-        id: str,
-        spec: UpstreamSpec,
-        *,
-        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
-    ) -> None:
-        """id: the model's id on this server. pause: sleeps between attempts."""
+    def __init__(self, id: str, spec: UpstreamSpec) -> None:
+        """id: the model's id on this server."""
         self.id = id
         self.spec = spec
         self.breaker = UpstreamBreaker()
@@ -371,7 +365,6 @@ class UpstreamConnection:
         """When it last was asked for its models, or began an answer."""
         self._seen: Mapping[str, str] = {}
         """The capabilities that the upstream's answers have shown."""
-        self._pause = pause
         self._client: httpx2.AsyncClient | None = None
         self._credentials: Credentials = (key := UpstreamKey(spec.api_key_env))
         if spec.kind == "watsonx":
@@ -477,7 +470,7 @@ class UpstreamConnection:
                     raise failure.error from None
                 # logs only the code, since the server's message may quote the prompt
                 log.info("%s: %s, trying again in %.1f s", self.id, failure.error.code, seconds)
-                await self._pause(seconds)
+                await asyncio.sleep(seconds)
         raise AssertionError("the last attempt returns or raises")
 
     async def _attempt(

@@ -174,8 +174,7 @@ def _ignored(can: UpstreamCapabilities, request: GenerateRequest) -> Iterator[st
                 yield f"chat_template_kwargs.{name}"
         if any(message.reasoning for message in prompt.messages) and not can.reasoning_messages:
             yield "messages.reasoning_content"
-        sends_extra = can.extra_content and can.tools and can.tool_messages
-        if has_extra_content(prompt) and not sends_extra:
+        if has_extra_content(prompt) and not (can.extra_content and can.tools):
             yield EXTRA_CONTENT
         for message in prompt.messages:
             yield from (each.place for each in message.media if not shows(each, message, can))
@@ -248,23 +247,12 @@ def _tools(
     choice = request.tool_choice
     if choice == "none" and not can.tool_choice:
         return
-    yield (
-        "tools",
-        [
-            {
-                "type": "function",
-                "function": function_json(t) | ({"strict": True} if t.strict else {}),
-            }
-            for t in prompt.tools
-        ],
-    )
-    if can.tool_choice and choice != "auto":
-        yield (
-            "tool_choice",
-            {"type": "function", "function": {"name": choice.name}}
-            if isinstance(choice, NamedTool)
-            else choice,
-        )
+    functions = (function_json(t) | ({"strict": True} if t.strict else {}) for t in prompt.tools)
+    yield "tools", [{"type": "function", "function": function} for function in functions]
+    if can.tool_choice and isinstance(choice, NamedTool):
+        yield "tool_choice", {"type": "function", "function": {"name": choice.name}}
+    elif can.tool_choice and choice != "auto":
+        yield "tool_choice", choice
     if can.parallel_tool_calls and not request.parallel_calls:
         yield "parallel_tool_calls", False
 
@@ -318,9 +306,7 @@ def messages_of(
         for i, message in enumerate(conversation.messages)
     ]
     messages = [_wire(message, can) for message in with_matching_results(thoughts, can)]
-    if not (can.tools and can.tool_messages):
-        messages = [as_text(message) for message in messages]
-    if conversation.tools and not can.tools:
+    if not can.tools:
         messages = with_tools_in_prompt(messages, conversation.tools, choice)
     if conversation.response_format and tells_format:
         messages = with_system_prompt(messages, format_text(conversation.response_format))
@@ -333,7 +319,8 @@ def with_tools_in_prompt(
     """The messages for a server without tool calling: the system prompt describes the tools in the
     format of Hermes models, and earlier calls and their results are text."""
     texts = [as_text(message) for message in messages]
-    if choice == "none":
+    tools = list(tools)
+    if choice == "none" or not tools:
         return texts
     described: list[Part] = [*tools_text(tools)]
     if isinstance(choice, NamedTool):

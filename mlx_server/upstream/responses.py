@@ -3,7 +3,7 @@
 import asyncio
 import re
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, ClassVar
 
@@ -32,14 +32,13 @@ class Allowance:
     _charged_in_all: ClassVar[int] = 0
     _running: ClassVar[int] = 0
 
-    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._ends_at = clock() + seconds
+    def __init__(self, seconds: float) -> None:
+        self._ends_at = time.monotonic() + seconds
         self._charged = 0
 
     @property
     def seconds_left(self) -> float:
-        return self._ends_at - self._clock()
+        return self._ends_at - time.monotonic()
 
     def charge(self, size: int) -> None:
         """Charges received bytes. Raises UpstreamFailed if this answer has too many. If all answers

@@ -41,14 +41,12 @@ class UpstreamCapabilities:
     name."""
 
     tools: bool = True
-    """Whether tools are sent. If not, the prompt describes them, and calls are parsed in Hermes'
-    format."""
+    """Whether tools are sent. If not, the prompt describes them, calls are parsed in Hermes'
+    format, and earlier calls and results are sent as text."""
     tool_choice: bool = field(default=True, metadata=DERIVED)
     """Whether `tool_choice` is sent. Answers are checked for it in any case."""
     parallel_tool_calls: bool = field(default=True, metadata=DERIVED)
     """Whether `parallel_tool_calls` is sent. It is enforced in any case."""
-    tool_messages: bool = field(default=True, metadata=DERIVED)
-    """Whether earlier calls and their results are sent in their own fields; if not, as text."""
     reasoning_messages: bool | Literal["tool_rounds"] = field(default=False, metadata=DERIVED)
     """Whether the reasoning of earlier messages is sent. With `tool_rounds` only that after the
     user's last message is, as DeepSeek, Kimi and MiniMax require. An answer with reasoning in its

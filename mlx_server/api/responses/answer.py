@@ -151,9 +151,9 @@ class ResponseOutput:
             case ToolCallStarted(_, call):
                 called = self._table.called(event.name)
                 kind = stream.CLIENT_CALLS[called.kind if called else "function"]
-                yield from self._open(call, kind(self._next_output_index, event, called))
+                yield from self._open(call, kind(event, called))
             case McpCallStarted(_, call):
-                yield from self._open(call, stream.StreamedMcpCall(self._next_output_index, event))
+                yield from self._open(call, stream.StreamedMcpCall(event))
             case ToolCallDelta(_, call, arguments) | McpCallDelta(_, call, arguments):
                 yield from self._calls[call].add(arguments)
             case McpCallReady(_, call):
@@ -167,15 +167,11 @@ class ResponseOutput:
             case BuiltInCall():
                 yield from self._add_built_in(event)
             case ToolsListed():
-                yield from self._whole(stream.McpToolList(self._next_output_index, event))
+                yield from self._whole(stream.McpToolList(event))
             case ApprovalRequested():
-                yield from self._whole(stream.McpApproval(self._next_output_index, event))
+                yield from self._whole(stream.McpApproval(event))
             case Finished():
                 yield from self._finish(event)
-
-    @property
-    def _next_output_index(self) -> int:
-        return len(self._items)
 
     def _start(self, event: Started) -> Iterator[Wire]:
         if self._ignored is not None:
@@ -194,9 +190,7 @@ class ResponseOutput:
         if event.text or event.logprobs:
             continues = self._continues_text(event)
             if not continues:
-                yield from self._continue_item(
-                    stream.StreamedMessage(self._next_output_index, event.phase)
-                )
+                yield from self._continue_item(stream.StreamedMessage(event.phase))
             assert self._text
             text = event.separated if continues else event.text
             self._kept_logprobs.add(event.logprobs)
@@ -217,7 +211,7 @@ class ResponseOutput:
 
     def _reasoning(self) -> stream.StreamedReasoning:
         kind = stream.SummarizedReasoning if self._summarizes else stream.StreamedReasoning
-        return kind(self._next_output_index, self._seal)
+        return kind(self._seal)
 
     def _add_built_in(self, event: BuiltInCall) -> Iterator[Wire]:
         """Nothing runs it, so it is one of the model's thoughts."""
@@ -241,6 +235,7 @@ class ResponseOutput:
 
     def _add(self, item: OutputItem) -> Iterator[Wire]:
         yield from self._end_text("completed")
+        item.output_index = len(self._items)
         self._items.append(item)
         yield from item.begin()
 
@@ -260,7 +255,7 @@ class ResponseOutput:
         cut = event.reason == "length"
         has_answer = bool(self._items) and self._items[-1].kind not in NO_ANSWER
         if event.reason == "stop" and not has_answer:
-            yield from self._continue_item(stream.StreamedMessage(self._next_output_index))
+            yield from self._continue_item(stream.StreamedMessage())
         yield from self._close("incomplete" if cut else "completed")
         prompt, counts = self._accumulator.prompt_tokens, event.counts
         cached = {"cached_tokens": counts.cached_tokens, "cache_write_tokens": 0}

@@ -29,10 +29,12 @@ End = Literal["completed", "incomplete"]
 class OutputItem:
     kind = ""
 
-    def __init__(self, output_index: int, id: str | None = None) -> None:
-        self.id = id or new_item_id(self.kind)
+    output_index: int
+    """Set when the item is added to the response."""
+
+    def __init__(self) -> None:
+        self.id = new_item_id(self.kind)
         self.status = "in_progress"
-        self._output_index = output_index
 
     def wire(self) -> Wire:
         """The current state of the item."""
@@ -49,10 +51,10 @@ class OutputItem:
         return {"id": self.id, "type": self.kind, "status": self.status}
 
     def _whole(self, what: str) -> Wire:
-        return {"type": f"response.{what}", "output_index": self._output_index, "item": self.wire()}
+        return {"type": f"response.{what}", "output_index": self.output_index, "item": self.wire()}
 
     def _event(self, what: str, **more: object) -> Wire:
-        place = {"item_id": self.id, "output_index": self._output_index}
+        place = {"item_id": self.id, "output_index": self.output_index}
         return {"type": f"response.{what}", **place, **more}
 
 
@@ -61,8 +63,8 @@ class TextItem(OutputItem):
 
     part = ""
 
-    def __init__(self, output_index: int) -> None:
-        super().__init__(output_index)
+    def __init__(self) -> None:
+        super().__init__()
         self._pieces: list[str] = []
         self._begun = False
 
@@ -96,8 +98,8 @@ class TextItem(OutputItem):
 class StreamedReasoning(TextItem):
     kind, part = "reasoning", "reasoning_text"
 
-    def __init__(self, output_index: int, seal: Seal | None) -> None:
-        super().__init__(output_index)
+    def __init__(self, seal: Seal | None) -> None:
+        super().__init__()
         self._seal = seal
 
     def wire(self) -> Wire:
@@ -138,8 +140,8 @@ class SummarizedReasoning(StreamedReasoning):
 class StreamedMessage(TextItem):
     kind, part = "message", "output_text"
 
-    def __init__(self, output_index: int, phase: Phase | None = None) -> None:
-        super().__init__(output_index)
+    def __init__(self, phase: Phase | None = None) -> None:
+        super().__init__()
         self.phase = phase
         self._tokens: list[msgspec.Raw] = []
         """JSON of each token's log probabilities, which four events have: encoding a million of
@@ -163,8 +165,8 @@ class StreamedCall(OutputItem):
 
     arguments = ""
 
-    def __init__(self, output_index: int) -> None:
-        super().__init__(output_index)
+    def __init__(self) -> None:
+        super().__init__()
         self._pieces: list[str] = []
         self._whole_arguments = False
 
@@ -189,8 +191,8 @@ class StreamedCall(OutputItem):
 class StreamedMcpCall(StreamedCall):
     kind, arguments = "mcp_call", "mcp_call_arguments"
 
-    def __init__(self, output_index: int, call: McpCallStarted) -> None:
-        super().__init__(output_index)
+    def __init__(self, call: McpCallStarted) -> None:
+        super().__init__()
         self._call = call
         self._result: McpCallFinished | None = None
 
@@ -225,8 +227,8 @@ class McpToolList(OutputItem):
 
     kind = "mcp_list_tools"
 
-    def __init__(self, output_index: int, listed: ToolsListed) -> None:
-        super().__init__(output_index)
+    def __init__(self, listed: ToolsListed) -> None:
+        super().__init__()
         self._listed = listed
 
     def wire(self) -> Wire:
@@ -258,8 +260,9 @@ class McpApproval(OutputItem):
 
     kind = "mcp_approval_request"
 
-    def __init__(self, output_index: int, request: ApprovalRequested) -> None:
-        super().__init__(output_index, request.id)
+    def __init__(self, request: ApprovalRequested) -> None:
+        super().__init__()
+        self.id = request.id
         self._request = request
 
     def wire(self) -> Wire:
@@ -290,11 +293,9 @@ def _error(text: str) -> Wire:
 class StreamedFunctionCall(StreamedCall):
     kind, arguments = "function_call", "function_call_arguments"
 
-    def __init__(
-        self, output_index: int, call: ToolCallStarted, called: OfferedTool | None
-    ) -> None:
+    def __init__(self, call: ToolCallStarted, called: OfferedTool | None) -> None:
         """called: the tool, None if the request did not list it."""
-        super().__init__(output_index)
+        super().__init__()
         self._call, self._called = call, called
 
     def wire(self) -> Wire:
@@ -311,10 +312,8 @@ class StreamedCustomCall(StreamedFunctionCall):
 
     kind, arguments = "custom_tool_call", "custom_tool_call_input"
 
-    def __init__(
-        self, output_index: int, call: ToolCallStarted, called: OfferedTool | None
-    ) -> None:
-        super().__init__(output_index, call, called)
+    def __init__(self, call: ToolCallStarted, called: OfferedTool | None) -> None:
+        super().__init__(call, called)
         self._input = FreeformInput()
 
     def add(self, arguments: str) -> Events:
