@@ -10,16 +10,13 @@ it has one.
 
 import logging
 import time
-from array import array
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from heapq import merge
 from itertools import chain, count
-from operator import itemgetter
 from typing import Any
 
 import mlx.core as mx
@@ -113,11 +110,13 @@ class CachedPrompt:
         return is_whole and not self.is_saved
 
     @property
-    def useful(self) -> int:
-        """The least number of common tokens with which a new prompt takes something over from it:
-        a state, or its place as one that ends or goes on there."""
-        states = (length for length, each in self.snapshots.items() if each.layers)
-        return min(len(self.tokens), self.continued_from or len(self.tokens), *states)
+    def numbers(self) -> list[int]:
+        """What an index compares of it: see PromptIndex."""
+        cut = [n for n, each in self.snapshots.items() if each.reaches(n - 1)]
+        states = [length for length, each in self.snapshots.items() if each.layers]
+        place = min(len(self.tokens), self.continued_from or len(self.tokens))
+        padding = [0] * (limits.PROMPT_SNAPSHOTS - len(states))
+        return [self.used, place, self.layers is not None, max(cut, default=0), *states, *padding]
 
     @cached_property
     def nbytes(self) -> int:
@@ -207,16 +206,25 @@ def superfluous(
     return dropped
 
 
+COMMON, USED, PLACE, IS_WHOLE, CUT, STATES = range(6)
+
+
 class PromptIndex:
     """Cached prompts in the order of their tokens, and how many first tokens each shares with the
     one before it. So two comparisons give what a prompt shares with each of them: the number falls
-    with the distance from its place."""
+    with the distance from its place.
+
+    What prompts can restore and pass on is compared in columns too: hundreds may share as much.
+    """
 
     def __init__(self) -> None:
         self._prompts: list[CachedPrompt] = []
         self._sorted: list[bytes] = []
         """The tokens of each, as bytes that are in the same order."""
-        self._common, self._useful, self._used = array("q"), array("q"), array("q")
+        self._numbers = np.empty((0, STATES + limits.PROMPT_SNAPSHOTS), np.int64)
+        """Of each the tokens in common, its latest use, the number of tokens with which a new
+        prompt takes its place, whether it is wholly computed, its longest snapshot that can be cut
+        to any length, and the lengths of all that have a state."""
 
     def __len__(self) -> int:
         return len(self._prompts)
@@ -225,37 +233,42 @@ class PromptIndex:
         at, before, after = self._place(prompt.tokens)
         self._prompts.insert(at, prompt)
         self._sorted.insert(at, _sortable(prompt.tokens))
-        self._useful.insert(at, prompt.useful)
-        self._used.insert(at, prompt.used)
-        self._common.insert(at, before)
-        if at + 1 < len(self):
-            self._common[at + 1] = after
+        self._numbers = np.insert(self._numbers, at, [before, *prompt.numbers], axis=0)
+        self._numbers[at + 1 : at + 2, COMMON] = after
 
     def remove(self, prompt: CachedPrompt) -> None:
         at = self._prompts.index(prompt, bisect_left(self._sorted, _sortable(prompt.tokens)))
-        least = min(self._common[at : at + 2])
-        for each in (self._prompts, self._sorted, self._useful, self._used, self._common):
-            del each[at]
-        if at < len(self):
-            self._common[at] = least
+        least = self._numbers[at : at + 2, COMMON].min()
+        del self._prompts[at], self._sorted[at]
+        self._numbers = np.delete(self._numbers, at, axis=0)
+        self._numbers[at : at + 1, COMMON] = least
 
-    def alike(self, tokens: Ids) -> Iterator[tuple[int, CachedPrompt]]:
-        """Yields the prompts that share enough tokens with this one for either to be of use to the
-        other, each with their number: the highest first, and of these the one used most
-        recently."""
-        common, used = self._shared(tokens), np.array(self._used)
-        while (most := common.max(initial=0)) >= SHORTEST_STORED:
-            places = np.flatnonzero(common == most)
-            for at in places[np.argsort(-used[places])]:
-                yield int(most), self._prompts[at]
-            common[places] = 0
+    def nearest(self, tokens: Ids) -> tuple[int, CachedPrompt] | None:
+        """Returns the prompt that can restore the most of this one, and how many tokens they share;
+        of several the one that shares the most, and of these the one used most recently."""
+        if not self._prompts:
+            return None
+        common = self._shared(tokens)
+        cut, states = np.minimum(self._numbers[:, CUT], common), self._states(common)
+        reached = np.maximum(cut, states.max(axis=1)) * self._numbers[:, IS_WHOLE]
+        at = np.lexsort((self._numbers[:, USED], common, reached))[-1]
+        return int(common[at]), self._prompts[at]
 
     def useful(self, tokens: Ids) -> list[tuple[int, CachedPrompt]]:
         """Returns the prompts from which a new one takes something over, each with the number of
-        tokens that they share."""
+        tokens that they share: its place as one that ends or goes on there, or a state. Of those
+        with states of one length, which are equal, it is the first."""
         common = self._shared(tokens)
-        places = np.flatnonzero(common >= np.maximum(np.array(self._useful), SHORTEST_STORED))
+        in_place = common >= np.maximum(self._numbers[:, PLACE], SHORTEST_STORED)
+        lengths, first = np.unique(self._states(common), return_index=True)
+        states = first[lengths >= SHORTEST_STORED] // limits.PROMPT_SNAPSHOTS
+        places = np.union1d(np.flatnonzero(in_place), states)
         return [(int(common[at]), self._prompts[at]) for at in places]
+
+    def _states(self, common: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns the lengths of the states within the common tokens of each prompt, and zeros."""
+        states = self._numbers[:, STATES:]
+        return np.where(states <= common[:, None], states, 0)
 
     def shared(self, tokens: Ids) -> int:
         """Returns the number of first tokens that this prompt shares with any other."""
@@ -265,7 +278,7 @@ class PromptIndex:
     def _shared(self, tokens: Ids) -> NDArray[np.int64]:
         """Returns the number of first tokens that this prompt shares with each."""
         at, before, after = self._place(tokens)
-        common = np.array(self._common)
+        common = self._numbers[:, COMMON].copy()
         common[at : at + 1] = after
         left = np.append(common[1:at], before)[::-1]
         return np.append(np.minimum.accumulate(left)[:at][::-1], np.minimum.accumulate(common[at:]))
@@ -394,10 +407,8 @@ class MemoryTier:
         if len(tokens) < SHORTEST_STORED:
             return None
         ids, longest, nearest = ids_of(tokens), SHORTEST_STORED - 1, None
-        prompts = self._index(key).alike(ids), self._held_alike(key, ids)
-        for common, prompt in merge(*prompts, key=itemgetter(0), reverse=True):
-            if common <= longest:
-                break
+        prompts = self._index(key).nearest(ids), *self._held_alike(key, ids)
+        for common, prompt in filter(None, prompts):
             length, snapshot = prompt.reaches(common)
             if snapshot and length > longest:
                 longest, nearest = length, Hold(prompt, length, snapshot)
@@ -408,11 +419,10 @@ class MemoryTier:
 
     def _held_alike(self, key: Key, ids: Ids) -> list[tuple[int, CachedPrompt]]:
         """Returns the prompts that were dropped while rows held them, each with the number of first
-        tokens that they share: the highest first."""
+        tokens that they share."""
         prompts = {hold.prompt for hold in self._holds.values() if hold}
         held = [p for p in prompts if p.key == key and p not in self]
-        alike = ((common_length(prompt.tokens, ids), prompt) for prompt in held)
-        return sorted(alike, key=itemgetter(0), reverse=True)
+        return [(common_length(prompt.tokens, ids), prompt) for prompt in held]
 
     def wants(self, tokens: list[int]) -> bool:
         return self._most_bytes > 0 and len(tokens) >= SHORTEST_STORED

@@ -1,6 +1,7 @@
 """What is kept of prompts in memory: how much, for how long, and that it stays what it is."""
 
 import gc
+from collections import Counter
 from operator import attrgetter
 from pathlib import Path
 from random import Random
@@ -128,18 +129,51 @@ def test_a_new_prompt_costs_no_work_for_each_cached_one(monkeypatch: pytest.Monk
     assert chats.known(KEY, [*system, 30, *a_prompt(20, 30), 5]) == 61
 
 
+def test_prompts_with_a_state_of_one_beginning_are_not_asked_one_by_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    memory, system, asked = MemoryTier(ROOM), a_prompt(40), Counter[str]()
+    for name in ("reaches", "inherit"):
+        how = getattr(CachedPrompt, name)
+
+        def counted(*given: Any, name: str = name, how: Any = how) -> Any:
+            asked[name] += 1
+            return how(*given)
+
+        monkeypatch.setattr(CachedPrompt, name, counted)
+    memory.store_snapshot(KEY, system, [full(40), recurrent(40)])
+    for number in range(50):
+        prompt = [*system, number, *a_prompt(20, number)]
+        asked.clear()
+        memory.store(KEY, prompt, [full(61), recurrent(61)])
+        assert memory.known(KEY, [*system, 99]) == 40
+        assert max(asked.values()) <= 1
+    assert memory.fetch(KEY, [*system, 99])[1] == 40
+    memory.shrink(61 * TOKEN + 2 * STATE)
+    assert memory.known(KEY, prompt) == 61, "it is the one used most recently"
+    assert memory.known(KEY, [*system, 99]) == 40, "it has the state of the others too"
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_no_prompt_that_has_more_is_left_out(seed: int) -> None:
     random = Random(seed)
     memory, beginning = MemoryTier(ROOM), a_prompt(SHORTEST_STORED)
     prompts = [[random.randrange(2) for _ in range(random.randrange(12))] for _ in range(30)]
+    states, with_state = MemoryTier(ROOM), list[list[int]]()
     for prompt in prompts:
         memory.store(KEY, tokens := [*beginning, *prompt], [full(len(tokens))])
+        part = tokens[: SHORTEST_STORED + random.randrange(len(prompt) + 1)]
+        for known, keep in ((part, states.store_snapshot), (tokens, states.store)):
+            keep(KEY, known, [full(len(known)), recurrent(len(known))])
+            with_state.append(known)
     asked = ids_of(random.randrange(2) for _ in range(10))
     longest = max(common_length(asked, ids_of(prompt)) for prompt in prompts)
     asked_for = [*beginning, *asked.tolist()]
     assert memory.known(KEY, asked_for) == SHORTEST_STORED + longest
     assert memory.parting(KEY, asked_for) == SHORTEST_STORED + longest
+    states.store_snapshot(KEY, asked_for, [full(len(asked_for)), recurrent(len(asked_for))])
+    reached = [len(known) for known in with_state if asked_for[: len(known)] == known]
+    assert states.known(KEY, asked_for) == max(reached, default=0)
 
 
 def test_what_is_larger_than_the_whole_drops_nothing_and_is_logged_once(
