@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from math import inf
 from typing import Any, cast
 
@@ -104,28 +104,41 @@ class Places:
         places = self.kept.total() if self._count == 1 else self.kept[waiting.client]
         return len(waiting.rows) <= self.free - places
 
-    def may_begin(self, waiting: WaitingPrompt | PrefillGroup) -> bool:
-        return self.fit(waiting) or self.yielding(waiting) is not None
+    @property
+    def may_begin(self) -> Callable[[WaitingPrompt | PrefillGroup], bool]:
+        """Whether a prompt may begin, as long as the same rows decode: what is to know of them is
+        found once, for all prompts that don't fit."""
+        yielding = cache(lambda: self.yielding)
+        return lambda waiting: self.fit(waiting) or yielding()(waiting) is not None
 
-    def yielding(self, waiting: WaitingPrompt | PrefillGroup) -> int | None:
-        """Returns the row to set aside: the youngest of the lowest tier, if that is a lower one. Or
-        for a client that has none the youngest of the client with the most rows, if that one has
-        several; or else, if its address has none, of the address.
+    @property
+    def yielding(self) -> Callable[[WaitingPrompt | PrefillGroup], int | None]:
+        """Returns the row to set aside for a prompt: the youngest of the lowest tier, if that is a
+        lower one. Or for a client that has none the youngest of the client with the most rows, if
+        that one has several; or else, if its address has none, of the address.
 
         So a model that is computed one row at a time finishes its row first: taking turns would
         copy a row's whole cache each time, and keep two caches where one is reserved.
         """
-        if len(waiting.rows) > 1:
-            return None
-        lowest = max(self._decoding.rows, key=lambda row: (row.tier, row.number), default=None)
-        if lowest and lowest.tier > waiting.tier and self._count > 1:
-            return lowest.number
+        rows = self._decoding.rows
+        lowest = max(rows, key=lambda row: (row.tier, row.number), default=None)
+        youngest = list[tuple[Callable[[str], str], Counter[str], int]]()
         for of in (str, address_of):
-            decoding = Counter(of(row.client) for row in self._decoding.rows)
-            ((most, rows),) = decoding.most_common(1) or [("", 0)]
-            if rows > 1 and of(waiting.client) not in decoding:
-                return max(row.number for row in self._decoding.rows if of(row.client) == most)
-        return None
+            decoding = Counter(of(row.client) for row in rows)
+            ((most, count),) = decoding.most_common(1) or [("", 0)]
+            if count > 1:
+                number = max(row.number for row in rows if of(row.client) == most)
+                youngest.append((of, decoding, number))
+
+        def yielding(waiting: WaitingPrompt | PrefillGroup) -> int | None:
+            if len(waiting.rows) > 1:
+                return None
+            if lowest and lowest.tier > waiting.tier and self._count > 1:
+                return lowest.number
+            others = (row for of, had, row in youngest if of(waiting.client) not in had)
+            return next(others, None)
+
+        return yielding
 
 
 class Preempted:
@@ -265,7 +278,7 @@ class Batch:
     @property
     def tiers(self) -> set[Tier]:
         """The tiers of the rows and prompts that can be stepped."""
-        waiting = (prompt.tier for prompt in self._turns if self._places.may_begin(prompt))
+        waiting = (prompt.tier for prompt in filter(self._places.may_begin, self._turns))
         prefilling = {self._group.tier} if self._group else set[Tier]()
         returning = (one.samplers[0].tier for one in self._returning)
         return {*self.decoder.tiers, *waiting, *prefilling, *returning}
@@ -480,9 +493,10 @@ class Batch:
 
     def next_prompt(self, tier: Tier) -> WaitingPrompt | PrefillGroup | None:
         """Returns the tier's prompt that is computed next: the present one, or another."""
+        has_room = self._places.may_begin
 
         def may_begin(prompt: WaitingPrompt | PrefillGroup) -> bool:
-            return prompt.tier is tier and self._places.may_begin(prompt)
+            return prompt.tier is tier and has_room(prompt)
 
         if self._group is None or self._group.tier is not tier:
             return self._turns.next(may_begin)

@@ -10,6 +10,7 @@ import pytest
 from mlx_server.worker import batch
 from mlx_server.worker.costs import StepCosts
 from mlx_server.worker.prefill.schedule import PrefillBudget
+from tests.calls import calls_of
 from tests.worker.batch_runs import (
     GREEDY,
     LENGTHS,
@@ -294,3 +295,19 @@ def test_no_more_rows_are_taken_than_may_run_together(tiny_model: Any) -> None:
         assert waiting + prefill == run.batch.waiting
         most = max(most, prefill + decode)
     assert most == 3
+
+
+@pytest.mark.parametrize("clients", [1, 40])
+def test_prompts_that_wait_take_little_of_each_step(tiny_model: Any, clients: int) -> None:
+    """No row that decodes gives its place to them."""
+    run = Run(tiny_model, concurrency=8)
+    for number in range(8):
+        run.join(number, Ask(a_prompt(9, seed=number), 1000, client=f"c{number % clients}"))
+    run.until_decoding()
+    steps = [calls_of(run.batch.step) for _ in range(3)]
+    for number in range(8, 48):
+        run.join(number, Ask(a_prompt(9, seed=number), client=f"c{number % clients}"))
+    run.step()
+    more = min(calls_of(run.batch.step) for _ in range(3)) - min(steps)
+    assert run.stages == (40, 0, 8)
+    assert more <= 40 * 70

@@ -695,8 +695,7 @@ class PromptScheduler(Generic[P]):
 
     def next(self, may_begin: Callable[[P], bool]) -> P | None:
         """Returns the next waiting prompt for which `may_begin` is true."""
-        firsts = (self._first(client) for client in self._clients)
-        return next((prompt for prompt in firsts if may_begin(prompt)), None)
+        return next(filter(may_begin, self._firsts()), None)
 
     def instead_of(self, prompt: P, may_begin: Callable[[P], bool]) -> P | None:
         """Returns a waiting prompt that should replace the one being computed, if any."""
@@ -705,9 +704,8 @@ class PromptScheduler(Generic[P]):
         return next((p for p in self._before(prompt) if may_begin(p)), None)
 
     def _before(self, prompt: P) -> Iterator[P]:
-        for client in self._clients:
-            first = self._first(client)
-            before = self._is_shorter if client == prompt.client else self._has_had_less
+        for first in self._firsts():
+            before = self._is_shorter if first.client == prompt.client else self._has_had_less
             if before(first, prompt):
                 yield first
 
@@ -721,15 +719,19 @@ class PromptScheduler(Generic[P]):
         """Whether the client of `first` has had fewer tokens and has fewer left to compute."""
         return (
             self._served.time(first.client) <= self._served.time(prompt.client)
-            and self._backlog(first.client) < self._backlog(prompt.client) + prompt.left
             and (prompt.left > SMALL * self._piece or first.left < prompt.left)
+            and self._backlog(first.client) < self._backlog(prompt.client) + prompt.left
         )
 
-    @property
-    def _clients(self) -> list[str]:
-        """The clients with waiting prompts, in the order in which they are served."""
-        clients = dict.fromkeys(prompt.client for prompt in self._waiting)
-        return sorted(clients, key=lambda client: (self._served.time(client), self._since[client]))
+    def _firsts(self) -> Iterator[P]:
+        """Yields the first prompt of each client, in the order in which clients are served."""
+        clients: dict[str, list[P]] = {}
+        for prompt in self._waiting:
+            clients.setdefault(prompt.client, []).append(prompt)
+        for client in sorted(
+            clients, key=lambda each: (self._served.time(each), self._since[each])
+        ):
+            yield self._first(client, clients[client])
 
     def _client_prompts(self, client: str) -> list[P]:
         return [prompt for prompt in self._waiting if prompt.client == client]
@@ -737,8 +739,7 @@ class PromptScheduler(Generic[P]):
     def _backlog(self, client: str) -> int:
         return sum(prompt.left for prompt in self._client_prompts(client))
 
-    def _first(self, client: str) -> P:
-        prompts = self._client_prompts(client)
+    def _first(self, client: str, prompts: list[P]) -> P:
         if self._passed_over.get(client, 0) >= PASSED_OVER:
             return prompts[0]
         return min(prompts, key=lambda prompt: prompt.left / len(prompt.rows))
