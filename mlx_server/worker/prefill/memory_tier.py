@@ -156,7 +156,7 @@ class CachedPrompt:
 
     def goes_on(self, common: int) -> bool:
         """Whether a prompt with this beginning is a later turn of its conversation."""
-        return 0 < self.continued_from <= common
+        return common >= SHORTEST_STORED and 0 < self.continued_from <= common
 
     def snapshots_until(self, length: int) -> "CachedPrompt":
         """Returns the snapshots of the first `length` tokens, for a prompt that continues them."""

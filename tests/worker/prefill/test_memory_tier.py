@@ -71,6 +71,17 @@ def test_it_keeps_to_its_bytes_and_drops_the_least_recently_used() -> None:
     assert memory.nbytes == 0
 
 
+def test_a_beginning_too_short_to_be_used_makes_no_later_turn() -> None:
+    memory, dropped = MemoryTier(150 * TOKEN), list[CachedPrompt]()
+    memory.on_drop = dropped.append
+    first, other = a_prompt(100, seed=1), a_prompt(50, seed=2)
+    start = SHORTEST_STORED - 1
+    memory.store(KEY, first, [full(100)], continued_from=start, disk_length=100)
+    memory.store(KEY, first[:start] + other[start:], [full(50)])
+    memory.shrink(50 * TOKEN)
+    assert [list(prompt.tokens) for prompt in dropped] == [first]
+
+
 @pytest.mark.parametrize("layers", [[full], [full, recurrent]])
 def test_a_batchs_prompts_take_no_room_of_others(layers: list[Any]) -> None:
     memory = MemoryTier(350 * TOKEN + 10 * STATE)
