@@ -13,7 +13,7 @@ from collections.abc import (
     Iterator,
     Mapping,
 )
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from typing import Any, TypeVar
 
 import msgspec
@@ -142,9 +142,8 @@ async def respond(
             http, request, output, ignored=ignored, overflow=overflow, store=store
         )
     streams: ResumableStreams = http.app.state.resumable
-    if wants_resumable:
-        streams.check_room(http.state.source)
-    events, started = await _started(http, request, overflow)
+    with streams.place(http.state.source) if wants_resumable else nullcontext():
+        events, started = await _started(http, request, overflow)
     chunks = chunks_of(started, events, output, store)
     headers = ignored_header([*ignored, *started.ignored])
     if wants_resumable:

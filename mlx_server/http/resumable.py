@@ -8,8 +8,8 @@ import asyncio
 import re
 import secrets
 import time
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -185,22 +185,35 @@ class ResumableStreams:
     def __init__(self) -> None:
         self._streams: dict[str, ResumableStream] = {}
         """The oldest first."""
+        self._starting: list[str] = []
+        """The sources of those whose answers have not begun."""
         self._budget = SharedBudget(limits.RESUMABLE_BYTES)
 
-    def check_room(self, source: str) -> None:
-        """Makes room for another stream, if those that have ended allow it. Raises Overloaded."""
-        for most, streams in (
-            (limits.RESUMABLE_PER_CLIENT, [s for s in self._all if s.owner.source == source]),
-            (limits.RESUMABLE_STREAMS, self._all),
+    @contextmanager
+    def place(self, source: str) -> Iterator[None]:
+        """Keeps a place for a stream until its answer begins; those that have ended make room.
+        Raises Overloaded."""
+        for most, streams, starting in (
+            (
+                limits.RESUMABLE_PER_CLIENT,
+                [each for each in self._all if each.owner.source == source],
+                self._starting.count(source),
+            ),
+            (limits.RESUMABLE_STREAMS, self._all, len(self._starting)),
         ):
             unneeded = [each for each in streams if each.is_complete and not each.readers]
-            for each in unneeded[: max(0, len(streams) - most + 1)]:
+            for each in unneeded[: max(0, len(streams) + starting - most + 1)]:
                 self.forget(each)
-            if len(streams) - len(unneeded) >= most:
+            if len(streams) + starting - len(unneeded) >= most:
                 raise Overloaded(
                     f"{most} streams with `{RESUMABLE_HEADER}` run already. Try again when one has "
                     "ended, or leave out the header."
                 )
+        self._starting.append(source)
+        try:
+            yield
+        finally:
+            self._starting.remove(source)
 
     @property
     def _all(self) -> list[ResumableStream]:

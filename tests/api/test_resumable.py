@@ -134,19 +134,21 @@ def test_streams_that_have_ended_make_room(
     assert [client.get(route).status_code for route in routes] == [404, 200, 200]
 
 
-def test_streams_that_run_make_none(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("limit", ["RESUMABLE_STREAMS", "RESUMABLE_PER_CLIENT"])
+def test_streams_that_run_or_begin_make_none(
+    tiny_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
     async def test() -> list[int]:
         engine = ScriptedEngine()
         engine.silent = True
         app = wire.app(tiny_path, engine)
         async with app.router.lifespan_context(app):
-            leavers = [Leaver({**ASKED, "stream": True}, headers=WANTED) for _ in range(2)]
-            for each in leavers:
-                await app(each.scope, each.receive, each.send)
-        return [each.sent[0]["status"] for each in leavers]
+            leavers = [Leaver({**ASKED, "stream": True}, headers=WANTED) for _ in range(4)]
+            await asyncio.gather(*(app(each.scope, each.receive, each.send) for each in leavers))
+        return sorted(each.sent[0]["status"] for each in leavers)
 
-    monkeypatch.setattr(limits, "RESUMABLE_STREAMS", 1)
-    assert asyncio.run(test()) == [200, 503]
+    monkeypatch.setattr(limits, limit, 2)
+    assert asyncio.run(test()) == [200, 200, 503, 503]
 
 
 def test_events_make_room_for_each_other_and_then_end_the_answer(
