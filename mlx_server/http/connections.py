@@ -13,6 +13,8 @@ from contextlib import suppress
 from typing import Any, ClassVar
 
 import h11
+from h11._readers import ChunkedReader
+from h11._receivebuffer import ReceiveBuffer
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 from websockets.http11 import Request
 from websockets.server import ServerProtocol
@@ -40,6 +42,21 @@ TLS_HANDSHAKE = b"\x16\x03"
 TLS = "A client used https:// here, but this port speaks plain HTTP: use http:// in its URL."
 
 
+class StrictChunks(ChunkedReader):
+    """Refuses trailers whose lines another reader could end elsewhere, as `_framing_error` does for
+    heads."""
+
+    def __call__(self, buf: ReceiveBuffer) -> h11.Data | h11.EndOfMessage | None:
+        if not self._reading_trailer:
+            return super().__call__(buf)
+        before = bytes(buf)
+        event = super().__call__(buf)
+        trailers = before[: len(before) - len(buf)]
+        if BARE_LINE_END.search(trailers) or FOLDED_LINE.search(trailers):
+            raise h11.RemoteProtocolError("a line of the trailers does not end with CR LF")
+        return event
+
+
 class StrictConnection(h11.Connection):
     wrong = "The request is not valid HTTP."
     """Message for the client about the last refused event."""
@@ -56,6 +73,8 @@ class StrictConnection(h11.Connection):
             self._small_chunks = 0
             after = self.trailing_data[0]
             self._refuse_if(_framing_error(event, before[: len(before) - len(after)], after))
+            if isinstance(self._reader, ChunkedReader):
+                self._reader = StrictChunks()
         elif isinstance(event, h11.Data) and _is_small_chunk(event):
             self._small_chunks += 1
             if self._small_chunks > limits.SMALL_CHUNKS:

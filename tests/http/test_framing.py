@@ -142,6 +142,9 @@ def test_an_offer_of_http2_changes_no_boundary(body: bytes) -> None:
     [
         LINE + OFFER + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
         LINE + OFFER + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\nabcde",
+        HEAD + b"0\r\nX: y\n\n" + NEXT,
+        HEAD + b"0\r\n\n" + NEXT,
+        HEAD + b"0\r\nX: y\r\n z\r\n\r\n" + NEXT,
         LINE + OFFER + b"Upgrade: websocket\r\nContent-Length: 5\r\n\r\nabcde",
         LINE + b"Upgrade: websocket\r\n" + OFFER + b"Content-Length: 5\r\n\r\nabcde",
         LINE + OFFER.replace(b"h2c", b"h2c, websocket") + b"Content-Length: 5\r\n\r\nabcde",
@@ -150,7 +153,20 @@ def test_an_offer_of_http2_changes_no_boundary(body: bytes) -> None:
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
         b"GET / HTTP/2.0\r\nHost: localhost\r\n\r\n",
     ],
-    ids=["two lengths", "lengths", "and", "or", "list", "no settings", "then HTTP/2", "PRI", "2.0"],
+    ids=[
+        "two lengths",
+        "lengths",
+        "LF",
+        "trailing LF",
+        "folded",
+        "and",
+        "or",
+        "list",
+        "no settings",
+        "then HTTP/2",
+        "PRI",
+        "2.0",
+    ],
 )
 def test_what_two_readers_could_cut_differently_is_refused(sent: bytes) -> None:
     with pytest.raises(h11.RemoteProtocolError):
