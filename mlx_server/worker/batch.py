@@ -31,7 +31,7 @@ from mlx_server.loops import LoopDetector
 from mlx_server.requests import Tier
 from mlx_server.worker.constrained_decoding.logit_constraints import LogitConstraint
 from mlx_server.worker.costs import CostCurve, Drift, StepCosts, step_costs
-from mlx_server.worker.decode_groups import DecodeBatch, DecodeGroups
+from mlx_server.worker.decode_groups import DecodeBatch, DecodeGroups, PrefillBatch
 from mlx_server.worker.encoders import Encoder
 from mlx_server.worker.forward_pass import at_ends, heads_of
 from mlx_server.worker.kernels import has_gpu
@@ -219,6 +219,8 @@ class Batch:
         self._held = held
         self.aside: list[DecodeBatch] = []
         """Decoding rows that were set aside, each as a batch of one row."""
+        self._begun: list[int] = []
+        """The rows that have begun in the last step, whose prompts are not stored yet."""
         self.why_alone = why_alone(model)
         """Why rows are computed one at a time; empty if they can share a batch."""
         self._cache = RowPrompts(prompts or PromptStore(0), make_caches(model))
@@ -429,6 +431,7 @@ class Batch:
         alternate, so that tokens are sent while a piece is computed. tier: by default the highest
         one."""
         done = StepResult()
+        self._store_begun()
         self._change_rows(done)
         self._start_decoding(done)
         tier = min(self.tiers, default=Tier.DEFAULT) if tier is None else tier
@@ -687,9 +690,10 @@ class Batch:
         own = not group.has_ended
         if decoding and budget.is_step_first(group.context, rows, decoding, own=own):
             return
-        new = group.rows if group.resumed is None else []
-        for at, (row, tokens) in enumerate(zip(new, group.batch.tokens, strict=False)):
-            self._cache.store(row, tokens, partial(group.batch.extract_cache, at), goes_on=True)
+        if group.resumed is None and self._cache.can_be_cut:
+            self._begun += [row.number for row in group.rows]
+        elif group.resumed is None:  # states of all but the last token: the prompt may come again
+            self._store_going_on(group.batch, group.batch.uids)
         begun = group.decode()
         if group.resumed is None and not self.is_launched_ahead:
             done.tokens += begun.first_tokens()
@@ -699,11 +703,21 @@ class Batch:
         self._preempted.decode(group.rows)
         self._turns.end()
         self._group = None
-        self._look_up_waiting(group)
 
-    def _look_up_waiting(self, computed: PrefillGroup) -> None:
-        """Looks up again what is cached of the waiting prompts that begin like a computed one."""
-        beginnings = [tokens[:SHARED] for tokens in computed.batch.tokens]
+    def _store_begun(self) -> None:
+        """Stores the prompts of rows that have just begun: by now their first tokens are sent."""
+        for group in [*self.decoder.groups, *self.aside] if self._begun else ():
+            self._store_going_on(group, self._begun)
+        self._begun = []
+
+    def _store_going_on(self, batch: PrefillBatch | DecodeBatch, numbers: Collection[int]) -> None:
+        """Stores what is computed of these rows, which go on, and looks up again what is cached of
+        the waiting prompts that begin like them."""
+        beginnings = []
+        for at, (row, tokens) in enumerate(zip(batch.samplers, batch.tokens, strict=True)):
+            if row.number in numbers:
+                self._cache.store(row, tokens, partial(batch.extract_cache, at), goes_on=True)
+                beginnings.append(tokens[:SHARED])
         for waiting in self._turns:
             if isinstance(waiting, WaitingPrompt) and waiting.prompt[:SHARED] in beginnings:
                 known = self._cache.known(waiting.row, waiting.prompt[:-1])

@@ -599,6 +599,10 @@ class DecodeGroups:
         """The number of tokens of each row of each group."""
         return [[len(tokens) for tokens in group.tokens] for group in self._groups]
 
+    @property
+    def groups(self) -> tuple[DecodeBatch, ...]:
+        return tuple(self._groups)
+
     def place(self, number: int) -> tuple[DecodeBatch, int]:
         """Returns the group of a row, and the row's place in it."""
         group = next(group for group in self._groups if number in group.uids)

@@ -64,8 +64,8 @@ def test_they_take_the_passes_of_one(path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_prompt_with_few_new_tokens_is_copied_at_its_end(tmp_path: Path) -> None:
-    """The keys and values of a long conversation take gigabytes: a copy for its last line, before
-    the first token, would be for nobody."""
+    """The keys and values of a long conversation take gigabytes: a copy for its last line would be
+    for nobody."""
     bench = Bench(Kind("llama", CONFIGS["llama"]).save(tmp_path / "llama"), cache_bytes=1 << 30)
     memory = bench.engine.prompts.memory
     bench.begin(PREFIX, 2)
@@ -75,6 +75,8 @@ def test_a_prompt_with_few_new_tokens_is_copied_at_its_end(tmp_path: Path) -> No
         bench.begin([*PREFIX, *words(new, new)], 8)
         while not bench.step():
             pass
+        assert memory.nbytes == before, "a first token does not wait for a copy"
+        bench.step()
         assert (memory.nbytes > before) is is_copied
         bench.finish()
         before = memory.nbytes
