@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from mlx_server.messages import Conversation, Message, ToolCall
+from mlx_server.messages import Conversation, Message
 from mlx_server.requests import Prompt
 from mlx_server.sources.transcript import Transcript, read_transcript
 
@@ -30,16 +30,9 @@ def read(folder: Path, entries: Any, suffix: str = ".yaml") -> Transcript:
     return read_transcript(written(folder, entries, suffix), VOCABULARY)
 
 
-def said(text: str, *earlier: Message) -> Conversation:
-    return Conversation((*earlier, Message("user", text)))
+def said(text: str) -> Conversation:
+    return Conversation((Message("user", text),))
 
 
 def outputs(found: Transcript, *prompts: Prompt) -> list[str | None]:
     return [found.pick(prompt).entry.output for prompt in prompts]
-
-
-CALL = Message("assistant", tool_calls=(ToolCall("c", "f", "{}"),))
-
-
-def result(text: str = "5") -> Message:
-    return Message("tool", text, tool_call_id="c")

@@ -1,31 +1,32 @@
-"""The transcript of a replay model: files good and bad, and which entry answers which request."""
+"""The transcript of a replay model: which entry answers which request, and its tokens."""
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 
 from mlx_server.errors import NoRecording
-from mlx_server.messages import Conversation, Message
+from mlx_server.families.json_families import PLAIN
+from mlx_server.messages import Conversation
+from mlx_server.models.tokenizer import Tokenizer
 from mlx_server.requests import Prompt
-from tests.sources.recorded_entries import CALL, outputs, read, result, said
+from mlx_server.sources.transcript import RecordedAnswer, RecordedCall, TranscriptEntry
+from tests.families import byte_level
+from tests.sources.recorded_entries import outputs, read, said
+from tests.tables import cases
+
+prompts_of = TypeAdapter(tuple[Conversation | tuple[int, ...] | str, ...]).validate_python
 
 
-def test_entries_are_used_in_order_round_and_round(tmp_path: Path) -> None:
-    found = read(tmp_path, [{"output": word} for word in "abc"])
-    assert outputs(found, *([said("x")] * 7)) == list("abcabca")
-
-
-def test_matches_come_first_and_use_up_no_other_entry(tmp_path: Path) -> None:
-    entries = [
-        {"output": "a"},
-        {"match": "Hi", "output": "first match"},
-        {"output": "b"},
-        {"match": "regex:H", "output": "second match"},
-    ]
-    found = read(tmp_path, entries)
-    prompts = [said(text) for text in ("x", "Hi", "Ho Ho", "Hi", "x", "x")]
-    assert outputs(found, *prompts) == ["a", "first match", "second match", "first match", "b", "a"]
+@cases
+def test_a_request_gets_the_output_of_its_entry(
+    tmp_path: Path, entries: list[Any], prompts: list[Any], outputs: list[str]
+) -> None:
+    transcript = read(tmp_path, entries)
+    found = [transcript.pick(prompt).entry.output for prompt in prompts_of(prompts)]
+    assert found == outputs
 
 
 @pytest.mark.parametrize(
@@ -39,27 +40,6 @@ def test_what_no_entry_answers_is_a_mistake_of_the_request(
         found.pick(prompt)
     assert caught.value.param == param
     assert (caught.value.status, caught.value.code) == (400, "no_recording")
-
-
-def test_a_loop_moves_on_to_the_next_entry_that_matches(tmp_path: Path) -> None:
-    entries = [
-        {"match": "Sum?", "output": "call"},
-        {"match": "Sum?", "output": "call again"},
-        {"match": "regex:.", "output": "It is 5."},
-        {"output": "the rest"},
-    ]
-    user = Message("user", "Sum?")
-    loop = (user, CALL, result(), CALL, result(), Message("assistant", "5"), user, CALL, result())
-    steps = [Conversation(loop[:end]) for end in (1, 3, 5, 7, 9)]
-    found = read(tmp_path, entries)
-    assert outputs(found, *steps) == ["call", "call again", "It is 5.", "call", "call again"]
-    longer = Conversation((user, *[CALL, result()] * 3))
-    assert outputs(found, longer) == ["the rest"]
-
-
-def test_an_entry_that_names_its_place_goes_first(tmp_path: Path) -> None:
-    entries = [{"match": "regex:.", "output": "any"}, {"last": "Hi", "output": "this"}]
-    assert outputs(read(tmp_path, entries), said("Hi"), said("Ho")) == ["this", "any"]
 
 
 def test_what_matched_and_what_did_not_is_logged_without_any_text(
@@ -88,3 +68,25 @@ def test_what_matched_and_what_did_not_is_logged_without_any_text(
             "(`match`), entry 3 (`match`)",
         ),
     ]
+
+
+def test_tokens_are_those_of_the_output(tmp_path: Path) -> None:
+    byte_level().save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer(tmp_path / "tokenizer.json")
+    text = "Hi<|im_end|>"
+    assert TranscriptEntry(output=text).tokens(tokenizer, PLAIN) == tokenizer.encode(text)
+    assert TranscriptEntry(output_token_ids=(3, 1, 2)).tokens(tokenizer, PLAIN) == [3, 1, 2]
+    assert TranscriptEntry(output="").tokens(tokenizer, PLAIN) == []
+    call = RecordedCall("f", {"a": 1})
+    answer = RecordedAnswer(reasoning="Hm.", text="Well.", calls=(call,))
+    written = (
+        '<think>\nHm.\n</think>\n\nWell.<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
+    )
+    assert TranscriptEntry(answer=answer).tokens(tokenizer, PLAIN) == tokenizer.encode(written)
+
+
+@pytest.mark.parametrize("suffix", [".yaml", ".json", ".jsonl"])
+def test_an_escaped_emoji_is_one_character(tmp_path: Path, suffix: str) -> None:
+    entry = '{"match": "Hi \\ud83d\\ude42", "output": "\\ud83d\\ude42"}'
+    text = entry if suffix == ".jsonl" else f"[{entry}]"
+    assert outputs(read(tmp_path, text, suffix), said("Hi 🙂")) == ["🙂"]

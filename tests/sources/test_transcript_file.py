@@ -91,43 +91,19 @@ def test_half_a_character_is_no_text(tmp_path: Path, field: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("text", "reported"),
-    [
-        ("", "no entries"),
-        ("# nothing yet\n", "no entries"),
-        ("[]", "no entries"),
-        ("output: a", "a list"),
-        ("just text", "a list"),
-        ("- output: a\n- output: b: c\n", "said.yaml:2: this is not YAML"),
-        ("- output: a\n- output: \a\n", "said.yaml:2: "),
-        ("- output: 'a\n- ", "this is not YAML"),
-        ("- !!python/object/apply:os.system ['true']", "constructor"),
-        ("[" * 100_000, ""),
-    ],
-)
+@cases
 def test_a_file_that_is_no_list_of_entries_is_told(
-    tmp_path: Path, text: str, reported: str
+    tmp_path: Path, text: str, suffix: str, reported: str
 ) -> None:
-    message = refused(tmp_path, text)
-    assert message.startswith("The transcript can't be played: said.yaml:")
+    message = refused(tmp_path, text, suffix)
+    assert message.startswith(f"The transcript can't be played: said{suffix}:")
     assert reported in message
 
 
-@pytest.mark.parametrize(
-    ("text", "reported"),
-    [
-        ("", "no entries"),
-        ("\n\n", "no entries"),
-        ('{"output": "a"}\n{"output": ', "said.jsonl:2: this is not JSON"),
-        ('{"output": "a"}\n\nnot json', "said.jsonl:3: this is not JSON"),
-        ("[" * 100_000, ""),
-    ],
-)
-def test_lines_that_are_no_json_are_told(tmp_path: Path, text: str, reported: str) -> None:
-    message = refused(tmp_path, text, ".jsonl")
-    assert message.startswith("The transcript can't be played: said.jsonl:")
-    assert reported in message
+@pytest.mark.slow
+@pytest.mark.parametrize("suffix", [".yaml", ".jsonl"])
+def test_a_file_of_any_depth_is_told(tmp_path: Path, suffix: str) -> None:
+    assert f"said{suffix}:" in refused(tmp_path, "[" * 100_000, suffix)
 
 
 def test_a_file_over_the_limit_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
