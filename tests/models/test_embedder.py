@@ -9,7 +9,6 @@ from tests.tables import cases
 from tests.tiny import tiny_embedder
 
 CONFIG: dict[str, Any] = {"hidden_size": 64}
-LAST = {"pooling_mode_lasttoken": True}
 
 
 def read(path: Path, *, adds_end: bool = False, **config: Any) -> Embedder:
@@ -80,26 +79,7 @@ def test_vectors_that_are_not_normalised(tmp_path: Path) -> None:
     assert not read(tmp_path).normalizes
 
 
-@pytest.mark.parametrize(
-    ("files", "config", "what"),
-    [
-        ({"1_Pooling/config": {"pooling_mode_cls_token": True}}, {}, "pooling by cls_token"),
-        ({"1_Pooling/config": {"word_embedding_dimension": 64}}, {}, "pooling by no known mode"),
-        (
-            {"1_Pooling/config": {**LAST, "pooling_mode_mean_tokens": True}},
-            {},
-            "pooling by lasttoken+mean_tokens",
-        ),
-        (
-            {"1_Pooling/config": {"pooling_mode_mean_tokens": True, "include_prompt": False}},
-            {},
-            "pooling without the prompt",
-        ),
-        ({"modules": of(["Transformer", "Pooling", "Dense"])}, {}, "the module Dense"),
-        ({}, {"is_causal": False}, "bidirectional attention"),
-        ({}, {"use_bidirectional_attention": True}, "bidirectional attention"),
-    ],
-)
+@cases
 def test_what_can_not_be_done_is_named(
     tmp_path: Path, files: dict[str, Any], config: dict[str, Any], what: str
 ) -> None:

@@ -339,7 +339,6 @@ def test_it_is_listed_as_any_other_and_takes_no_engine(
 
 
 CAN = UpstreamCapabilities()
-SYSTEM, USER = {"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}
 CALLED = Message("assistant", tool_calls=(ToolCall("c", "look", "{}"),))
 
 
@@ -350,15 +349,7 @@ def sent(
     return messages_of(conversation, can, choice, tells_format=False)
 
 
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        ([USER], [{"role": "system", "content": "More."}, USER]),
-        ([SYSTEM, USER], [{"role": "system", "content": "Be brief.\n\nMore."}, USER]),
-        ([SYSTEM], [{"role": "system", "content": "Be brief.\n\nMore."}]),
-        ([{"role": "system", "content": ""}, USER], [{"role": "system", "content": "More."}, USER]),
-    ],
-)
+@cases
 def test_the_leading_system_prompt_gets_a_paragraph(before: list[Any], after: list[Any]) -> None:
     assert with_system_prompt(before, ["More", "."]) == after
 

@@ -13,6 +13,7 @@ from mlx_server.requests import DETERMINISTIC_HEADER
 from tests.api import wire
 from tests.api.strict import assert_strict
 from tests.api.wire import TEXT, Json, ScriptedEngine, error, events, ok, streamed
+from tests.tables import cases
 
 PATH = "/v1/chat/completions"
 BODY: Json = {"model": wire.MODEL, "messages": [{"role": "user", "content": "hi"}]}
@@ -92,17 +93,7 @@ def test_a_stream_tells_the_role_once_and_its_usage_only_if_asked(client: TestCl
     assert {chunk["object"] for chunk in rest} == {"chat.completion.chunk"}
 
 
-@pytest.mark.parametrize(
-    ("stop", "text"),
-    [
-        ("!", "Salü, 世界"),
-        (["never", " so"], "Salü, 世界! 🙂 And"),
-        (["界!", "世"], "Salü, "),
-        (TEXT[0], ""),
-        ([], TEXT),
-        ("on.!", TEXT),
-    ],
-)
+@cases
 def test_stop_strings_are_not_part_of_the_answer(client: TestClient, stop: Any, text: str) -> None:
     (choice,) = ok(post(client, stop=stop))["choices"]
     assert choice["message"]["content"] == text

@@ -13,6 +13,7 @@ from mlx_server.config.settings import StoreSettings
 from tests.api import wire
 from tests.api.strict import assert_strict
 from tests.api.wire import TEXT, Json, ScriptedEngine, error, events, key, ok
+from tests.tables import cases
 
 PATH = "/v1/chat/completions"
 HI: Json = {"role": "user", "content": "hi"}
@@ -122,16 +123,7 @@ def test_no_key_sees_anothers(client: TestClient) -> None:
     assert error(client.get(PATH, headers=other, params={"after": id}))["param"] == "after"
 
 
-@pytest.mark.parametrize(
-    "query",
-    [
-        {"limit": 0},
-        {"limit": 101},
-        {"order": "up"},
-        {"after": "x"},
-        {f"metadata[{i}]": "x" for i in range(17)},
-    ],
-)
+@cases
 def test_queries_that_are_refused(client: TestClient, query: Json) -> None:
     name = next(iter(query)).partition("[")[0]
     assert error(client.get(PATH, params=query))["param"] == name

@@ -20,6 +20,7 @@ from tests.api.messages.talking import (
 )
 from tests.api.strict import assert_strict
 from tests.api.wire import TEXT, Json, ScriptedEngine, key
+from tests.tables import cases
 
 IGNORED = "x-mlx-server-ignored"
 COUNT = f"{PATH}/count_tokens"
@@ -64,16 +65,7 @@ def test_two_answers_have_two_ids(client: TestClient) -> None:
     assert whole(client)["id"] != whole(client)["id"]
 
 
-@pytest.mark.parametrize(
-    ("asked", "text", "stopped"),
-    [
-        ({"stop_sequences": ["!"]}, "Salü, 世界", "!"),
-        ({"stop_sequences": ["never", " so"]}, "Salü, 世界! 🙂 And", " so"),
-        ({"stop_sequences": ["界!", "世"]}, "Salü, ", "世"),
-        ({"stop_sequences": ["never"], "stop": " so"}, "Salü, 世界! 🙂 And", " so"),
-        ({"stop_sequences": [TEXT[0]]}, "", TEXT[0]),
-    ],
-)
+@cases
 def test_the_stop_sequence_is_named(
     client: TestClient, asked: Json, text: str, stopped: str
 ) -> None:

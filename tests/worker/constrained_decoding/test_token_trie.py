@@ -19,6 +19,7 @@ from mlx_server.worker.constrained_decoding.vocabulary import (
     UnusableVocabulary,
     Vocabulary,
 )
+from tests.tables import cases
 
 SAMPLED = 61
 """Of large vocabularies, one token in so many is compared."""
@@ -102,17 +103,7 @@ def test_added_tokens_have_the_ids_that_the_tokenizers_library_gives_them(
     assert len(theirs) == 3
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        None,
-        "{",
-        "[]",
-        json.dumps({"model": {"vocab": {"a": 1 << 40}}, "decoder": {"type": "ByteLevel"}}),
-        json.dumps({"model": {"vocab": {"a": 0}}, "decoder": {"type": "CTC"}}),
-        json.dumps({"model": {"vocab": {"a": 0}}, "decoder": None}),
-    ],
-)
+@cases
 def test_what_can_t_be_used(tmp_path: Path, content: str | None) -> None:
     if content is not None:
         (tmp_path / "tokenizer.json").write_text(content)
