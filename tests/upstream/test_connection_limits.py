@@ -10,6 +10,7 @@ from starlette.testclient import TestClient
 
 from mlx_server import limits
 from mlx_server.upstream.failures import FIRST_PAUSE
+from tests.api.leaving import Leaver
 from tests.upstream.failing import error_of
 from tests.upstream.playing import (
     PlayingServer,
@@ -219,14 +220,24 @@ def test_a_loop_of_servers_ends(client: TestClient, upstream: PlayingServer) -> 
     assert len(upstream.asked) == 1
 
 
-def test_a_client_that_leaves_ends_the_upstreams_work(
-    client: TestClient, upstream: PlayingServer
-) -> None:
+def test_a_stop_string_ends_the_upstreams_work(client: TestClient, upstream: PlayingServer) -> None:
     upstream.plays(Reply((sse(delta(content="No end. "), done=False),), endless=True))
     body = {"model": "up", "stream": True, "stop": ["end. No"]}
     message = {"role": "user", "content": "hi"}
     response = client.post("/v1/chat/completions", json={**body, "messages": [message]})
     assert "[DONE]" in response.text
+    assert upstream.left.wait(5)
+
+
+def test_a_client_that_leaves_frees_the_upstream(
+    client: TestClient, upstream: PlayingServer
+) -> None:
+    upstream.plays(Reply((sse(delta(content="No end. "), done=False),), hangs=True))
+    messages = [{"role": "user", "content": "hi"}]
+    leaver = Leaver({"model": "up", "stream": True, "messages": messages})
+    assert client.portal
+    client.portal.call(client.app, leaver.scope, leaver.receive, leaver.send)
+    assert leaver.sent[0]["status"] == 200
     assert upstream.left.wait(5)
 
 

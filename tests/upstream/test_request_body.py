@@ -327,6 +327,8 @@ def test_it_is_listed_as_any_other_and_takes_no_engine(
     assert listed["bare"]["family"] == "qwen3"
     pool = client.get("/v1/pool").json()
     assert pool["engine"] is None
+    owner: Any = client.app
+    assert not owner.state.pool.engines[0].supervisor.alive
     assert {each["id"]: each["source"] for each in pool["models"]}["up"] == "openai:there"
     assert "127.0.0.1" not in str(pool)
     assert {(each["state"], each["bytes"]) for each in pool["models"]} == {("ready", 0)}
