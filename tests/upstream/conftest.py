@@ -1,9 +1,12 @@
+import asyncio
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
+from mlx_server.upstream import connection
 from mlx_server.upstream.connection import UpstreamBreaker
 from tests.upstream.failing import HASTY, NOWHERE, connections
 from tests.upstream.playing import KEY, KEY_VARIABLE, PlayingServer, gateway
@@ -25,9 +28,10 @@ def pauses(server: TestClient, monkeypatch: pytest.MonkeyPatch) -> list[float]:
         asked.append(seconds)
 
     monkeypatch.setenv(KEY_VARIABLE, KEY)
-    for connection in connections(server):
-        monkeypatch.setattr(connection, "_pause", pause)
-        connection.breaker = UpstreamBreaker()
+    hasty = SimpleNamespace(**vars(asyncio) | {"sleep": pause})
+    monkeypatch.setattr(connection, "asyncio", hasty)
+    for each in connections(server):
+        each.breaker = UpstreamBreaker()
     return asked
 
 
