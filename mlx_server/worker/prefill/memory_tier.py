@@ -115,8 +115,7 @@ class CachedPrompt:
         cut = [n for n, each in self.snapshots.items() if each.reaches(n - 1)]
         states = [length for length, each in self.snapshots.items() if each.layers]
         place = min(len(self.tokens), self.continued_from or len(self.tokens))
-        padding = [0] * (limits.PROMPT_SNAPSHOTS - len(states))
-        return [self.used, place, self.layers is not None, max(cut, default=0), *states, *padding]
+        return [self.used, place, self.layers is not None, max(cut, default=0), *states]
 
     @cached_property
     def nbytes(self) -> int:
@@ -221,10 +220,10 @@ class PromptIndex:
         self._prompts: list[CachedPrompt] = []
         self._sorted: list[bytes] = []
         """The tokens of each, as bytes that are in the same order."""
-        self._numbers = np.empty((0, STATES + limits.PROMPT_SNAPSHOTS), np.int64)
+        self._numbers = np.empty((0, STATES), np.int64)
         """Of each the tokens in common, its latest use, the number of tokens with which a new
         prompt takes its place, whether it is wholly computed, its longest snapshot that can be cut
-        to any length, and the lengths of all that have a state."""
+        to any length, and the lengths of all that have a state: a column for each of the most."""
 
     def __len__(self) -> int:
         return len(self._prompts)
@@ -233,7 +232,11 @@ class PromptIndex:
         at, before, after = self._place(prompt.tokens)
         self._prompts.insert(at, prompt)
         self._sorted.insert(at, _sortable(prompt.tokens))
-        self._numbers = np.insert(self._numbers, at, [before, *prompt.numbers], axis=0)
+        numbers = [before, *prompt.numbers]
+        missing = len(numbers) - self._numbers.shape[1]
+        if missing > 0:
+            self._numbers = np.pad(self._numbers, ((0, 0), (0, missing)))
+        self._numbers = np.insert(self._numbers, at, numbers + [0] * -missing, axis=0)
         self._numbers[at + 1 : at + 2, COMMON] = after
 
     def remove(self, prompt: CachedPrompt) -> None:
@@ -250,7 +253,7 @@ class PromptIndex:
             return None
         common = self._shared(tokens)
         cut, states = np.minimum(self._numbers[:, CUT], common), self._states(common)
-        reached = np.maximum(cut, states.max(axis=1)) * self._numbers[:, IS_WHOLE]
+        reached = np.maximum(cut, states.max(axis=1, initial=0)) * self._numbers[:, IS_WHOLE]
         at = np.lexsort((self._numbers[:, USED], common, reached))[-1]
         return int(common[at]), self._prompts[at]
 
@@ -260,9 +263,10 @@ class PromptIndex:
         with states of one length, which are equal, it is the first."""
         common = self._shared(tokens)
         in_place = common >= np.maximum(self._numbers[:, PLACE], SHORTEST_STORED)
-        lengths, first = np.unique(self._states(common), return_index=True)
-        states = first[lengths >= SHORTEST_STORED] // limits.PROMPT_SNAPSHOTS
-        places = np.union1d(np.flatnonzero(in_place), states)
+        states = self._states(common)
+        lengths, first = np.unique(states, return_index=True)
+        firsts = first[lengths >= SHORTEST_STORED] // max(1, states.shape[1])
+        places = np.union1d(np.flatnonzero(in_place), firsts)
         return [(int(common[at]), self._prompts[at]) for at in places]
 
     def _states(self, common: NDArray[np.int64]) -> NDArray[np.int64]:
