@@ -171,11 +171,4 @@ async def completions(http: Request) -> Response:
     reporting = body.reporting(request.logprobs)
     output = CompletionOutput(body.model, len(request.prompts), request.n, reporting)
     ignored = await in_thread_if_large(body.ignored)
-    return await respond(
-        http,
-        request,
-        output,
-        stream=bool(body.stream),
-        ignored=ignored,
-        overflow=prompt_too_long,
-    )
+    return await respond(http, request, output, ignored=ignored, overflow=prompt_too_long)

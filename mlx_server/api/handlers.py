@@ -128,16 +128,15 @@ async def respond(
     request: GenerateRequest,
     output: StreamedOutput,
     *,
-    stream: bool,
     ignored: list[str],
     frames: Frames = OPENAI,
     overflow: MakeOverflowError = messages_too_long,
     store: Store | None = None,
 ) -> Response:
     wants_resumable = wants(http, RESUMABLE_HEADER)
-    if wants_resumable and not (stream and frames.media_type == OPENAI.media_type):
+    if wants_resumable and (request.buffered or frames.media_type != OPENAI.media_type):
         ignored, wants_resumable = [*ignored, RESUMABLE_HEADER], False
-    if not stream:
+    if request.buffered:
         return await respond_buffered(
             http, request, output, ignored=ignored, overflow=overflow, store=store
         )

@@ -129,7 +129,6 @@ async def infill(http: Request) -> Response:
         http,
         request,
         InfillOutput(body, model),
-        stream=bool(body.stream),
         ignored=ignored,
         frames=Frames(end=b""),
         overflow=prompt_too_long,
@@ -161,11 +160,6 @@ async def fim_completions(http: Request) -> Response:
         raise BadRequest("`prompt` should be one text.", param="prompt")
     if body.seed is None:
         request = replace(request, seed=body.random_seed)
-    return await respond(
-        http,
-        request,
-        ChatOutput(body.model, request.n, body.reporting(request.logprobs), reasoning_fields=()),
-        stream=bool(body.stream),
-        ignored=ignored,
-        overflow=prompt_too_long,
-    )
+    reporting = body.reporting(request.logprobs)
+    output = ChatOutput(body.model, request.n, reporting, reasoning_fields=())
+    return await respond(http, request, output, ignored=ignored, overflow=prompt_too_long)

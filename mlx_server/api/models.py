@@ -3,13 +3,13 @@ of a request that names none."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
-from typing import Any
 
 from fastapi import Request, Response
 
+from mlx_server.api.accumulator import Wire
 from mlx_server.api.fields import ignored_header
+from mlx_server.api.files import rfc3339
 from mlx_server.api.handlers import json_response
-from mlx_server.api.messages.routes import model_info, model_list
 from mlx_server.errors import AdapterNotFound, ModelNotFound, served_names
 from mlx_server.http.errors import is_anthropic
 from mlx_server.http.security import keyed_router
@@ -19,7 +19,6 @@ from mlx_server.pool.prepare import Capabilities, Task
 ABILITIES = ("reasoning", "tools", "structured_output", "fill_in_the_middle")
 
 TYPES: Mapping[Task, str] = {"generate": "llm", "embed": "embeddings", "rerank": "rerank"}
-OUTPUTS: Mapping[Task, str] = {"generate": "text", "embed": "embeddings", "rerank": "rerank"}
 
 GENERATION_PARAMS = (
     *("max_tokens", "stop", "seed", "logit_bias", "logprobs", "top_logprobs"),
@@ -39,7 +38,7 @@ ABILITY_PARAMS: Mapping[str, tuple[str, ...]] = {
 """Parameters of chat completions that need an ability of the model."""
 
 
-def described(capabilities: Capabilities | None) -> dict[str, Any]:
+def described(capabilities: Capabilities | None) -> Wire:
     """Each is null while the model's files are not on this machine."""
     known = asdict(capabilities) if capabilities else {}
     context = known.get("context_length")
@@ -63,8 +62,22 @@ def described(capabilities: Capabilities | None) -> dict[str, Any]:
     }
 
 
-def _modalities(capabilities: Capabilities | None) -> dict[str, Any]:
-    output = OUTPUTS[capabilities.task] if capabilities else "text"
+def model_info(model: Wire, context: int | None) -> Wire:
+    """A model of OpenAI's list in Anthropic's form. `context`: None before it is known."""
+    return {
+        "type": "model",
+        "id": model["id"],
+        "display_name": model["id"],
+        "created_at": rfc3339(model["created"]),
+        "lifecycle": "active",
+        "max_input_tokens": context and context - 1,
+        "max_tokens": context and context - 1,
+    }
+
+
+def _modalities(capabilities: Capabilities | None) -> Wire:
+    type = TYPES[capabilities.task] if capabilities else "llm"
+    output = "text" if type == "llm" else type
     inputs = ["text", "image"] if capabilities and capabilities.sees else ["text"]
     return {
         "modality": f"{'+'.join(inputs)}->{output}",
@@ -100,7 +113,9 @@ async def models(http: Request) -> Response:
             for model in await _with_adapters(http, pool, spec.id)
         ]
         paging = [name for name in PAGING if name in http.query_params]
-        return json_response(model_list(infos), ignored_header(paging))
+        first, last = (infos[0]["id"], infos[-1]["id"]) if infos else (None, None)
+        page = {"data": infos, "first_id": first, "last_id": last, "has_more": False}
+        return json_response(page, ignored_header(paging))
     ids = pool.models.ids
     listed = [model for id in ids for model in await _with_adapters(http, pool, id)]
     return json_response({"object": "list", "data": listed})
@@ -128,17 +143,17 @@ async def served(pool: Pool, name: str) -> tuple[str, str | None]:
     return id, adapter
 
 
-async def _with_adapters(http: Request, pool: Pool, id: str) -> list[dict[str, Any]]:
+async def _with_adapters(http: Request, pool: Pool, id: str) -> list[Wire]:
     adapters = await pool.adapter_names(id)
     base = await _model(http, pool, id)
     return [base, *(_adapter_model(base, adapter) for adapter in adapters)]
 
 
-def _adapter_model(base: dict[str, Any], adapter: str) -> dict[str, Any]:
+def _adapter_model(base: Wire, adapter: str) -> Wire:
     return {**base, "id": f"{base['id']}:{adapter}", "parent": base["id"]}
 
 
-async def _model(http: Request, pool: Pool, id: str) -> dict[str, Any]:
+async def _model(http: Request, pool: Pool, id: str) -> Wire:
     is_loaded = any(model.prepared.id == id for model in pool.models.loaded)
     return {
         "id": id,

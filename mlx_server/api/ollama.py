@@ -497,7 +497,6 @@ async def _answer(
         http,
         request,
         output,
-        stream=body.streams,
         ignored=ignored,
         frames=output.frames(),
         overflow=ollama_prompt_too_long,
@@ -537,9 +536,9 @@ async def tags(http: Request) -> Response:
     pool: Pool = http.app.state.pool
     modified = {"modified_at": rfc3339(http.app.state.started)}
     models = [
-        {**await _model(pool, view, name), **modified}
+        {**await _model(pool, view, f"{view.spec.id}{adapter}"), **modified}
         for view in pool.views()
-        for name in (view.spec.id, *await _with_adapters(pool, view.spec.id))
+        for adapter in ("", *(f":{name}" for name in await pool.adapter_names(view.spec.id)))
     ]
     return json_response({"models": models})
 
@@ -567,7 +566,20 @@ async def show(http: Request) -> Response:
         raise BadRequest("`model` is missing: it names the model to describe.", param="model")
     pool: Pool = http.app.state.pool
     id, _ = await served(pool, own_name(pool, name))
-    description = await described(pool, id, http.app.state.started)
+    capabilities = await pool.capabilities(id)
+    variables = (name for field, name in VARIABLES.items() if getattr(capabilities, field, False))
+    details = _details(capabilities)
+    family, length = details["family"], details.get("context_length")
+    context = {f"{family}.context_length": length} if length else {}
+    description = {
+        "modelfile": "",
+        "parameters": "",
+        "template": "".join(f"{{{{ .{name} }}}}" for name in ("Prompt", *variables)),
+        "modified_at": rfc3339(http.app.state.started),
+        "details": details,
+        "model_info": {"general.architecture": family, "general.basename": id, **context},
+        "capabilities": _abilities(capabilities),
+    }
     return json_response(description, ignored_header(body.ignored()))
 
 
@@ -678,27 +690,6 @@ def own_name(pool: Pool, name: str) -> str:
     """The name by which the pool knows the model, with its adapter."""
     is_tagged = name.endswith(LATEST) and name not in pool.models
     return name.removesuffix(LATEST) if is_tagged else name
-
-
-async def described(pool: Pool, id: str, started: float) -> Wire:
-    capabilities = await pool.capabilities(id)
-    family = capabilities.family if capabilities else ""
-    length = capabilities.context_length if capabilities else None
-    context = {f"{family}.context_length": length} if length else {}
-    variables = (name for field, name in VARIABLES.items() if getattr(capabilities, field, False))
-    return {
-        "modelfile": "",
-        "parameters": "",
-        "template": "".join(f"{{{{ .{name} }}}}" for name in ("Prompt", *variables)),
-        "modified_at": rfc3339(started),
-        "details": _details(capabilities),
-        "model_info": {"general.architecture": family, "general.basename": id, **context},
-        "capabilities": _abilities(capabilities),
-    }
-
-
-async def _with_adapters(pool: Pool, id: str) -> list[str]:
-    return [f"{id}:{adapter}" for adapter in await pool.adapter_names(id)]
 
 
 async def _model(pool: Pool, view: ModelView, name: str) -> Wire:

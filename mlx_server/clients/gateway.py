@@ -176,11 +176,6 @@ class GatewayAnswer:
         return self._review.finished
 
     @property
-    def has_ended(self) -> bool:
-        """Whether the server has sent a finish reason."""
-        return self.attempt.has_ended
-
-    @property
     def has_text(self) -> bool:
         """Whether there is more than thoughts, and it was not cut off."""
         return self.attempt.needs_no_more or not self.attempt.is_without_answer
@@ -257,11 +252,12 @@ class GatewayStream:
         if answer.finished:
             return
         events = answer.feed({**chunk, "choices": [choice]})
-        if answer.has_ended:
+        has_ended = answer.attempt.has_ended
+        if has_ended:
             events += answer.finish()
         for delta in filter(None, map(_delta, events)):
             yield {**head, "choices": [{**choice, "delta": delta, "finish_reason": None}]}
-        if answer.has_ended:
+        if has_ended:
             reason = answer.collected.finish_reason
             last = {**choice, "delta": {}, "finish_reason": reason}
             yield {**head, "choices": [last], **_warnings(chunk, [answer.collected])}

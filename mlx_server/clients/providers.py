@@ -140,7 +140,12 @@ class LLMProvider:
 
     def parse_response(self, content: str) -> ProviderAnswer:
         """Splits the content of a message of `client` into its text and its thoughts."""
-        return parse_response(content, self.config)
+        if self.config.parsing_format == "direct_response":
+            return {"response": content, "thinking": ""}
+        events = read(content, "plain")
+        texts = "".join(each.separated for each in events if isinstance(each, TextDelta))
+        thoughts = (each.separated for each in events if isinstance(each, ReasoningDelta))
+        return {"response": texts, "thinking": "".join(thoughts)}
 
     @cached_property
     def _endpoint(self) -> Endpoint:
@@ -149,15 +154,6 @@ class LLMProvider:
     def _exchange(self, messages: str | Sequence[Wire], fields: Mapping[str, Any]) -> Exchange:
         asked = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
         return provider_exchange(self.config, {"messages": list(asked), **fields})
-
-
-def parse_response(content: str, config: ProviderConfig) -> ProviderAnswer:
-    if config.parsing_format == "direct_response":
-        return {"response": content, "thinking": ""}
-    events = read(content, "plain")
-    texts = "".join(each.separated for each in events if isinstance(each, TextDelta))
-    thoughts = (each.separated for each in events if isinstance(each, ReasoningDelta))
-    return {"response": texts, "thinking": "".join(thoughts)}
 
 
 def endpoint_of(config: ProviderConfig) -> Endpoint:

@@ -28,13 +28,14 @@ from mlx_server.http.sse import Store as Storing
 from mlx_server.request_threads import in_thread, in_thread_if_large
 from mlx_server.store import ItemRecord, Record, RecordFilter
 
-ECHOED = frozenset(
-    {
-        *("seed", "temperature", "top_p", "presence_penalty", "frequency_penalty"),
-        *("tools", "tool_choice", "response_format"),
-    }
-)
+ECHOED = {
+    *("seed", "temperature", "top_p", "presence_penalty", "frequency_penalty"),
+    *("tools", "tool_choice", "response_format"),
+}
 """Fields of a request that the stored completion has."""
+
+DUMPED: dict[str, Any] = {"mode": "json", "by_alias": True, "exclude_none": True}
+"""How a request is stored."""
 
 LABEL = re.compile(r"metadata\[(.*)\]", re.DOTALL)
 """How a query spells one pair of `metadata`."""
@@ -47,7 +48,7 @@ async def _storing(http: Request, body: ChatBody, id: str) -> Storing:
     be stored."""
     store, owner = store_of(http), http.state.owner
     metadata = checked_metadata(body)
-    echo = body.model_dump(mode="json", by_alias=True, exclude_none=True, include=set(ECHOED))
+    echo = body.model_dump(include=ECHOED, **DUMPED)
     messages = await in_thread(_message_records, id, body.messages)
     await store.check_room(owner)
 
@@ -74,23 +75,16 @@ def with_metadata(completion: Wire, metadata: Mapping[str, str], created_at: flo
     return Record("completion", completion["id"], created_at, body, labels=listed)
 
 
-def _message_records(id: str, messages: Sequence[MessageParam]) -> list[ItemRecord]:
-    return [_message_record(f"{id}-{i}", message) for i, message in enumerate(messages)]
-
-
-def _message_record(id: str, message: MessageParam) -> ItemRecord:
-    """OpenAI's stored message has text as `content`, and other content as `content_parts`."""
-    sent = message.model_dump(mode="json", by_alias=True, exclude_none=True)
-    content = sent.pop("content", None)
-    parts = content if isinstance(content, list) else None
-    stored: dict[str, Any] = {
-        "id": id,
-        "content": content if parts is None else None,
-        "content_parts": parts,
-        "refusal": None,
-        **sent,
-    }
-    return ItemRecord(id, msgspec.json.encode(stored))
+def _message_records(completion: str, messages: Sequence[MessageParam]) -> list[ItemRecord]:
+    """OpenAI's stored messages have text as `content`, and other content as `content_parts`."""
+    records = []
+    for number, message in enumerate(messages):
+        id, sent = f"{completion}-{number}", message.model_dump(**DUMPED)
+        content = sent.pop("content", None)
+        text, parts = (None, content) if isinstance(content, list) else (content, None)
+        stored = {"id": id, "content": text, "content_parts": parts, "refusal": None, **sent}
+        records.append(ItemRecord(id, msgspec.json.encode(stored)))
+    return records
 
 
 def filter_of(http: Request) -> RecordFilter:
@@ -127,8 +121,7 @@ async def chat_completions(http: Request) -> Response:
     )
     ignored = await in_thread_if_large(body.ignored)
     store = await _storing(http, body, output.id) if body.store else None
-    stream = bool(body.stream)
-    return await respond(http, request, output, stream=stream, ignored=ignored, store=store)
+    return await respond(http, request, output, ignored=ignored, store=store)
 
 
 @router.get(PATH)

@@ -1,14 +1,9 @@
-"""The routes of `/v1/messages`, and `GET /v1/models` as Anthropic's clients expect it."""
+"""The routes of `/v1/messages`."""
 
-import time
-from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
 
 from fastapi import Request, Response
-from starlette.types import Scope
 
-from mlx_server.api.accumulator import Wire
 from mlx_server.api.fields import ignored_header
 from mlx_server.api.handlers import documented, json_response, read, respond
 from mlx_server.api.messages.answer import PING, MessagesOutput, OutputOptions
@@ -23,26 +18,6 @@ from mlx_server.http.sse import Frames, event
 from mlx_server.messages import media_places
 from mlx_server.pool.pool import Pool
 from mlx_server.request_threads import in_thread
-
-
-def model_info(model: Mapping[str, Any], context: int | None) -> Wire:
-    """A model of OpenAI's list in Anthropic's form. `context`: None before it is known."""
-    return {
-        "type": "model",
-        "id": model["id"],
-        "display_name": model["id"],
-        "created_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(model["created"])),
-        "lifecycle": "active",
-        "max_input_tokens": context and context - 1,
-        "max_tokens": context and context - 1,
-    }
-
-
-def model_list(models: Sequence[Wire]) -> Wire:
-    """All of them on one page, the only one."""
-    first, last = (models[0]["id"], models[-1]["id"]) if models else (None, None)
-    return {"data": models, "first_id": first, "last_id": last, "has_more": False}
-
 
 COUNT_PATH = f"{MESSAGES_PATH}/count_tokens"
 
@@ -63,13 +38,13 @@ async def create_message(http: Request) -> Response:
         shortest_stored=SHORTEST_STORED,
     )
     output = MessagesOutput(model=body.model, signer=signer, options=options)
+    error = partial(anthropic_error, scope=http.scope)
     return await respond(
         http,
         parsed.request,
         output,
-        stream=bool(body.stream),
         ignored=list(parsed.ignored),
-        frames=frames(http.scope),
+        frames=Frames(keep_alive=lambda: event(PING), end=b"", error=error),
         overflow=anthropic_prompt_too_long,
     )
 
@@ -85,8 +60,3 @@ async def count_tokens(http: Request) -> Response:
     unseen = media_places(parsed.request.prompts, prepared.takes)
     ignored = dict.fromkeys((*parsed.ignored, *unseen))
     return json_response({"input_tokens": tokens}, ignored_header(ignored))
-
-
-def frames(scope: Scope) -> Frames:
-    error = partial(anthropic_error, scope=scope)
-    return Frames(keep_alive=lambda: event(PING), end=b"", error=error)
