@@ -307,36 +307,39 @@ class ThoughtPart(OtherPart):
 KnownPart = Annotated[
     TextPart | RefusalPart | InputFilePart | FilePart, Field(discriminator="type")
 ]
-KNOWN = frozenset(
-    name
-    for part in get_args(get_args(KnownPart)[0])
-    for name in get_args(part.__annotations__["type"])
-)
 THOUGHTS = ("thinking", "reasoning", "thought")
 
 
-def _kind(value: Any) -> str:
-    """A union tag that is no field name, so that errors show only field names. One of a known type
-    is wrong, or it would not come here."""
-    kind: str = type_of(value)
-    if kind in THOUGHTS:
-        return "<thought>"
-    return "<media>" if kind_of(kind) and kind not in KNOWN else "<other>"
+def types_in(union: Any) -> frozenset[str]:
+    """The values that `type` has in the members of an annotated union."""
+    types = (member.__annotations__["type"] for member in get_args(get_args(union)[0]))
+    return frozenset(name for literal in types for name in get_args(literal))
 
 
-def _refuse_known(value: Any) -> Any:
-    if type_of(value) in KNOWN:
-        raise ValueError("its fields are wrong")
-    return value
+def foreign_to(known: Any) -> Discriminator:
+    """For parts of types that a union does not know. One of a known type is wrong, or it would not
+    come here, and gets no tag. Tags are no field names, so that errors show only field names."""
+    types = types_in(known)
+
+    def tag(value: Any) -> str:
+        kind = type_of(value)
+        if not isinstance(kind, str) or kind in types:
+            return ""
+        if kind in THOUGHTS:
+            return "<thought>"
+        return "<media>" if kind_of(kind) else "<other>"
+
+    return Discriminator(tag)
 
 
-ForeignPart = Annotated[
+ForeignPart = (
     Annotated[ThoughtPart, Tag("<thought>")]
     | Annotated[MediaPart, Tag("<media>")]
-    | Annotated[OtherPart, BeforeValidator(_refuse_known), Tag("<other>")],
-    Discriminator(_kind),
+    | Annotated[OtherPart, Tag("<other>")]
+)
+Part = Annotated[
+    KnownPart | Annotated[ForeignPart, foreign_to(KnownPart)], Field(union_mode="left_to_right")
 ]
-Part = Annotated[KnownPart | ForeignPart, Field(union_mode="left_to_right")]
 """Known parts come first, for which no Python is called."""
 
 

@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic import BeforeValidator, Field, Tag
 
 from mlx_server import limits
-from mlx_server.api.content import Content, MediaPart, OtherPart, as_parts, kind_of
+from mlx_server.api.content import Content, ForeignPart, OtherPart, as_parts, foreign_to
 from mlx_server.api.fields import (
     EMPTY_IS_UNSET,
     UNKNOWN_ROLE,
@@ -21,7 +21,6 @@ from mlx_server.api.fields import (
     WireModel,
     by_type,
     role_of,
-    type_of,
 )
 from mlx_server.api.histories import MENDED
 from mlx_server.errors import BadRequest
@@ -117,26 +116,11 @@ class ToolReferenceBlock(WireModel):
     tool_name: Name
 
 
-def _foreign(*known: str) -> Discriminator:
-    """For blocks of types that are not known. One of a known type is wrong, or it would not come
-    here, and gets no tag."""
-
-    def tag(value: Any) -> str:
-        kind = type_of(value)
-        if not isinstance(kind, str) or kind in known:
-            return ""
-        return "<media>" if kind_of(kind) else "<other>"
-
-    return Discriminator(tag)
-
-
-Foreign = Annotated[MediaPart, Tag("<media>")] | Annotated[OtherPart, Tag("<other>")]
 KnownResultBlock = Annotated[
     TextBlock | SearchResultBlock | DocumentBlock | ToolReferenceBlock, Field(discriminator="type")
 ]
-RESULT_TYPES = ("text", "search_result", "document", "tool_reference")
 ResultBlock = Annotated[
-    KnownResultBlock | Annotated[Foreign, _foreign(*RESULT_TYPES)],
+    KnownResultBlock | Annotated[ForeignPart, foreign_to(KnownResultBlock)],
     Field(union_mode="left_to_right"),
 ]
 
@@ -180,7 +164,7 @@ KnownBlock = Annotated[
     Field(discriminator="type"),
 ]
 Block = Annotated[
-    KnownBlock | Annotated[Foreign, _foreign(*RESULT_TYPES, "tool_result", "tool_use", "thinking")],
+    KnownBlock | Annotated[ForeignPart, foreign_to(KnownBlock)],
     Field(union_mode="left_to_right"),
 ]
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 from pydantic import BeforeValidator, Field, TypeAdapter
 
 from mlx_server import limits
-from mlx_server.api.content import Content, OtherPart, TextPart, as_parts, unused_thoughts
+from mlx_server.api.content import Content, OtherPart, TextPart, as_parts, types_in, unused_thoughts
 from mlx_server.api.fields import (
     ROLES,
     UNKNOWN_ROLE,
@@ -233,11 +233,7 @@ KnownItem = Annotated[
     | ItemReference,
     Field(discriminator="type"),
 ]
-KNOWN = frozenset(
-    name
-    for item in get_args(get_args(KnownItem)[0])
-    for name in get_args(item.__annotations__["type"])
-)
+KNOWN = types_in(KnownItem)
 InputItem = Annotated[
     Annotated[
         KnownItem | Annotated[HostedItem, BeforeValidator(_foreign)],
