@@ -112,7 +112,8 @@ class AnswerRecord:
 class AnswerLog:
     def __init__(self) -> None:
         self._running: dict[AnswerRecord, None] = {}
-        self._ended: deque[dict[str, Any]] = deque(maxlen=limits.LISTED_ANSWERS)
+        self._ended: deque[tuple[str, dict[str, Any]]] = deque(maxlen=limits.LISTED_ANSWERS)
+        """By their clients."""
         self.keeps_texts = False
         """Whether ended requests are listed with their texts."""
         self.totals = {"ended": 0, "prompt_tokens": 0, "cached_tokens": 0}
@@ -137,7 +138,7 @@ class AnswerLog:
             del self._running[record]
             record.ended_at = time.perf_counter()
             ended = record.ended()
-            self._ended.appendleft({"client": client, **ended})
+            self._ended.appendleft((client, ended))
             self.totals["ended"] += 1
             if record.started:
                 self.totals["prompt_tokens"] += ended["prompt_tokens"]
@@ -149,11 +150,7 @@ class AnswerLog:
 
     def ended(self, client: str | None) -> list[dict[str, Any]]:
         """The latest first."""
-        return [_shown(each) for each in self._ended if client in (None, each["client"])]
-
-
-def _shown(ended: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in ended.items() if name != "client"}
+        return [ended for owner, ended in self._ended if client in (None, owner)]
 
 
 def _last_of(prompt: Prompt) -> str:

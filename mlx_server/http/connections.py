@@ -75,8 +75,9 @@ class StrictConnection(h11.Connection):
             self._refuse_if(_framing_error(event, before[: len(before) - len(after)], after))
             if isinstance(self._reader, ChunkedReader):
                 self._reader = StrictChunks()
-        elif isinstance(event, h11.Data) and _is_small_chunk(event):
-            self._small_chunks += 1
+        elif isinstance(event, h11.Data):
+            is_whole = event.chunk_start and event.chunk_end
+            self._small_chunks += is_whole and len(event.data) < SMALL_BYTES
             if self._small_chunks > limits.SMALL_CHUNKS:
                 self._refuse_if(
                     f"The body has too many small chunks: send {SMALL_BYTES} bytes or more in each."
@@ -89,10 +90,6 @@ class StrictConnection(h11.Connection):
         if wrong:
             self.wrong = wrong
             raise h11.RemoteProtocolError(wrong)
-
-
-def _is_small_chunk(data: h11.Data) -> bool:
-    return data.chunk_start and data.chunk_end and len(data.data) < SMALL_BYTES
 
 
 def _wrong_with_size(received: bytes) -> str | None:

@@ -311,7 +311,9 @@ def authorise(
         client_of_request.set(state.source)
         if not digests:
             if state.source == THIS_MACHINE:
-                state.client = programs.client(state.source, _program(connection.headers))
+                headers = connection.headers
+                program = headers.get(CLIENT_HEADER) or headers.get("user-agent", "")
+                state.client = programs.client(state.source, program)
             return
         given = _credentials(connection.headers)
         if not given:
@@ -439,10 +441,6 @@ def _peer(scope: Scope) -> str:
     if not (peer := scope.get("client")):
         return ""
     return THIS_MACHINE if _is_loopback(peer[0]) else source_of(peer[0])
-
-
-def _program(headers: Headers) -> str:
-    return headers.get(CLIENT_HEADER) or headers.get("user-agent", "")
 
 
 def _digest(key: bytes) -> bytes:

@@ -130,19 +130,6 @@ class SseReader:
         return ["\n".join(lines)] if lines else []
 
 
-def values_of(text: str | bytes) -> Iterator[Any]:
-    """Yields the value of a text, or the values of a list, in which Gemini wraps an error. Raises
-    ExceedsBounds for a text with more values than a request may have."""
-    raw = text.encode() if isinstance(text, str) else text
-    check_bounds(raw)
-    check_numbers(raw)
-    value = msgspec.json.decode(raw)
-    if isinstance(value, list):
-        yield from filter(None, value)
-    elif value is not None:
-        yield value
-
-
 END_SECONDS = 0.2
 """How long the reader waits for the end of the body after the last event."""
 
@@ -182,8 +169,16 @@ async def json_values(text: str | bytes) -> Iterator[Any]:
 
 
 def _json_values(text: str | bytes) -> Iterator[Any]:
+    """The value of a text, or the values of a list, in which Gemini wraps an error."""
     try:
-        yield from values_of(text)
+        raw = text.encode() if isinstance(text, str) else text
+        check_bounds(raw)
+        check_numbers(raw)
+        value = msgspec.json.decode(raw)
+        if isinstance(value, list):
+            yield from filter(None, value)
+        elif value is not None:
+            yield value
     except ExceedsBounds as error:
         raise UpstreamFailed(f"The upstream sent JSON that is too large: {error}.") from None
     except (msgspec.MsgspecError, ValueError, RecursionError):

@@ -36,6 +36,7 @@ from mlx_server.api.messages.protocol import (
     TextBlock,
     Texts,
     ThinkingBlock,
+    ToolChoiceParam,
     ToolReferenceBlock,
     ToolResultBlock,
     ToolUseBlock,
@@ -96,20 +97,18 @@ def select_tools(body: PromptBody, named: Iterable[str]) -> tuple[tuple[Tool, ..
 
 
 def _choice(body: PromptBody) -> ToolChoice:
-    choice = body.tool_choice
-    match choice and choice.type:
-        case "any":
+    match body.tool_choice:
+        case ToolChoiceParam(type="any"):
             return "required"
-        case "none":
+        case ToolChoiceParam(type="none"):
             return "none"
-        case "tool":
-            assert choice
-            if choice.name is None:
-                raise BadRequest(
-                    "`tool_choice.name` is missing: it names the tool that must be called.",
-                    param="tool_choice.name",
-                )
-            return NamedTool(choice.name)
+        case ToolChoiceParam(type="tool", name=str(name)):
+            return NamedTool(name)
+        case ToolChoiceParam(type="tool"):
+            raise BadRequest(
+                "`tool_choice.name` is missing: it names the tool that must be called.",
+                param="tool_choice.name",
+            )
     return "auto"
 
 

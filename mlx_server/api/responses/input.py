@@ -415,7 +415,9 @@ def to_request(
     content of reasoning."""
     check_stream_options(body.stream, body.stream_options)
     everything = [*earlier, *items]
-    places = [*("previous_response_id" for _ in earlier), *_places(body, items)]
+    is_text = isinstance(body.input, str)
+    places = ["previous_response_id"] * len(earlier)
+    places += ["input" if is_text else f"input[{i}]" for i in range(len(items))]
     chosen = selected_tools(body, listed=_listed(everything), found=_tools_of(everything))
     turns = ItemsToMessages(chosen.table, opened)
     for item, where in zip(everything, places, strict=True):
@@ -479,11 +481,6 @@ def _unread(body: ResponsesBody, items: Sequence[InputItem], opened: Open) -> It
             case ReasoningItem(content=None | [] | "", encrypted_content=str(token)) if token:
                 if opened(token) is None:
                     yield "input.encrypted_content"
-
-
-def _places(body: ResponsesBody, items: Sequence[InputItem]) -> list[str]:
-    is_text = isinstance(body.input, str)
-    return ["input" if is_text else f"input[{i}]" for i in range(len(items))]
 
 
 def _listed(items: Iterable[InputItem]) -> set[str]:
