@@ -14,8 +14,8 @@ from typing import Any
 
 from mlx_server.api.chat_completions.input import ChatBody
 from mlx_server.api.chat_completions.input import to_request as of_chat
+from mlx_server.api.messages.input import MessagesBody
 from mlx_server.api.messages.input import to_request as of_messages
-from mlx_server.api.messages.protocol import MessagesBody
 from mlx_server.api.responses.input import input_items
 from mlx_server.api.responses.input import to_request as of_responses
 from mlx_server.api.responses.protocol import ResponsesBody

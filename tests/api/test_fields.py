@@ -53,7 +53,7 @@ from mlx_server.api.conversations import ConversationBody, ItemsBody, UpdateBody
 from mlx_server.api.embeddings import EmbeddingsBody
 from mlx_server.api.fields import WireModel
 from mlx_server.api.fine_tuning import JobBody
-from mlx_server.api.messages.protocol import MessagesBody, PromptBody
+from mlx_server.api.messages.input import MessagesBody, PromptBody
 from mlx_server.api.replay import GivenBody
 from mlx_server.api.responses.protocol import ResponsesBody
 from mlx_server.api.responses.routes import PATH as RESPONSES

@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 
 from mlx_server.api.chat_completions.input import ChatBody
 from mlx_server.api.histories import WITHOUT_MENDING
-from mlx_server.api.messages.protocol import MessagesBody
+from mlx_server.api.messages.input import MessagesBody
 from mlx_server.api.responses.protocol import ResponsesBody
 from mlx_server.models.tokenizer import Tokenizer
 from tests.api import wire

@@ -17,7 +17,7 @@ from mlx_server.api.chat_completions.input import ChatBody
 from mlx_server.api.completions import CompletionBody
 from mlx_server.api.embeddings import EmbeddingsBody
 from mlx_server.api.fields import SamplingBody, WireModel
-from mlx_server.api.messages.protocol import MessagesBody
+from mlx_server.api.messages.input import MessagesBody
 from mlx_server.api.native import NativeBody
 from mlx_server.api.rerank import RerankBody
 from mlx_server.api.responses.protocol import ResponsesBody

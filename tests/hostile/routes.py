@@ -14,7 +14,7 @@ from mlx_server.api.embeddings import EmbeddingsBody
 from mlx_server.api.fields import SamplingBody, WireModel
 from mlx_server.api.fine_tuning import JobBody
 from mlx_server.api.infill import FimBody, InfillBody
-from mlx_server.api.messages.protocol import MessagesBody, PromptBody
+from mlx_server.api.messages.input import MessagesBody, PromptBody
 from mlx_server.api.native import NativeBody
 from mlx_server.api.page.routes import FetchBody, PageConversation
 from mlx_server.api.pool import Load, LoadBody, Unload, UnloadBody

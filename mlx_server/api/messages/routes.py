@@ -7,8 +7,7 @@ from fastapi import Request, Response
 from mlx_server.api.fields import ignored_header
 from mlx_server.api.handlers import documented, json_response, read, respond
 from mlx_server.api.messages.answer import PING, MessagesOutput, OutputOptions
-from mlx_server.api.messages.input import to_request
-from mlx_server.api.messages.protocol import MessagesBody, PromptBody
+from mlx_server.api.messages.input import MessagesBody, PromptBody, to_request
 from mlx_server.engine.messages import SHORTEST_STORED
 from mlx_server.generation.plan import count_prompt
 from mlx_server.http.errors import MESSAGES_PATH, anthropic_error, anthropic_prompt_too_long

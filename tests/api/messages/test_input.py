@@ -5,8 +5,12 @@ from typing import Any
 
 import pytest
 
-from mlx_server.api.messages.input import ParsedMessagesRequest, to_request
-from mlx_server.api.messages.protocol import MessagesBody, PromptBody
+from mlx_server.api.messages.input import (
+    MessagesBody,
+    ParsedMessagesRequest,
+    PromptBody,
+    to_request,
+)
 from mlx_server.errors import BadRequest
 from mlx_server.http.security import Signer
 from mlx_server.messages import Conversation, Message, Tool, ToolCall
