@@ -144,9 +144,8 @@ async def served(pool: Pool, name: str) -> tuple[str, str | None]:
 
 
 async def _with_adapters(http: Request, pool: Pool, id: str) -> list[Wire]:
-    adapters = await pool.adapter_names(id)
     base = await _model(http, pool, id)
-    return [base, *(_adapter_model(base, adapter) for adapter in adapters)]
+    return [base, *(_adapter_model(base, adapter) for adapter in base["adapters"])]
 
 
 def _adapter_model(base: Wire, adapter: str) -> Wire:

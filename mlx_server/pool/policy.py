@@ -273,10 +273,10 @@ class Policy:
     def stale_at(self, id: str) -> float | None:
         """The time at which the model is unloaded if no request uses it before."""
         model = self._models[id]
-        wanted = any(each.model == id for each in self._waiting)
-        if not model.evictable or wanted or model.ttl is None or model.last_used is None:
+        if not model.evictable or model.ttl is None or model.last_used is None:
             return None
-        return None if math.isinf(model.ttl) else model.last_used + model.ttl
+        wanted = any(each.model == id for each in self._waiting)
+        return None if wanted or math.isinf(model.ttl) else model.last_used + model.ttl
 
     def room(self, model: str) -> int:
         """The bytes that rows of the model can take if there are no other rows."""
@@ -419,8 +419,9 @@ class Policy:
     def _wait_in(self, queue: WaitQueue, reservation: Reservation) -> None:
         """Queues it. Loads its model, or evicts others, as soon as no lease has to end first."""
         model = self._models[reservation.model]
-        room, keep = queue.promised + queue.needs(reservation), {*queue.models, model.id}
-        queue.stuck = queue.stuck or not self._make_room(room, keep)
+        if not queue.stuck:
+            room, keep = queue.promised + queue.needs(reservation), {*queue.models, model.id}
+            queue.stuck = not self._make_room(room, keep)
         if not queue.stuck:
             if model.state == "unloaded" and model.nbytes <= self._free:
                 self._load(model)

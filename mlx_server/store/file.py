@@ -56,6 +56,7 @@ SCHEMA = (
         UNIQUE (id, owner, kind)
     )""",
     "CREATE INDEX by_age ON records (kind, used_at)",
+    "CREATE INDEX of_owner ON records (kind, owner)",
     "CREATE INDEX running ON records (status) WHERE status IN ('queued', 'in_progress')",
     # all items have output = 0 but the output of a response
     """CREATE TABLE items (

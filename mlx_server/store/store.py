@@ -376,7 +376,8 @@ class Store(Database):
         """Takes over the running jobs of these owners and kinds that no living server has. Returns
         the kind, id and owner of each."""
         running = db.execute(
-            "SELECT seq, kind, id, owner, server FROM records WHERE status = 'in_progress'"
+            "SELECT seq, kind, id, owner, server FROM records"
+            " WHERE status IN ('queued', 'in_progress') AND status = 'in_progress'"  # by the index
         ).fetchall()
         living = {self.servers.id, *self.servers.others()} if running else set()
         left = [

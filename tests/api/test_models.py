@@ -24,9 +24,17 @@ ABLE = Capabilities("qwen3", "qwen3", "4bit", 1000, 4096, True, True, True)
 
 
 def test_a_model_of_the_list_says_what_it_is_and_whether_it_is_loaded(
-    client: TestClient, tiny_path: Path
+    client: TestClient, tiny_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    looked, names = list[str](), Pool.adapter_names
+
+    async def counted(pool: Pool, id: str) -> list[str]:
+        looked.append(id)
+        return await names(pool, id)
+
+    monkeypatch.setattr(Pool, "adapter_names", counted)
     (before,) = ok(client.get("/v1/models"))["data"]
+    assert looked == ["tiny"], "a folder may have hundreds of adapters"
     assert before == ok(client.get(f"/v1/models/{wire.MODEL}"))
     facts = {
         "id": "tiny",

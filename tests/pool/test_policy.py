@@ -22,6 +22,7 @@ from mlx_server.pool.policy import (
 )
 from mlx_server.pool.reservations import ModelFacts
 from mlx_server.requests import Tier
+from tests.calls import calls_of
 from tests.pool.policies import policy_of
 from tests.pool.policy_books import WAIT
 from tests.pool.policy_machine import PolicyMachine
@@ -111,6 +112,16 @@ def test_rows_count_and_newcomers_pass_nobody_for_ever() -> None:
             break
     assert last == 1
     assert 3 < passed <= 3 * TURN + 1
+
+
+def test_requests_that_wait_take_little_of_each_event() -> None:
+    """A row grows each few hundred tokens, while requests for the same memory wait."""
+    policy, calls = policy_of(a=ModelFacts(4), ready="a"), list[int]()
+    for ticket in range(61):
+        policy.request(ticket, "a", 6, 5.0)
+        calls.append(calls_of(lambda: policy.resize(0, 6, 6.0)))
+    assert len(policy.waiting) == 60
+    assert calls[60] - calls[20] <= 40 * 80
 
 
 def test_rows_that_have_not_begun_take_no_memory_from_the_prompt_cache_yet() -> None:

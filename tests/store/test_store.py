@@ -9,7 +9,7 @@ import pytest
 
 from mlx_server import limits
 from mlx_server.errors import BadRequest, NotFound, ShuttingDown, TooLarge
-from mlx_server.store import ItemRecord, Record, Retention, Store
+from mlx_server.store import ItemRecord, JobKind, Record, Retention, Store, file
 from mlx_server.store import store as store_module
 from tests.store.make import big, items, limit, response, runs
 
@@ -265,6 +265,38 @@ async def test_input_items_are_paged_without_the_output(path: Path) -> None:
     with pytest.raises(BadRequest) as error:
         await store.items("response", "r", "me", after="o")
     assert error.value.param == "after"
+    await store.close()
+
+
+@runs
+async def test_a_page_and_a_claim_look_at_no_other_records(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps, own = 0, file.open_database
+
+    def count() -> None:
+        nonlocal steps
+        steps += 1
+
+    def opened(path: Path) -> sqlite3.Connection:
+        db = own(path)
+        db.set_progress_handler(count, 1)
+        return db
+
+    monkeypatch.setattr(file, "open_database", opened)
+    store = await Store.open(path)
+    for owner in ("me", "you"):
+        await asyncio.gather(*(store.add(response(f"{n}"), owner) for n in range(200)))
+    await store.add(response("other"), "third")
+    for call in (
+        lambda: store.records("response", "third", order="desc"),
+        lambda: store.records("response", "me", limit=1, order="desc"),
+        lambda: store.records("response", "you", after="50", limit=1),
+        lambda: store.claim(["me"], list[JobKind](["batch"])),
+    ):
+        steps = 0
+        await call()
+        assert steps < 200
     await store.close()
 
 
