@@ -19,6 +19,7 @@ from mlx_server.events import (
     Violation,
 )
 from mlx_server.parsers.markup_layout import QUOTES, MarkupDelimiters, MarkupLayout
+from mlx_server.parsers.misplaced_calls import AROUND_NAME, TOOL_NAME, named_calls
 from mlx_server.parsers.parse_context import ParseContext
 from mlx_server.parsers.text_pieces import CodeFence, PieceSeparator, WhitespaceTrimmer
 from mlx_server.tool_parsers.call_format import BlockRepair, CallFormat, mixed_block
@@ -450,9 +451,10 @@ class MarkupCallReader:
         end = following = ""
         is_call = bool(call_format.opens) or self.calls.begun
         thinks = yield from self._source.comes(*self._delimiters.own)
-        may_be_repaired = call_format.repair and is_call
-        if may_be_repaired and ("{" in broken or thinks or (yield from self._leads_to_json())):
-            assert call_format.repair
+        is_named = yield from self._names_tool(call_format, broken, already)
+        repair = self._repair_named if is_named else call_format.repair if is_call else None
+        leads = is_named or "{" in broken or thinks
+        if repair and (leads or (yield from self._leads_to_json())):
             rest: list[str] = []
             # without a closing delimiter, a call extends to the next one or to the answer's end
             ends = call_format.closes or (*self._delimiters.formats, *call_format.may_close)
@@ -463,8 +465,9 @@ class MarkupCallReader:
                 if end or not (call_format.closes or self._source.cut):
                     inside = _without_opening(broken, already, call_format.opens)
                     thought, inside = self._delimiters.split_reasoning(inside)
-                    what: tuple[RepairKind, ...] = ("reasoning",) if thought else ("json",)
-                    calls, prose = _calls_in(inside, call_format.repair)
+                    kind: RepairKind = "format" if is_named else "json"
+                    what: tuple[RepairKind, ...] = ("reasoning",) if thought else (kind,)
+                    calls, prose = _calls_in(inside, repair)
                     self.calls.add_repaired(calls, what)
                     for piece in prose:  # apart, as each has its own log probabilities
                         into(piece)
@@ -492,6 +495,26 @@ class MarkupCallReader:
         if self._source.cut and not any(each in left for each in delimiters):
             self._source.take(len(left))
         return self._source.cut and self._source.ended
+
+    def _names_tool(self, call_format: CallFormat, begun: str, already: str) -> Steps[bool]:
+        """Whether a block begins with a tool's name, in a form that its format has not."""
+        if not call_format.closes or not self.calls.allowed.mistakes:
+            return False
+        inside = _without_opening(begun, already, call_format.opens)
+        ahead = self._source.lookahead()
+        if inside.strip():
+            ahead = complete_source(inside + (yield from ahead.run(TOOL_NAME))).lookahead()
+        for _ in range(3):  # two words may come before it
+            yield from ahead.run(AROUND_NAME)
+            name = yield from ahead.run(TOOL_NAME)
+            if name not in ("function", "name"):
+                break
+        return self.calls.knows(name)
+
+    def _repair_named(self, text: str) -> list[tuple[str, dict[str, Any]]]:
+        tools = {tool.name: tool for tool in self._tools}
+        calls = named_calls(text, tools, repairs=self.calls.allowed.mistakes)
+        return [(call.name, dict(call.arguments)) for call in calls]
 
     def _leads_to_json(self) -> Steps[bool]:
         """Whether a few words of prose come, and then an object."""

@@ -7,19 +7,22 @@ certain the text is held; JSON whose first key or name is no call's is passed on
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from mlx_server import limits
-from mlx_server.events import RepairKind
+from mlx_server.events import Event, RepairKind
 from mlx_server.grammars.arguments import fits, is_made_of
+from mlx_server.grammars.view import properties_in
 from mlx_server.messages import Tool
 from mlx_server.requests import RepairPolicy
-from mlx_server.tool_parsers.call_format import parse_calls
+from mlx_server.tool_parsers.call_format import finished_calls, read_block
 from mlx_server.tool_parsers.call_repair import (
     CALL_KEYS,
     NAME_KEYS,
     FoundCall,
+    match_tool_name,
     read_arguments,
+    read_as,
     read_calls,
 )
 from mlx_server.tool_parsers.calls import ToolCallEmitter, coerce_arguments
@@ -49,6 +52,12 @@ NAMED = re.compile(r"(\w+)\s*=\s*")
 """Matches the beginning of a call whose result gets a name, which may be printed."""
 SEPARATORS = re.compile(r"[\s,;]+")
 
+BEFORE_NAME = re.compile(r"""[\s<{"'`]*+(?>function\b)?+[\s=]*+(?>name\b)?+[\s="'`]*+""")
+"""What models write before a tool's name at the beginning of a block."""
+AROUND_NAME = re.compile(r"""[\s<{"'`=]+""")
+TOOL_NAME = re.compile(r"[\w.\-]+")
+ELEMENT = re.compile(r"""\s*+<(?>(param(?:eter)?)(?:=|\sname=))?+["']?+([\w.\-]+)["']?+>""")
+
 
 class MisplacedCallReader:
     """Finds the calls, and emits them once all of them are certain."""
@@ -65,12 +74,15 @@ class MisplacedCallReader:
     ) -> None:
         """makes: whether such calls are made. closes: delimiters that may follow a call. inline:
         whether text may follow it too."""
-        self.beginnings = BEGINNINGS if makes and tools else ()
+        starts = ("{}(", "{}{{", "{} {{")
+        named = tuple(start.format(tool.name) for tool in tools for start in starts)
+        self.beginnings = (*BEGINNINGS, *named) if makes and tools else ()
         self.in_text = IN_TEXT if makes and tools else ()
         self._closes = tuple(closes)
         self._inline = inline
         self._calls = calls
         self._tools = {tool.name: tool for tool in tools}
+        self._named = named
         self._allowed = allowed
         self._seen = 0
         """The position in the source up to which the text was found to be no call."""
@@ -82,7 +94,7 @@ class MisplacedCallReader:
         read of them. before: the text on their line, after which calls come only if it is complete.
         is_prose: finds out whether they are shown in inline code."""
         is_in_line = already.startswith(("{", "[{")) and not self._inline
-        if is_in_line and before.rstrip()[-1:] not in LEADS_ON:
+        if is_in_line and before.strip() and before.rstrip()[-1] not in LEADS_ON:
             return False
         if source.position < self._seen:
             return False
@@ -189,6 +201,8 @@ class MisplacedCallReader:
             return (yield from self._fence(source))
         if (yield from source.comes(ASSIGNED)):
             return (yield from self._python(source))
+        if (yield from source.comes(*self._named)):
+            return (yield from self._named_calls(source))
         calls = yield from self._values(source)
         if inline:
             return calls
@@ -222,6 +236,19 @@ class MisplacedCallReader:
         if not end and (ends or source.cut):
             raise Malformed("the model may have had more to write")
         calls = python_calls(code.strip(), tuple(self._tools.values()))
+        self._check(calls)
+        return calls
+
+    def _named_calls(self, source: Source) -> Steps[list[FoundCall]]:
+        """Reads a message that is a call, or several in Python, and begins with a tool's name."""
+        text, gap = yield from source.text_up_to("\n\n")
+        yield from source.space()
+        if source.cut or (gap and (yield from source.peek())):
+            raise Malformed("more than calls")
+        try:
+            calls = python_calls(text.strip(), tuple(self._tools.values()))
+        except Malformed:
+            calls = named_calls(text, self._tools, repairs=self._allowed.mistakes)
         self._check(calls)
         return calls
 
@@ -305,11 +332,50 @@ def python_calls(code: str, tools: Sequence[Tool]) -> list[FoundCall]:
     if named := NAMED.match(code):
         code = _without_print(code[named.end() :], named[1])
     printed = PRINTED.fullmatch(code)
-    try:
-        parsed = parse_calls(PYTHON_LINES, printed[1] if printed else code, tools)
-    except ValueError as error:
-        raise Malformed(str(error)) from None
-    return [FoundCall(call["name"], call["arguments"]) for call in parsed]
+    source, events = complete_source(printed[1] if printed else code), list[Event]()
+    read_block(PYTHON_LINES, source, tools, events)
+    return [FoundCall(call["name"], call["arguments"]) for call in finished_calls(events)]
+
+
+def named_calls(text: str, tools: Mapping[str, Tool], *, repairs: bool) -> list[FoundCall]:
+    """Returns the call that a text consists of: the name of a tool, and arguments in JSON or in
+    elements such as `<city>Bern</city>`. In Python there may be several."""
+    begin = BEFORE_NAME.match(text)
+    written = TOOL_NAME.match(text, begin.end() if begin else 0)
+    name = match_tool_name(written[0], tools) if written else None
+    if not written or name is None:
+        raise Malformed("there is no such tool")
+    rest = text[written.end() :].strip()
+    for end in ("</function>", f"</{written[0]}>"):
+        rest = rest.removesuffix(end).rstrip()
+    if rest.startswith("("):
+        inside = rest[1:].removesuffix(")").strip()
+        if not inside.startswith("{"):
+            return python_calls(name + rest, tuple(tools.values()))
+        rest = inside
+    rest = rest.lstrip("\"'`:> \t\r\n")
+    if rest.startswith(","):
+        rest = "{" + rest[1:]  # {"name="f", "arguments": {...}}
+    if rest.startswith("{"):
+        return [FoundCall(name, read_arguments(rest, repairs=repairs))]
+    return [FoundCall(name, _elements(rest, tools[name]))]
+
+
+def _elements(text: str, tool: Tool) -> dict[str, object]:
+    """Returns the arguments that are the elements of a text, each called like a parameter."""
+    arguments: dict[str, object] = {}
+    known, at = properties_in(tool.parameters), 0
+    while opening := ELEMENT.match(text, at):
+        key, end = opening[2], f"</{opening[1] or opening[2]}>"
+        closed = text.find(end, opening.end())
+        if closed < 0 or key not in known:
+            raise Malformed("an element that is no argument")
+        value = text[opening.end() : closed].removeprefix("\n").removesuffix("\n")
+        arguments[key] = read_as(value, tool.parameters, key)
+        at = closed + len(end)
+    if text[at:].strip() or not arguments:
+        raise Malformed("more than arguments in a call")
+    return arguments
 
 
 def _without_print(code: str, name: str) -> str:

@@ -66,7 +66,7 @@ ARGUMENT_KEYS = (
     *("tool_input", "tool_args", "tool_arguments", "function_args", "action_input"),
 )
 LIST_KEYS = ("tool_calls", "tool_uses", "function_calls", "calls")
-FRAME_KEYS = ("function", "function_call", "tool_call", "call")
+FRAME_KEYS = ("function", "function_call", "functionCall", "tool_call", "call")
 """Keys whose value is the call itself, as an object of its own."""
 OTHER_KEYS = ("type", "id", "index", "tool_call_id", "call_id", "role")
 """Keys that say nothing that a call needs."""

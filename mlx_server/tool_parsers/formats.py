@@ -21,7 +21,12 @@ from mlx_server.tool_parsers.named_calls import (
     python_arguments,
 )
 from mlx_server.tool_parsers.source import CACHED, Source, Steps
-from mlx_server.tool_parsers.tag_formats import QWEN3_CODER, QWEN3_CODER_WITHOUT_BLOCK
+from mlx_server.tool_parsers.tag_formats import (
+    QWEN3_CODER,
+    QWEN3_CODER_WITHOUT_BLOCK,
+    UNTAUGHT_TAGGED,
+    untaught,
+)
 
 # Calls as JSON objects
 
@@ -346,7 +351,7 @@ DEEPSEEK_RESPELLED = tuple(
 
 UNTAUGHT_TAGS = (
     *("tools", "tool", "function", "function_call", "function-call", "functioncall"),
-    *("tool_calls", "toolcall", "tool_use", "xml"),
+    *("function_calls", "tool_calls", "toolcall", "tool_use", "xml"),
 )
 """The tags that models such as Qwen2.5-Coder make up in place of those that they were taught."""
 
@@ -354,8 +359,8 @@ FOREIGN_FORMATS: tuple[CallFormat, ...] = tuple(
     # no repair: it would hold a text that mentions a delimiter back to its end
     replace(each, repair=None, repairs=("format",), blocks=())
     for each in (
-        *(HERMES, QWEN3_CODER_WITHOUT_BLOCK, MISTRAL, FUNCTOOLS),
-        json_calls.tagged_json(*UNTAUGHT_TAGS),
+        *(HERMES, QWEN3_CODER_WITHOUT_BLOCK, *UNTAUGHT_TAGGED, MISTRAL, FUNCTOOLS),
+        untaught(json_calls.tagged_json(*UNTAUGHT_TAGS)),
     )
 )
 """Formats whose opening delimiter is certain to mean a call if a known tool's name follows it."""

@@ -333,8 +333,8 @@ class _Value:
         if tags.cdata and (yield from self.source.accept(CDATA)):
             yield from self.source.up_to(CDATA_END, into=into)
             return (yield from self.source.expect_spaced(tags.parameter_end))
-        inside = 0
-        """The number of functions that began in the value."""
+        inside, nests = 0, False
+        """The number of functions, and whether a parameter, that began in the value."""
         while tag := (yield from self.source.up_to(*tags.in_values, into=into)):
             bare = tag.lstrip("\n")
             if bare == tags.function:
@@ -343,7 +343,10 @@ class _Value:
                 inside -= bare == tags.function_end
             elif (yield from self._is_end(bare)):
                 return tags.parameter_end if bare == tags.garbled_end else bare
+            elif tag != bare and not nests and (yield from self._is_doubled(bare)):
+                return bare
             into(tag)
+            nests = nests or bare == tags.parameter
         raise Malformed("a value without an end")
 
     def _is_end(self, tag: str) -> Steps[bool]:
@@ -361,6 +364,18 @@ class _Value:
         return bool((yield from source.after_space(*tags.after_function))) or (
             yield from source.stopped()
         )
+
+    def _is_doubled(self, tag: str) -> Steps[bool]:
+        """Whether the closing tag that was just read, on a line of its own, comes once more, and
+        then markup. If so, it is read."""
+        ahead, end = self.source.lookahead(), self.tags.parameter_end
+        if tag != end or not (yield from ahead.accept_spaced(end)):
+            return False
+        if not (yield from ahead.accept_spaced(*self.tags.after_parameter)):
+            return False
+        yield from self.source.expect_spaced(end)
+        self.call.repaired("format")
+        return True
 
     def _is_parameter(self) -> Steps[bool]:
         """Whether another parameter that the tool has, and that has no value yet, comes."""
@@ -402,6 +417,7 @@ _FUNCTION = TagSyntax("<function=", "</function>", "<parameter=", "</parameter>"
 _QWEN3_CODER = replace(_FUNCTION, block="<tool_call>", block_end="</tool_call>", margin="\n")
 
 QWEN3_CODER, QWEN3_CODER_WITHOUT_BLOCK = tagged(_QWEN3_CODER), without_block(_QWEN3_CODER)
+_ATTRIBUTED = TagSyntax("<function name=", "</function>", "<parameter name=", "</parameter>")
 
 _SEED_OSS = replace(_FUNCTION, block="<seed:tool_call>", block_end="</seed:tool_call>")
 
@@ -422,6 +438,50 @@ def _invoked(block: str, sign: str = "", *, says_types: bool = False) -> TagSynt
         quote='"',
         says_types=says_types,
     )
+
+
+_CLAUDE = _invoked("function_calls")
+
+
+def _read_mcp_call(source: Source, calls: ToolCallEmitter) -> Steps[None]:
+    """Reads `<server_name>s</server_name><tool_name>f</tool_name><arguments>{...}</arguments>`."""
+    if (yield from source.accept_spaced("<server_name>")):
+        yield from source.text_up_to("</server_name>")
+    yield from source.expect_spaced("<tool_name>")
+    name, _ = yield from source.text_up_to("</tool_name>")
+    calls.check_name(name.strip())
+    yield from source.expect_spaced("<arguments>")
+    yield from source.expect_spaced("{")
+    ends = ("</arguments>", "</use_mcp_tool>")
+    start = partial(calls.start, name.strip())
+    call = yield from values.arguments(source, JSON, start, ends)
+    for end in ends:
+        yield from source.expect_spaced(end)
+    call.finish()
+
+
+UNTAUGHT_TAGGED = (
+    without_block(_CLAUDE),
+    without_block(_ATTRIBUTED),
+    CallFormat(_read_mcp_call, ("<use_mcp_tool>",), ("</use_mcp_tool>",)),
+)
+"""Claude's format, one between two others, and that of agents' prompts, which models write whose
+templates have none of them."""
+
+
+def untaught(json: CallFormat) -> CallFormat:
+    """Returns a format of calls in JSON, between the tags of which they may stand in tags too."""
+
+    def read(source: Source, calls: ToolCallEmitter) -> Steps[None]:
+        yield from source.space()
+        for tags in (_QWEN3_CODER, _CLAUDE, _ATTRIBUTED):
+            if (yield from source.accept(tags.function)):
+                yield from _read_functions(source, calls, replace(tags, block_end=""))
+                yield from source.accept_spaced(*json.closes)
+                return
+        yield from json.read(source, calls)
+
+    return replace(json, read=read)
 
 
 _MINIMAX_M2 = _invoked("minimax:tool_call")

@@ -19,7 +19,7 @@ from mlx_server.parsers.markup_parser import MarkupParser
 from mlx_server.parsers.parse_context import ParseContext
 from mlx_server.requests import RepairPolicy
 from mlx_server.tool_parsers.call_format import finished_calls
-from mlx_server.tool_parsers.formats import BARE_JSON
+from mlx_server.tool_parsers.formats import BARE_JSON, PLAIN_OBJECT
 from tests.calls import calls_of
 from tests.slowness import slowness
 from tests.tables import cases
@@ -92,6 +92,20 @@ def test_what_is_none(output: str) -> None:
     for size in (1, 2, 5, 1000):
         assert read(output, size) == ([], output)
         assert read(f"So:\n{output}", size) == ([], f"So:\n{output}")
+
+
+def test_an_answer_may_be_a_call_that_begins_with_its_name() -> None:
+    for output in ('write(text="hi")', 'write{"text": "hi"}', 'write {"text": "hi"}\n\n'):
+        for size in (1, 2, 5, 1000):
+            assert read(output, size) == ([("write", HI)], "")
+    assert read('now()\nwrite(text="hi")') == ([("now", {}), ("write", HI)], "")
+    assert read('write(text="hi")', cut=True)[0] == []
+
+
+def test_an_object_with_other_keys_begins_an_answer_of_a_family_of_bare_json() -> None:
+    layout = MarkupLayout(reasoning=(), call_formats=(PLAIN_OBJECT,))
+    for output in ('{"tool": "write", "args": {"text": "hi"}}', '{"write": {"text": "hi"}}'):
+        assert read(output, layout=layout) == ([("write", HI)], "")
 
 
 def test_a_fence_of_calls_stands_anywhere_in_a_text() -> None:

@@ -76,9 +76,15 @@ FAMILY = "gigachat"
 """A family whose own calls have another format."""
 
 OBJECT = '{"name": "look_up", "arguments": {"q": "a"}}'
+FUNCTION = "<function=look_up>\n<parameter=q>\na\n</parameter>\n</function>"
+INVOKED = '<invoke name="look_up">\n<parameter name="q">a</parameter>\n</invoke>'
 CALLS = {f"<{tag}>": f"<{tag}>\n{OBJECT}\n</{tag}>" for tag in formats.UNTAUGHT_TAGS} | {
     "<tool_call>": f"<tool_call>\n{OBJECT}\n</tool_call>",
-    "<function=": "<function=look_up>\n<parameter=q>\na\n</parameter>\n</function>",
+    "<function=": FUNCTION,
+    "<invoke name=": INVOKED,
+    "<function name=": '<function name="look_up"><parameter name="q">a</parameter></function>',
+    "<use_mcp_tool>": "<use_mcp_tool>\n<server_name>s</server_name>\n"
+    '<tool_name>look_up</tool_name>\n<arguments>{"q": "a"}</arguments>\n</use_mcp_tool>',
     "[TOOL_CALLS]": f"[TOOL_CALLS][{OBJECT}]",
     "functools[": f"functools[{OBJECT}]",
 }
@@ -105,6 +111,13 @@ def test_a_call_is_made_and_reported_as_one_of_another_format(opening: str) -> N
     shown, calls, repairs = read(CALLS[opening])
     assert (shown, calls) == ("", [("look_up", {"q": "a"})])
     assert "format" in repairs
+
+
+@pytest.mark.parametrize("tag", formats.UNTAUGHT_TAGS)
+@pytest.mark.parametrize("call", [FUNCTION, INVOKED])
+def test_a_made_up_tag_may_hold_a_call_in_tags(tag: str, call: str) -> None:
+    shown, calls, _ = read(f"I look.\n\n<{tag}>\n{call}\n</{tag}>")
+    assert (shown, calls) == ("I look.", [("look_up", {"q": "a"})])
 
 
 @pytest.mark.parametrize("opening", CALLS)
