@@ -288,6 +288,7 @@ HUB_LIST_BYTES                 = _limit(32 << 20,      "bytes",      "model",   
 HUB_PAUSE_SECONDS              = _limit(60,            "seconds",    "request",    "the pause that the hub may ask for with Retry-After or RateLimit", "the pause is a few seconds")
 CHECKPOINT_LAYERS              = _limit(2048,         "items",      "model",      "layers and experts in a config", "the model is unusable")
 NORMALIZER_GROWTH              = _limit(1000,         "items",      "model",      "the factor by which a tokenizer's normalizer may lengthen a text", "the model is unusable")
+DECODER_GROWTH                 = _limit(16,           "items",      "model",      "the factor by which a tokenizer's decoder may lengthen a token", "the model is unusable")
 TOKENIZER_BYTES                = _limit(64 << 20,      "bytes",      "model",      "`tokenizer.json`, or the file that it is converted from", "the model is unusable")
 TOKENIZER_MEMORY               = _limit(2 << 30,       "bytes",      "model",      "memory of a process that reads or converts a tokenizer", "the model is unusable")
 TOKENIZER_SECONDS              = _limit(120,           "seconds",    "model",      "how long such a process may take for one reply or a conversion", "503, and the process is killed")

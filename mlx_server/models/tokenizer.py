@@ -173,11 +173,11 @@ class Tokenizer:
         if len(ids) > FEW_IDS:
             return self._calls.decode([*ids], skip)
         tokens = [text for id in ids if (text := self._decodable(id, skip=skip)) is not None]
-        with file_error():
-            return self._joined(tokens)
+        return self._joined(tokens)
 
     def _joined(self, tokens: list[str]) -> str:
-        return str(self._decoder.decode(tokens)) if self._decoder else " ".join(tokens)
+        with file_error():
+            return str(self._decoder.decode(tokens)) if self._decoder else " ".join(tokens)
 
     def _decodable(self, token: int, *, skip: bool) -> str | None:
         """What the decoder gets for a token, None if it gets nothing."""

@@ -64,10 +64,8 @@ class TokenizerFile:
     def __init__(self, content: bytes) -> None:
         with file_error():
             self._tokenizer = tokenizers.Tokenizer.from_buffer(content)
-            normalizer = self._tokenizer.normalizer
-            growth = prod(_growths(json.loads(normalizer.__getstate__()))) if normalizer else 1
-            if growth > limits.NORMALIZER_GROWTH:
-                raise ValueError("its normalizer can make a text many times longer")
+            _check_growth("normalizer", self._tokenizer.normalizer, limits.NORMALIZER_GROWTH)
+            _check_growth("decoder", self._tokenizer.decoder, limits.DECODER_GROWTH)
             _make_letters_text(self._tokenizer)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
@@ -231,8 +229,13 @@ def _disable_cache(tokenizer: tokenizers.Tokenizer) -> None:
         resize(0)
 
 
+def _check_growth(name: str, steps: Any, most: int) -> None:
+    if steps and prod(_growths(json.loads(steps.__getstate__()))) > most:
+        raise ValueError(f"its {name} can make a text many times longer")
+
+
 def _growths(step: Any) -> Iterator[int]:
-    """The growth factor of each replacement in a normalizer, at any depth."""
+    """The growth factor of each replacement in a normalizer or decoder, at any depth."""
     if isinstance(step, dict):
         yield max(1, len(str(step.get("content") or "")))
         step = list(step.values())

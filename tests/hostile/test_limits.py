@@ -6,6 +6,7 @@ import math
 import socket
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -17,7 +18,7 @@ import tokenizers
 from mcp import types
 from pydantic import ValidationError
 from starlette.testclient import TestClient
-from tokenizers import models, normalizers
+from tokenizers import decoders, models, normalizers
 
 from mlx_server import limits
 from mlx_server.api import fields
@@ -314,9 +315,9 @@ def adapter_rank(rank: int) -> None:
         adapters.read(adapters.peft_adapter(Path(folder), tensors, r=rank))
 
 
-def normalizer(growth: int) -> None:
+def replacement(step: str, replace: Callable[[str, str], object], growth: int) -> None:
     tokenizer = tokenizers.Tokenizer(models.BPE())
-    tokenizer.normalizer = normalizers.Replace("a", "b" * growth)
+    setattr(tokenizer, step, replace("a", "b" * growth))
     with tempfile.TemporaryDirectory() as folder:
         tokenizer.save(f"{folder}/tokenizer.json")
         Tokenizer(Path(folder) / "tokenizer.json")
@@ -401,7 +402,8 @@ CASES: dict[str, Callable[[int], object]] = {
     ),
     "CHECKPOINT_HEADER_BYTES": weights_header,
     "CACHED_PROMPTS": cached_prompts,
-    "NORMALIZER_GROWTH": normalizer,
+    "NORMALIZER_GROWTH": partial(replacement, "normalizer", normalizers.Replace),
+    "DECODER_GROWTH": partial(replacement, "decoder", decoders.Replace),
     "VOCABULARY_TOKENS": vocabulary,
     "ADAPTER_CONFIG_BYTES": adapter_config,
     "ADAPTER_RANK": adapter_rank,

@@ -172,6 +172,11 @@ def normalized(*steps: Mapping[str, Any]) -> Break:
     return changed("tokenizer.json", normalizer=sequence)
 
 
+def decoded(*steps: Mapping[str, Any]) -> Break:
+    sequence = {"type": "Sequence", "decoders": list(steps)}
+    return changed("tokenizer.json", decoder=sequence)
+
+
 def split(pattern: str) -> Break:
     step = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated"}
     return changed("tokenizer.json", pre_tokenizer={**step, "invert": False})
@@ -260,7 +265,8 @@ REFUSED: Zoo = {
         "tokenizer.json of",
     ),
     "a pattern without end": (split(r"(?<a>\g<a>)"), "tokenizer.json of .* recursion"),
-    "texts that grow": (normalized(*[REPLACE] * 40), "many times longer"),
+    "texts that grow": (normalized(*[REPLACE] * 40), "normalizer .* many times longer"),
+    "tokens that grow": (decoded(*[REPLACE] * 40), "decoder .* many times longer"),
     "a template nested too deeply": (
         text("chat_template.jinja", "{% for a in b %}" * 30 + "{% endfor %}" * 30),
         "can't be compiled",
