@@ -42,7 +42,6 @@ from mlx_server.worker.prefill.schedule import (
     PrefillPiece,
 )
 from mlx_server.worker.prefill_groups import (
-    SHARED,
     PrefillGroup,
     PrefillGroups,
     PromptQueue,
@@ -712,13 +711,13 @@ class Batch:
 
     def _store_going_on(self, batch: PrefillBatch | DecodeBatch, numbers: Collection[int]) -> None:
         """Stores what is computed of these rows, which go on, and looks up again what is cached of
-        the waiting prompts that begin like them."""
-        beginnings = []
+        the waiting prompts that may share more with them."""
+        begun = []
         for at, (row, tokens) in enumerate(zip(batch.samplers, batch.tokens, strict=True)):
             if row.number in numbers:
                 self._cache.store(row, tokens, partial(batch.extract_cache, at), goes_on=True)
-                beginnings.append(tokens[:SHARED])
+                begun.append(tokens)
         for waiting in self._turns:
-            if isinstance(waiting, WaitingPrompt) and waiting.prompt[:SHARED] in beginnings:
+            if isinstance(waiting, WaitingPrompt) and any(map(waiting.may_share_more, begun)):
                 known = self._cache.known(waiting.row, waiting.prompt[:-1])
                 waiting.known = max(waiting.known, known)

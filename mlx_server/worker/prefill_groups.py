@@ -58,6 +58,12 @@ class WaitingPrompt:
     def left(self) -> int:
         return len(self.prompt) - self.known
 
+    def may_share_more(self, tokens: list[int]) -> bool:
+        """Whether a prompt with these tokens may begin with more of its own than are known."""
+        beginning, following = slice(SHARED), slice(self.known, self.known + 1)
+        own = self.prompt
+        return tokens[beginning] == own[beginning] and tokens[following] == own[following]
+
     @property
     def padded_left(self) -> int:
         """The tokens that pieces compute, without the last one."""

@@ -10,6 +10,8 @@ from bench_parts.simulated.schedules import short_prompts
 from bench_parts.simulated.virtual import Answer, Simulation, together_by_mlx_lm
 
 from mlx_server.worker.prefill_groups import SHARED
+from mlx_server.worker.prompt_store import RowPrompts
+from mlx_server.worker.row import Row
 from tests.tables import cases
 from tests.worker.batch_runs import Ask, Run, a_prompt, alone, computed, ids, together
 from tests.worker.bench import Bench
@@ -131,6 +133,25 @@ def test_prompts_that_begin_alike_are_computed_from_where_they_part(
     assert run.cached == {0: 0, 1: SHARED + 8, 2: SHARED + 8, 3: 0}
     assert pieces == [[SHARED + 17, 54], [19, 29]]
     assert [ids(run.answers[n]) for n in range(3)] == [ids(answer) for answer in expected]
+
+
+def test_prompts_that_wait_are_looked_up_again_only_for_more(
+    tiny_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many may wait with one system prompt, and each lookup reads all tokens."""
+    looked, known = list[int](), RowPrompts.known
+
+    def counted(prompts: RowPrompts, row: Row, tokens: list[int]) -> int:
+        looked.append(row.number)
+        return known(prompts, row, tokens)
+
+    monkeypatch.setattr(RowPrompts, "known", counted)
+    run, beginning = Run(tiny_model, piece=40, cache_bytes=1 << 30), a_prompt(SHARED + 8)
+    for number in range(10):
+        run.join(number, Ask([*beginning, *a_prompt(50, seed=number)]))
+    run.finish()
+    assert list(run.cached.values()) == [0, *[SHARED + 8] * 9]
+    assert len(looked) <= 3 * 10, "as each comes, after the first, and before it is stored"
 
 
 ONE_OF_EACH = [kind for kind in KINDS if kind.name in ("llama", "gpt-oss", "lfm2", "mamba2")]
