@@ -500,8 +500,10 @@ class BatchRunner:
                 task = asyncio.create_task(self._answer_line(batch, owner, line, journal))
                 tasks.add(task)
                 task.add_done_callback(lambda _: self._places.release())
-                tasks = await _unfinished(tasks, wait=False)
-            await _unfinished(tasks, wait=True)
+                tasks -= _ended(tasks)
+            while tasks:
+                await asyncio.wait(tasks)
+                tasks -= _ended(tasks)
         finally:
             await cancelled(tasks)
 
@@ -623,14 +625,12 @@ def _some(lines: Iterator[bytes]) -> list[bytes]:
     return some
 
 
-async def _unfinished(tasks: set[asyncio.Task[None]], *, wait: bool) -> set[asyncio.Task[None]]:
-    """Those of the tasks that go on, and none if it waits for them. Raises their errors."""
-    if wait and tasks:
-        await asyncio.wait(tasks, return_when=asyncio.ALL_COMPLETED)
-    for task in tasks:
-        if task.done():
-            task.result()
-    return {task for task in tasks if not task.done()}
+def _ended(tasks: set[asyncio.Task[None]]) -> set[asyncio.Task[None]]:
+    """Those of the tasks that have ended. Raises their errors."""
+    ended = {task for task in tasks if task.done()}
+    for task in ended:
+        task.result()
+    return ended
 
 
 def _close(batch: BatchJob, reason: str, input: BinaryIO, journal: Journal) -> None:

@@ -1,6 +1,7 @@
 """`POST /v1/completions` on the wire, as OpenAI documents it."""
 
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import Annotated
 
 import msgspec
@@ -136,13 +137,11 @@ class CompletionOutput(CompletionsOutput):
         return {"index": index, "text": text, "logprobs": reported, "finish_reason": reason}
 
     def _reported(self, index: int, logprobs: Sequence["Scored"]) -> Wire:
-        offsets = []
-        for token, *_ in logprobs:
-            offsets.append(self._offsets[index])
-            self._offsets[index] += len(token)
+        tokens = [token for token, *_ in logprobs]
+        *offsets, self._offsets[index] = accumulate(map(len, tokens), initial=self._offsets[index])
         tops = [top for *_, top in logprobs]
         return {
-            "tokens": [token for token, *_ in logprobs],
+            "tokens": tokens,
             "token_logprobs": [logprob for _, logprob, _ in logprobs],
             "top_logprobs": tops if any(tops) else None,
             "text_offset": offsets,

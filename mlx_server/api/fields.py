@@ -133,14 +133,11 @@ def the_only(given: Mapping[str, T], sets: str) -> T | None:
     return next(iter(given.values()), None)
 
 
-class AdapterChoice(TypedDict):
-    adapter: str | None
-    adapter_scale: float
-
-
-class SharedFields(AdapterChoice):
+class SharedFields(TypedDict):
     """The fields of a `GenerateRequest` that all endpoints fill alike."""
 
+    adapter: str | None
+    adapter_scale: float
     on_disk: bool
     stop: tuple[str, ...]
     choices: SamplingChoices
@@ -307,31 +304,23 @@ class SamplingBody(WireModel):
     def stops(self) -> tuple[str, ...]:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
-    def biases(self) -> dict[int, float]:
-        return {int(token): bias for token, bias in (self.logit_bias or {}).items()}
-
     def shared_fields(self) -> SharedFields:
+        """Raises BadRequest for two adapters."""
+        adapters: dict[str, str] = {}
+        for name in ADAPTER_NAMES:
+            adapter = getattr(self, name)
+            if adapter and adapter not in adapters.values():
+                adapters[name] = adapter
         return {
-            **self.adapter_choice(),
+            "adapter": the_only(adapters, "name two adapters"),
+            "adapter_scale": 1.0 if self.adapter_scale is None else self.adapter_scale,
             "on_disk": self.store is not False,
             "stop": self.stops(),
             "choices": self.choices(),
-            "logit_bias": self.biases(),
+            "logit_bias": {int(token): bias for token, bias in (self.logit_bias or {}).items()},
             "seed": self.seed,
             "include_raw": self.include_raw,
             "service_tier": self.service_tier,
-        }
-
-    def adapter_choice(self) -> AdapterChoice:
-        """The requested adapter and its scale, 1 by default. Raises BadRequest for two adapters."""
-        given: dict[str, str] = {}
-        for name in ADAPTER_NAMES:
-            adapter = getattr(self, name)
-            if adapter and adapter not in given.values():
-                given[name] = adapter
-        return {
-            "adapter": the_only(given, "name two adapters"),
-            "adapter_scale": 1.0 if self.adapter_scale is None else self.adapter_scale,
         }
 
 

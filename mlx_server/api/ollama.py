@@ -602,7 +602,8 @@ async def embed(http: Request) -> Response:
     body = await read(http, EmbedBody)
     began = time.perf_counter()
     inputs = (body.input,) if isinstance(body.input, str) else tuple(body.input or ())
-    result = await _embedded(http, body, inputs, body.truncate is not False, body.dimensions)
+    truncates = body.truncate is not False
+    result, headers = await _embedded(http, body, inputs, truncates, body.dimensions)
     answer = {
         "model": body.model,
         "embeddings": map(numbers, result.vectors if result else ()),
@@ -610,16 +611,15 @@ async def embed(http: Request) -> Response:
         "load_duration": 0,
         "prompt_eval_count": result.tokens if result else 0,
     }
-    return vectors_response(result, answer, _unused(http, body))
+    return vectors_response(result, answer, headers)
 
 
 @router.post(EMBEDDINGS, openapi_extra=documented(EMBEDDINGS, OlderEmbedBody))
 async def embeddings(http: Request) -> Response:
     body = await read(http, OlderEmbedBody)
     inputs = (body.prompt,) if body.prompt else ()
-    result = await _embedded(http, body, inputs, truncate=True)
-    answer = {"embedding": numbers(result.vectors[0]) if result else []}
-    return json_response(answer, _unused(http, body))
+    result, headers = await _embedded(http, body, inputs, truncate=True)
+    return json_response({"embedding": numbers(result.vectors[0]) if result else []}, headers)
 
 
 async def _embedded(
@@ -628,8 +628,9 @@ async def _embedded(
     inputs: tuple[str, ...],
     truncate: bool,
     dimensions: int | None = None,
-) -> Embeddings | None:
-    """None without inputs: such a request loads the model."""
+) -> tuple[Embeddings | None, dict[str, str]]:
+    """The embeddings, which are None without inputs since such a request loads the model; and the
+    header with what is ignored."""
     pool: Pool = http.app.state.pool
     seconds, client = body.keep_seconds, http.state.client
     name = own_name(pool, body.model)
@@ -648,14 +649,8 @@ async def _embedded(
         await while_connected(http, pool.load(id, client))
     if seconds is not None and http.app.state.runtime_models:
         pool.keep(pool.models.spec(name).id, seconds)
-    return result
-
-
-def _unused(http: Request, body: VectorsBody) -> dict[str, str]:
-    pool: Pool = http.app.state.pool
-    name = own_name(pool, body.model)
-    is_unused = body.keep_alive is not None and not _may_keep(http, name)
-    return ignored_header([*body.ignored(), *(["keep_alive"] if is_unused else [])])
+    unkept = ["keep_alive"] if seconds is not None and not _may_keep(http, name) else []
+    return result, ignored_header([*body.ignored(), *unkept])
 
 
 @router.delete("/api/delete")

@@ -348,14 +348,12 @@ def client_states(keys: Collection[str]) -> dict[str, dict[str, Any]]:
 
     def state(owner: str, seal_owner: str) -> dict[str, Any]:
         source = owner or THIS_MACHINE
-        scope = owner if len(keys) > 1 else ""
-        client = f"{source} batch"
         return {
             "owner": owner,
             "seal_owner": seal_owner,
             "source": source,
-            "client": client,
-            "cache_scope": scope,
+            "client": f"{source} batch",
+            "cache_scope": owner if len(keys) > 1 else "",
             "tier": Tier.BATCH,
         }
 
