@@ -326,7 +326,7 @@ def warnings_body(
         for each in answers
         for violation in each.violations
     ]
-    optional = {name: list(given) for name, given in {"unmet": unmet, **more}.items() if given}
+    optional = {name: list(listed) for name, listed in {"unmet": unmet, **more}.items() if listed}
     if not (repairs or unenforced or optional):
         return {}
     return {"mlx_server": {"repairs": repairs, "unenforced": list(unenforced), **optional}}

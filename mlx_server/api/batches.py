@@ -77,11 +77,11 @@ def openai_batch(batch: BatchJob) -> Wire:
             "failed": batch.counts.get("failed", 0),
         },
         "usage": {
-            "input_tokens": (given := batch.counts.get("input_tokens", 0)),
+            "input_tokens": (prompt := batch.counts.get("input_tokens", 0)),
             "input_tokens_details": {"cached_tokens": batch.counts.get("cached_tokens", 0)},
-            "output_tokens": (made := batch.counts.get("output_tokens", 0)),
+            "output_tokens": (answer := batch.counts.get("output_tokens", 0)),
             "output_tokens_details": {"reasoning_tokens": batch.counts.get("reasoning_tokens", 0)},
-            "total_tokens": given + made,
+            "total_tokens": prompt + answer,
         },
         "metadata": batch.metadata,
     }

@@ -92,8 +92,8 @@ def of_url(kind: MediaKind, url: object, place: str, detail: str | None = None) 
         return Media(kind, place)
     if fetched := given_files.get().get(url):
         url = fetched.url
-    name, given = f"{kind}_url", {"url": url} if detail is None else {"url": url, "detail": detail}
-    part = {"type": name, name: given} if PASSED_ON.match(url) else None
+    name, field = f"{kind}_url", {"url": url} if detail is None else {"url": url, "detail": detail}
+    part = {"type": name, name: field} if PASSED_ON.match(url) else None
     head, _, data = url.partition(",")
     if head[:5].lower() == "data:":
         media_type = " ".join(head[5:].partition(";")[0].split())[:TYPE_CHARACTERS]
@@ -110,8 +110,8 @@ def of_data(kind: MediaKind, data: str, media_type: str, place: str) -> Media:
         named = {"data": data, "format": media_type.rpartition("/")[2]}
         known = media_type[:TYPE_CHARACTERS]
         return Media(kind, place, known, {"type": "input_audio", "input_audio": named})
-    given = media_type or _signed(data) or f"{kind}/*"
-    return of_url(kind, f"data:{given};base64,{data}", place)
+    media_type = media_type or _signed(data) or f"{kind}/*"
+    return of_url(kind, f"data:{media_type};base64,{data}", place)
 
 
 def _signed(data: str) -> str:
@@ -161,33 +161,33 @@ class FileData(WireModel):
 
 def content_of_file(file: FileData, place: str) -> ContentPart:
     """The file's name and its text; a picture or a sound is a medium of its own kind."""
-    given = given_files.get().get(file.file_id or "")
-    if file.file_data is None and given:
-        return content_of_data(given.url, place, file.filename or given.name)
+    stored = given_files.get().get(file.file_id or "")
+    if file.file_data is None and stored:
+        return content_of_data(stored.url, place, file.filename or stored.name)
     if file.file_data is None:
         where = " ".join(filter(None, (file.filename, file.file_url, file.file_id)))
         return Media("file", place, where[:URL_CHARACTERS], why=NO_DATA)
     return content_of_data(file.file_data, place, file.filename)
 
 
-def content_of_data(given: str, place: str, name: str | None = None) -> ContentPart:
+def content_of_data(encoded: str, place: str, name: str | None = None) -> ContentPart:
     """The text of a data URL, or of base64 alone, which is text or a PDF file."""
-    media_type = re.split("[;,]", given[5:200])[0] if given[:5] == "data:" else ""
+    media_type = re.split("[;,]", encoded[5:200])[0] if encoded[:5] == "data:" else ""
     kind = kind_of(media_type.partition("/")[0])
     if kind:
-        return of_url(kind, given, place)
+        return of_url(kind, encoded, place)
     try:
-        text = text_of_data(given)
+        text = text_of_data(encoded)
     except UnreadableFile as refused:
         known = " ".join(filter(None, (name, media_type)))
         return Media("file", place, known[:URL_CHARACTERS], why=str(refused))
     return f"{name}\n{text}" if name else text
 
 
-def text_of_data(given: str) -> str:
-    parts = DATA_URL.fullmatch(given)
+def text_of_data(encoded: str) -> str:
+    parts = DATA_URL.fullmatch(encoded)
     if parts is None:
-        data = _from_base64(given)
+        data = _from_base64(encoded)
         return pdf_text(data) if data.startswith(PDF_MARK) else _decoded(data, "utf-8")
     if not parts[2]:
         raise UnreadableFile(NO_BASE64)
@@ -209,9 +209,9 @@ def pdf_text(data: bytes) -> str:
         raise UnreadableFile(f"the PDF file {refused}") from None
 
 
-def _from_base64(given: str) -> bytes:
+def _from_base64(encoded: str) -> bytes:
     try:
-        return base64.b64decode(given, validate=True)
+        return base64.b64decode(encoded, validate=True)
     except ValueError:
         raise UnreadableFile(NO_BASE64) from None
 
@@ -380,14 +380,14 @@ def parts_of(content: Content | None, where: str) -> tuple[ContentPart, ...]:
 
 
 def thoughts_of(content: Content | None) -> list[str]:
-    given = [] if content is None or isinstance(content, str) else content
-    return [part.text for part in given if isinstance(part, ThoughtPart) and part.text]
+    parts = [] if content is None or isinstance(content, str) else content
+    return [part.text for part in parts if isinstance(part, ThoughtPart) and part.text]
 
 
 def unused_thoughts(content: Content | None) -> Iterator[str]:
     """The names of the thoughts in a message that is not the assistant's."""
-    given = [] if content is None or isinstance(content, str) else content
-    return (f"content.{part.type}" for part in given if isinstance(part, ThoughtPart))
+    parts = [] if content is None or isinstance(content, str) else content
+    return (f"content.{part.type}" for part in parts if isinstance(part, ThoughtPart))
 
 
 def path_to(where: str, kind: str) -> str:

@@ -60,14 +60,14 @@ def to_request(body: EmbeddingsBody, client: str, tier: Tier = Tier.DEFAULT) -> 
 
 
 def inputs_of(
-    given: str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]],
+    sent: str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]],
 ) -> tuple[Input, ...]:
     """A list of token ids is one input; any other list is several."""
-    if isinstance(given, str):
-        return (given,)
-    if ids := tuple(item for item in given if isinstance(item, int)):
+    if isinstance(sent, str):
+        return (sent,)
+    if ids := tuple(item for item in sent if isinstance(item, int)):
         return (ids,)
-    several = (item for item in given if not isinstance(item, int))
+    several = (item for item in sent if not isinstance(item, int))
     return tuple(item if isinstance(item, str) else tuple(item) for item in several)
 
 

@@ -123,14 +123,14 @@ CHOICES = tuple(SamplingChoices.__annotations__)
 ADAPTER_NAMES = ("adapter", "adapters", "adapter_path", "lora_path", "adapter_id")
 
 
-def the_only(given: Mapping[str, T], sets: str) -> T | None:
+def the_only(values: Mapping[str, T], sets: str) -> T | None:
     """The value that a client gave under one of its names. Raises BadRequest for two of them.
 
     sets: what the names do, as in "both set the thinking budget"."""
-    if len(given) > 1:
-        one, other, *_ = given
+    if len(values) > 1:
+        one, other, *_ = values
         raise BadRequest(f"`{one}` and `{other}` {sets}: send only one of them.", param=other)
-    return next(iter(given.values()), None)
+    return next(iter(values.values()), None)
 
 
 class SharedFields(TypedDict):
@@ -445,12 +445,12 @@ class ThinkingBody(WireModel):
         # special values of a template, such as -1, are not a budget for the engine
         of_template = (self.chat_template_kwargs or {}).get("thinking_budget")
         is_budget = type(of_template) is int and 0 <= of_template < 2**53
-        given = {
+        budgets = {
             "thinking_budget": self.thinking_budget,
             "thinking.budget_tokens": self.thinking.budget_tokens if self.thinking else None,
             "chat_template_kwargs.thinking_budget": of_template if is_budget else None,
         }
-        return {name: budget for name, budget in given.items() if budget is not None}
+        return {name: budget for name, budget in budgets.items() if budget is not None}
 
     @property
     def effort(self) -> str | None:
@@ -465,12 +465,12 @@ class ThinkingBody(WireModel):
     def template_kwargs(self) -> dict[str, Any]:
         """Variables for the chat template: the effort, the budget and those of the client."""
         ours = {"reasoning_effort": self._effort(), "thinking_budget": self.budget()}
-        given = {name: value for name, value in ours.items() if value is not None}
-        return {**given, **(self.chat_template_kwargs or {})}
+        variables = {name: value for name, value in ours.items() if value is not None}
+        return {**variables, **(self.chat_template_kwargs or {})}
 
     def param_names(self) -> dict[str, str]:
         """The client's names for the variables that `template_kwargs` sets."""
-        own = self.chat_template_kwargs or {}
+        kwargs = self.chat_template_kwargs or {}
         effort = self.effort_param if self.effort else next(iter(self.switches()), None)
         sent = {
             "reasoning_effort": effort,
@@ -479,7 +479,7 @@ class ThinkingBody(WireModel):
         return {
             f"chat_template_kwargs.{variable}": name
             for variable, name in sent.items()
-            if name and variable not in own
+            if name and variable not in kwargs
         }
 
     def implied_sampling(self) -> frozenset[str]:

@@ -73,12 +73,12 @@ async def give_files(connection: HTTPConnection, *texts: bytes) -> None:
         await _fetch_pictures(connection, texts)
     if not any(NAME in text for text in texts):
         return
-    found = chain.from_iterable(FILE_ID.findall(text) for text in texts)
-    ids = list(dict.fromkeys(id.decode() for id in found))
+    names = chain.from_iterable(FILE_ID.findall(text) for text in texts)
+    ids = list(dict.fromkeys(id.decode() for id in names))
     if len(ids) > (most := limits.REQUEST_FILES):
         raise BadRequest(f"The request names {len(ids)} files; the limit is {most}.")
     room = connection.app.state.max_body_bytes - connection.state.body_bytes
-    given = dict(given_files.get())
+    files = dict(given_files.get())
     for id in ids:
         with suppress(NotFound, FileNotFoundError), disk_errors():
             file = await find_file(connection, id)
@@ -91,16 +91,16 @@ async def give_files(connection: HTTPConnection, *texts: bytes) -> None:
                 )
             grow_request(size)
             data = await asyncio.to_thread(_base64, store_of(connection), id)
-            given[id] = GivenFile(str(about["filename"]), str(about["mime_type"]), data)
-    given_files.set(given)
+            files[id] = GivenFile(str(about["filename"]), str(about["mime_type"]), data)
+    given_files.set(files)
 
 
 async def _fetch_pictures(connection: HTTPConnection, texts: Sequence[bytes]) -> None:
     """One that can't be had is reported where its picture is refused."""
     hosts, private = connection.app.state.picture_hosts, connection.app.state.allow_private_urls
-    found = chain.from_iterable(PICTURE_URL.findall(text) for text in texts)
-    given, missing = dict(given_files.get()), dict(missing_pictures.get())
-    new = (url for url in dict.fromkeys(map(_url, found)) if url not in given)
+    quoted = chain.from_iterable(PICTURE_URL.findall(text) for text in texts)
+    files, missing = dict(given_files.get()), dict(missing_pictures.get())
+    new = (url for url in dict.fromkeys(map(_url, quoted)) if url not in files)
     urls = [url for url in new if _host(url) in hosts]
     room = connection.app.state.max_body_bytes - connection.state.body_bytes
     ends = time.monotonic() + limits.PICTURE_URL_SECONDS
@@ -119,15 +119,15 @@ async def _fetch_pictures(connection: HTTPConnection, texts: Sequence[bytes]) ->
                 continue
             grow_request(len(data))
             encoded = (await asyncio.to_thread(base64.b64encode, data)).decode()
-            given[url] = GivenFile(url, UNKNOWN_TYPE, encoded)
+            files[url] = GivenFile(url, UNKNOWN_TYPE, encoded)
             missing.pop(url, None)
-    given_files.set(given)
+    given_files.set(files)
     missing_pictures.set(missing)
 
 
-def _url(found: bytes) -> str:
+def _url(quoted: bytes) -> str:
     try:
-        return str(msgspec.json.decode(found))
+        return str(msgspec.json.decode(quoted))
     except ValueError:
         return ""
 
@@ -175,10 +175,10 @@ async def find_file(connection: HTTPConnection, id: str) -> Record:
 async def find_file_for(connection: HTTPConnection, id: str, purpose: str, param: str) -> Record:
     """Raises BadRequest for one of another purpose. param: that names the file."""
     file = await find_file(connection, id)
-    given = msgspec.json.decode(file.labels or "{}", type=dict[str, object])["purpose"]
-    if given != purpose:
+    own_purpose = msgspec.json.decode(file.labels or "{}", type=dict[str, object])["purpose"]
+    if own_purpose != purpose:
         raise BadRequest(
-            f"The file has the purpose `{given}`; this one needs `{purpose}`.", param=param
+            f"The file has the purpose `{own_purpose}`; this one needs `{purpose}`.", param=param
         )
     return file
 

@@ -116,8 +116,8 @@ def new_file(
 ) -> Record:
     """seconds: after which it expires; it is kept no longer than other records in any case."""
     created_at = int(time.time())
-    kept = int(store.retention.days * DAY)
-    expires_at = created_at + min(kept, seconds or kept)
+    most = int(store.retention.days * DAY)
+    expires_at = created_at + min(most, seconds or most)
     body = {
         "id": id,
         "object": "file",
@@ -184,8 +184,8 @@ async def upload(http: Request) -> Response:
         except BaseException:
             store.contents.remove([id])
             raise
-        name, given = shown_name(file.filename or ""), file.content_type or ""
-        media_type = given if MEDIA_TYPE.fullmatch(given) else UNKNOWN_TYPE
+        name, media_type = shown_name(file.filename or ""), file.content_type or ""
+        media_type = media_type if MEDIA_TYPE.fullmatch(media_type) else UNKNOWN_TYPE
         about = new_file(
             store, id, purpose, name, form.nbytes, media_type=media_type, seconds=seconds
         )
@@ -234,12 +234,12 @@ def _options(fields: Mapping[str, str], for_anthropic: bool) -> tuple[str, int |
         raise BadRequest(f"`purpose` should be one of {', '.join(PURPOSES)}.", param="purpose")
     if fields.get("expires_after[anchor]") not in (None, "created_at"):
         raise BadRequest("`expires_after.anchor` should be `created_at`.", param="expires_after")
-    given = fields.get("expires_after[seconds]") or fields.get("expires_in_seconds")
-    return purpose, None if given is None else checked_seconds(given)
+    seconds = fields.get("expires_after[seconds]") or fields.get("expires_in_seconds")
+    return purpose, None if seconds is None else checked_seconds(seconds)
 
 
-def checked_seconds(given: str | int) -> int:
-    seconds = int(given) if re.fullmatch("[0-9]{1,9}", str(given)) else 0
+def checked_seconds(sent: str | int) -> int:
+    seconds = int(sent) if re.fullmatch("[0-9]{1,9}", str(sent)) else 0
     if not LEAST_SECONDS <= seconds <= MOST_SECONDS:
         raise BadRequest(
             f"`expires_after.seconds` should be from {LEAST_SECONDS} to {MOST_SECONDS}.",
@@ -260,12 +260,12 @@ async def list_files(
     before_id: After = None,
 ) -> Response:
     store, owner = store_of(http), http.state.owner
-    wanted = RecordFilter(purpose=purpose, expires_after=time.time())
+    selection = RecordFilter(purpose=purpose, expires_after=time.time())
     if is_anthropic(http.scope):
         after = page or after_id
-        files = await newest(store, "file", owner, after, before_id, limit or 20, wanted)
+        files = await newest(store, "file", owner, after, before_id, limit or 20, selection)
         return json_response(anthropic_page(files, lambda body: wire_of(http, body)))
-    files = await store.records("file", owner, wanted, after, limit or limits.FILES, order)
+    files = await store.records("file", owner, selection, after, limit or limits.FILES, order)
     return json_response(page_body(files))
 
 

@@ -331,8 +331,8 @@ class FineTuning:
             held_out = samples(job.validation_file) if job.validation_file else []
         except FileNotFoundError:
             raise NotFound("A file of the job was deleted.") from None
-        given = split(prepared, learnt, held_out, job.method.seed)
-        return Training.of(self._folder, prepared, given, job.method, job.epochs)
+        data = split(prepared, learnt, held_out, job.method.seed)
+        return Training.of(self._folder, prepared, data, job.method, job.epochs)
 
     async def _finish(self, id: str, owner: str, training: Training) -> None:
         adapters = self._adapters
@@ -434,8 +434,8 @@ async def _file_of_stored(http: Request, key: str, value: str) -> str:
 
 
 def _job(body: JobBody, model: str, id: str, name: str) -> FineTuningJob:
-    given = body.parameters()
-    multiplier = given.learning_rate_multiplier
+    parameters = body.parameters()
+    multiplier = parameters.learning_rate_multiplier
     factor = 1.0 if multiplier == "auto" else multiplier
     return FineTuningJob(
         id=id,
@@ -444,16 +444,16 @@ def _job(body: JobBody, model: str, id: str, name: str) -> FineTuningJob:
         name=name,
         training_file=body.training_file,
         validation_file=body.validation_file,
-        epochs=3 if given.n_epochs == "auto" else given.n_epochs,
+        epochs=3 if parameters.n_epochs == "auto" else parameters.n_epochs,
         multiplier=factor,
         metadata=dict(body.metadata) if body.metadata else None,
         method=TrainingMethod(
-            kind=given.kind,
-            rank=given.rank,
-            layers=given.layers,
+            kind=parameters.kind,
+            rank=parameters.rank,
+            layers=parameters.layers,
             batch_size=TrainingMethod().batch_size
-            if given.batch_size == "auto"
-            else given.batch_size,
+            if parameters.batch_size == "auto"
+            else parameters.batch_size,
             learning_rate=LEARNING_RATE * factor,
             seed=secrets.randbits(31) if body.seed is None else body.seed,
         ),

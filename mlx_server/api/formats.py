@@ -23,8 +23,8 @@ class JsonObjectFormat(WireModel):
     """llama.cpp's way to ask for a schema."""
 
 
-def _unquoted(given: Any) -> Any:
-    return given == "true" if given in ("true", "false") else given
+def _unquoted(value: Any) -> Any:
+    return value == "true" if value in ("true", "false") else value
 
 
 class JsonSchemaParam(WireModel):
@@ -44,12 +44,12 @@ class JsonSchemaFormat(WireModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _llama_cpp(cls, given: Any) -> Any:
+    def _llama_cpp(cls, format: Any) -> Any:
         """llama.cpp's README has the schema itself next to the type."""
-        if isinstance(given, dict) and "schema" in given and given.get("json_schema") is None:
-            rest = {name: value for name, value in given.items() if name != "schema"}
-            return {**rest, "json_schema": {"schema": given["schema"]}}
-        return given
+        if isinstance(format, dict) and "schema" in format and format.get("json_schema") is None:
+            others = {name: value for name, value in format.items() if name != "schema"}
+            return {**others, "json_schema": {"schema": format["schema"]}}
+        return format
 
 
 ResponseFormat = Annotated[
@@ -112,10 +112,10 @@ class ConstrainedBody(GenerationBody):
         return the_only_format(choices, otherwise="response_format")
 
 
-def of_json_object(given: JsonObjectFormat, param: str) -> FormatChoice:
-    if given.schema_ is None:
+def of_json_object(format: JsonObjectFormat, param: str) -> FormatChoice:
+    if format.schema_ is None:
         return {"format": JsonFormat(), "format_param": param}
-    return {"format": JsonFormat(given.schema_, strict=False), "format_param": f"{param}.schema"}
+    return {"format": JsonFormat(format.schema_, strict=False), "format_param": f"{param}.schema"}
 
 
 def the_only_format(choices: Sequence[FormatChoice], otherwise: str) -> FormatChoice:
@@ -125,23 +125,23 @@ def the_only_format(choices: Sequence[FormatChoice], otherwise: str) -> FormatCh
 
 
 def of_response_format(
-    given: TextFormat | JsonObjectFormat | JsonSchemaFormat | None,
+    format: TextFormat | JsonObjectFormat | JsonSchemaFormat | None,
 ) -> Iterator[FormatChoice]:
-    match given:
+    match format:
         case JsonObjectFormat():
-            yield of_json_object(given, "response_format")
+            yield of_json_object(format, "response_format")
         case JsonSchemaFormat(json_schema=described):
             param = "response_format.json_schema.schema"
             yield {"format": described.format(), "format_param": param}
 
 
-def of_structured_outputs(given: StructuredOutputs | None) -> Iterator[FormatChoice]:
-    if given is None:
+def of_structured_outputs(outputs: StructuredOutputs | None) -> Iterator[FormatChoice]:
+    if outputs is None:
         return
-    values: dict[str, Any] = {"json": given.json_, "regex": given.regex}
-    values |= {"choice": given.choice, "grammar": given.grammar}
+    values: dict[str, Any] = {"json": outputs.json_, "regex": outputs.regex}
+    values |= {"choice": outputs.choice, "grammar": outputs.grammar}
     choices = list(_choices("structured_outputs.", values))
-    if given.json_object:
+    if outputs.json_object:
         choices.append({"format": JsonFormat(), "format_param": "structured_outputs.json_object"})
     if not choices:
         raise BadRequest(
@@ -181,10 +181,10 @@ def _choices(prefix: str, values: Mapping[str, Any]) -> Iterator[FormatChoice]:
         yield {"format": format, "format_param": param}
 
 
-def _schema(given: dict[str, Any] | str, where: str) -> dict[str, Any]:
-    if isinstance(given, dict):
-        return given
+def _schema(schema: dict[str, Any] | str, where: str) -> dict[str, Any]:
+    if isinstance(schema, dict):
+        return schema
     try:
-        return strict_json.parse_object(given.encode())
+        return strict_json.parse_object(schema.encode())
     except (BadRequest, UnicodeEncodeError) as error:
         raise BadRequest(f"`{where}` should be a JSON Schema: {error}", param=where) from None

@@ -77,10 +77,10 @@ NUMBER = re.compile(r"-?[0-9]+\.?[0-9]*")
 KeepAlive = int | float | str
 
 
-def seconds_of(given: KeepAlive) -> float:
+def seconds_of(sent: KeepAlive) -> float:
     """Infinite for a negative duration, which means that the model stays until memory is needed."""
     # a whole number may be too large for a float
-    seconds = _parsed(given) if isinstance(given, str) else max(-1, min(given, 2 * MOST_SECONDS))
+    seconds = _parsed(sent) if isinstance(sent, str) else max(-1, min(sent, 2 * MOST_SECONDS))
     return math.inf if seconds < 0 or seconds > MOST_SECONDS else seconds
 
 
@@ -116,8 +116,8 @@ class Options(SamplingBody):
     def choices(self) -> SamplingChoices:
         choices = super().choices()
         names = ("repeat_penalty", "repetition_penalty")
-        given = {f"options.{name}": value for name in names if (value := getattr(self, name))}
-        if penalty := the_only(given, "are two names of one parameter"):
+        penalties = {f"options.{name}": value for name in names if (value := getattr(self, name))}
+        if penalty := the_only(penalties, "are two names of one parameter"):
             choices["repetition_penalty"] = penalty
         return choices
 
@@ -358,8 +358,8 @@ class Shape(Protocol):
 
 def chat_shape(text: str = "", thinking: str = "", calls: Sequence[Wire] = ()) -> Wire:
     optional = {"thinking": thinking, "tool_calls": calls}
-    given = {name: value for name, value in optional.items() if value}
-    return {"message": {"role": "assistant", "content": text, **given}}
+    present = {name: value for name, value in optional.items() if value}
+    return {"message": {"role": "assistant", "content": text, **present}}
 
 
 def generate_shape(text: str = "", thinking: str = "", calls: Sequence[Wire] = ()) -> Wire:

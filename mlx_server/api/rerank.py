@@ -22,12 +22,12 @@ class RankedDocument(WireModel):
     text: str
 
 
-def _object_of(given: Any) -> Any:
-    if isinstance(given, str):
-        return {"text": given}
-    if not isinstance(given, dict):
+def _object_of(value: Any) -> Any:
+    if isinstance(value, str):
+        return {"text": value}
+    if not isinstance(value, dict):
         raise ValueError("should be a string, or an object with `text`")
-    return given
+    return value
 
 
 TextOrDocument = Annotated[

@@ -77,12 +77,12 @@ TEXTS = ("prompt", "content", "messages")
 
 def check(body: TokenizeBody) -> None:
     """Raises BadRequest for fields that contradict each other."""
-    given = [name for name in TEXTS if getattr(body, name) is not None]
-    if len(given) != 1:
+    texts = [name for name in TEXTS if getattr(body, name) is not None]
+    if len(texts) != 1:
         raise BadRequest(
             "Send either a `prompt` (or `content`), which is tokenised as it is, or `messages`, "
             "which the chat template renders first.",
-            param=given[-1] if given else TEXTS[0],
+            param=texts[-1] if texts else TEXTS[0],
         )
     if body.chat_template is not None:
         raise BadRequest(

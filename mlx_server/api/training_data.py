@@ -52,21 +52,21 @@ def conversation_of(line: bytes) -> Conversation:
     """Raises BadRequest for a line that is neither `messages` nor `prompt` with `completion`."""
     if len(line) > (most := limits.BATCH_LINE_BYTES):
         raise BadRequest(f"A line may have {most} bytes.")
-    given = strict_json.parse_request(line)
-    if isinstance(given, dict) and isinstance(given.get("prompt"), str):
-        answer = given.get("completion")
-        prompt = {"role": "user", "content": given["prompt"]}
-        given = {"messages": [prompt, {"role": "assistant", "content": answer}]}
-    if not isinstance(given, dict) or "messages" not in given:
+    sample = strict_json.parse_request(line)
+    if isinstance(sample, dict) and isinstance(sample.get("prompt"), str):
+        answer = sample.get("completion")
+        prompt = {"role": "user", "content": sample["prompt"]}
+        sample = {"messages": [prompt, {"role": "assistant", "content": answer}]}
+    if not isinstance(sample, dict) or "messages" not in sample:
         raise BadRequest('Send {"messages": [...]} or {"prompt": "...", "completion": "..."}.')
-    messages = given["messages"]
+    messages = sample["messages"]
     last = messages[-1] if isinstance(messages, list) and messages else None
     if isinstance(last, dict) and last.get("weight") == 0:
         raise BadRequest(
             "The last message has the weight 0, but it is all that is learnt of a line. Leave the "
             "line out, or end it with the message that is to be learnt."
         )
-    body = {"model": "base", **{name: given[name] for name in FIELDS if name in given}}
+    body = {"model": "base", **{name: sample[name] for name in FIELDS if name in sample}}
     try:
         (conversation,) = to_request(ChatBody.model_validate(body)).prompts
     except ValidationError as error:
@@ -77,8 +77,8 @@ def conversation_of(line: bytes) -> Conversation:
 
 async def stored_lines(store: Store, owner: str, key: str, value: str) -> AsyncIterator[bytes]:
     """Yields a line for each stored chat completion that was marked so and came to its end."""
-    wanted, after = RecordFilter(metadata={key: value}), None
-    while page := (await store.records("completion", owner, wanted, after, PAGE)).items:
+    selection, after = RecordFilter(metadata={key: value}), None
+    while page := (await store.records("completion", owner, selection, after, PAGE)).items:
         after = page[-1].id
         for item in page:
             body = msgspec.json.decode(item.body, type=dict[str, Any])
@@ -86,8 +86,8 @@ async def stored_lines(store: Store, owner: str, key: str, value: str) -> AsyncI
             if choice["finish_reason"] != "length":
                 with suppress(NotFound):  # it was deleted meanwhile
                     most = limits.JSON_NODES  # of a request
-                    asked = await store.items("completion", item.id, owner, None, most, "asc")
-                    messages = [_message(each.body) for each in asked.items]
+                    sent = await store.items("completion", item.id, owner, None, most, "asc")
+                    messages = [_message(each.body) for each in sent.items]
                     tools = {"tools": body["tools"]} if body.get("tools") else {}
                     line = {"messages": [*messages, choice["message"]], **tools}
                     yield msgspec.json.encode(line) + b"\n"

@@ -426,8 +426,8 @@ def _tools(body: ChatBody) -> tuple[tuple[Tool, ...], ToolChoice]:
             return tuple(tool for tool in tools if tool.name in names), allowed.mode
         case FunctionChoice() | FreeformChoice() as named:
             choice: ToolChoice = NamedTool(named.name)
-        case given:
-            choice = given or "auto"
+        case mode:
+            choice = mode or "auto"
     check_choice(choice, tools)
     return tools, choice
 

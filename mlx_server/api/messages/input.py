@@ -316,18 +316,18 @@ def select_tools(body: PromptBody, named: Iterable[str]) -> tuple[tuple[Tool, ..
     A tool with `defer_loading` is among them once the conversation or `tool_choice` names it. Such
     tools come last, in the order in which they were `named`: what came before stays the same.
     """
-    given: dict[str, CustomTool] = {}
+    offered: dict[str, CustomTool] = {}
     unknown: list[str] = []
     for i, tool in enumerate(body.tools or ()):
         if isinstance(tool, AnthropicTool):
             unknown.append(tool.type)
             continue
-        if tool.name in given:
+        if tool.name in offered:
             raise BadRequest(
                 f"Two `tools` have the name {tool.name[:64]!r}: give each its own.",
                 param=f"tools[{i}].name",
             )
-        given[tool.name] = tool
+        offered[tool.name] = tool
     if body.mcp_servers:
         raise BadRequest(
             "`mcp_servers` is not supported here: call the server's tools yourself, or use "
@@ -335,11 +335,11 @@ def select_tools(body: PromptBody, named: Iterable[str]) -> tuple[tuple[Tool, ..
             param="mcp_servers",
         )
     choice = _choice(body)
-    if not given and choice != "none":
+    if not offered and choice != "none":
         check_usable(unknown)
     chosen = [choice.name] if isinstance(choice, NamedTool) else []
-    at_once = {tool.name: tool for tool in given.values() if not tool.defer_loading}
-    later = {name: given[name] for name in (*named, *chosen) if name in given}
+    at_once = {tool.name: tool for tool in offered.values() if not tool.defer_loading}
+    later = {name: offered[name] for name in (*named, *chosen) if name in offered}
     tools = tuple(map(_tool, (at_once | later).values()))
     if chosen:
         check_offered(chosen[0], tools)

@@ -128,9 +128,9 @@ def _resolved(
     """`is_recalled`: the earlier items are not in the store, so they are stored as input too."""
     items = input_items(body, references.get)
     parsed = to_request(body, items, read_items(read_wires(earlier)), opened=signer.opened)
-    own = as_stored(map(wire, items))
-    context = [*earlier, *own]
-    return ResolvedRequest(parsed, context, context if is_recalled else own)
+    new = as_stored(map(wire, items))
+    context = [*earlier, *new]
+    return ResolvedRequest(parsed, context, context if is_recalled else new)
 
 
 def events_of(connection: HTTPConnection, parsed: ParsedResponsesRequest) -> Events:

@@ -367,13 +367,13 @@ def _approvals(tool: McpTool) -> tuple[ToolFilter, ToolFilter]:
     return ALL_TOOLS, NO_TOOLS
 
 
-def _filter(given: list[str] | ToolFilterParam | None, otherwise: ToolFilter) -> ToolFilter:
-    match given:
+def _filter(tools: list[str] | ToolFilterParam | None, otherwise: ToolFilter) -> ToolFilter:
+    match tools:
         case None:
             return otherwise
         case ToolFilterParam(tool_names=names, read_only=read_only):
             return ToolFilter(None if names is None else frozenset(names), read_only)
-    return ToolFilter(frozenset(given))
+    return ToolFilter(frozenset(tools))
 
 
 Resolve = Callable[[str], Mapping[str, Any] | None]

@@ -177,10 +177,10 @@ class ResponsesBody(SamplingBody, ThinkingBody):
 
     def _of_text(self) -> Iterator[FormatChoice]:
         match self.text and self.text.format:
-            case JsonObjectFormat() as given:
-                yield formats.of_json_object(given, "text.format")
-            case JsonSchemaTextFormat() as given:
-                yield {"format": given.format(), "format_param": "text.format.schema"}
+            case JsonObjectFormat() as format:
+                yield formats.of_json_object(format, "text.format")
+            case JsonSchemaTextFormat() as format:
+                yield {"format": format.format(), "format_param": "text.format.schema"}
 
 
 SOME_NAME = "answer"
@@ -274,16 +274,16 @@ ECHOED_SERVER_FIELDS = {
 def _text_wire(text: Text) -> Wire:
     verbosity = {"verbosity": text.verbosity} if text.verbosity else {}
     match text.format:
-        case JsonSchemaTextFormat() as given:
+        case JsonSchemaTextFormat() as format:
             schema = {
                 "type": "json_schema",
-                "name": given.name or SOME_NAME,
-                "description": given.description,
-                "schema": given.schema_,
-                "strict": bool(given.strict),
+                "name": format.name or SOME_NAME,
+                "description": format.description,
+                "schema": format.schema_,
+                "strict": bool(format.strict),
             }
             return {"format": schema, **verbosity}
         case None:
             return {"format": {"type": "text"}, **verbosity}
-        case given:
-            return {"format": {"type": given.type}, **verbosity}
+        case format:
+            return {"format": {"type": format.type}, **verbosity}

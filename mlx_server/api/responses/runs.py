@@ -93,8 +93,8 @@ class Run:
     def record(self, response: Wire) -> Record:
         """The record of the response as it is now, or will have ended."""
         output = [ItemRecord(item["id"], msgspec.json.encode(item)) for item in response["output"]]
-        rest = {name: value for name, value in response.items() if name != "output"}
-        body = msgspec.json.encode(rest)
+        fields = {name: value for name, value in response.items() if name != "output"}
+        body = msgspec.json.encode(fields)
         return replace(self._record, status=response["status"], body=body, output=output)
 
     async def begin(self) -> Started:
