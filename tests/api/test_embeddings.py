@@ -1,7 +1,5 @@
 """Embeddings and ranks in the whole app, of a text, token ids or several of them."""
 
-import base64
-import struct
 import tracemalloc
 from collections.abc import Iterator
 from typing import Any
@@ -39,16 +37,6 @@ def client(engine: VectorEngine, tmp_path_factory: pytest.TempPathFactory) -> It
 
 def embed(client: TestClient, given: Any, **asked: Any) -> Any:
     return client.post(EMBEDDINGS, json={"model": wire.MODEL, "input": given, **asked})
-
-
-def test_each_input_has_its_vector_in_the_form_that_was_asked_for(client: TestClient) -> None:
-    found = wire.ok(embed(client, [[5, 6], [7]]))
-    assert [each["embedding"] for each in found["data"]] == [[0, 6], [0, 7]]
-    assert found["usage"] == {"prompt_tokens": 3, "total_tokens": 3}
-    assert found["model"] == wire.MODEL
-    written = wire.ok(embed(client, [[5, 6], [7]], encoding_format="base64"))
-    vectors = [base64.b64decode(each["embedding"]) for each in written["data"]]
-    assert vectors == [struct.pack("<2f", 0, 6), struct.pack("<2f", 0, 7)]
 
 
 def test_the_same_bits_can_be_asked_for(client: TestClient, engine: VectorEngine) -> None:

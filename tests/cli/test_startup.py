@@ -18,16 +18,6 @@ def named(*models: Path) -> list[str]:
     return [str(each) for each in models]
 
 
-def test_one_that_can_be_served_is_enough(
-    tiny_path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    models = named(tiny_path, tmp_path / "missing")
-    settings = checked_settings(None, models, {}, None, discover=False)
-    assert list(settings.models) == [tiny_path.name, "missing"]
-    (warning,) = caplog.messages
-    assert warning.startswith("missing can't be served: ")
-
-
 def test_the_demo_is_served_without_a_models_yaml_only(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -41,14 +31,6 @@ def test_the_demo_is_served_without_a_models_yaml_only(
     Path("models.yml").write_text("models: {a: {source: org/a}}")
     with pytest.raises(SettingsError, match=r"models\.yml is not read: rename it to models\.yaml"):
         checked_settings(None, (), {}, None, discover=False)
-
-
-def test_where_none_can_be_served_each_is_named(tmp_path: Path) -> None:
-    models = named(tmp_path / "one", tmp_path / "two")
-    with pytest.raises(SettingsError) as caught:
-        checked_settings(None, models, {}, None, discover=False)
-    lines = caught.value.message.splitlines()
-    assert [line.split(":")[0] for line in lines] == ["one", "two"]
 
 
 def test_models_of_the_file_are_looked_at_without_a_network(

@@ -35,7 +35,7 @@ from mlx_server.worker.constrained_decoding.grammar_compiler import (
 from mlx_server.worker.constrained_decoding.grammar_completion import GrammarCompletion
 from mlx_server.worker.constrained_decoding.mask_threads import YieldingMatcher
 from mlx_server.worker.constrained_decoding.vocabulary import Vocabulary
-from tests.contract.corpus_walks import cut_walks
+from tests.worker.constrained_decoding.worlds import World, say
 
 SECONDS = 60.0
 AMPLE = 100_000
@@ -70,7 +70,7 @@ class Side:
     """Valid instances that were refused, and invalid ones that were taken."""
 
 
-def grammar_of(schema: Any, vocabulary: Vocabulary) -> CompiledGrammar:
+def source_of(schema: Any) -> Grammar:
     try:
         text = written(schema)
         measure(schema)
@@ -79,10 +79,16 @@ def grammar_of(schema: Any, vocabulary: Vocabulary) -> CompiledGrammar:
             raise Refused(getattr(reply, "message", "?"))
         for keyword in reply.unsupported:
             raise UnsupportedKeyword(*keyword).refusal()
-        grammar = Grammar(f"{OPTIONS}\nstart: j0\n", (("j0", reply.grammar),))
-        return grammar_compiler.compiled(grammar, vocabulary)
-    except (InvalidGrammar, GrammarRefused) as error:
-        raise Refused(str(getattr(error, "message", error))) from None
+        return Grammar(f"{OPTIONS}\nstart: j0\n", (("j0", reply.grammar),))
+    except InvalidGrammar as error:
+        raise Refused(error.message) from None
+
+
+def grammar_of(schema: Any, vocabulary: Vocabulary) -> CompiledGrammar:
+    try:
+        return grammar_compiler.compiled(source_of(schema), vocabulary)
+    except GrammarRefused as error:
+        raise Refused(str(error)) from None
 
 
 def ours(vocabulary: Vocabulary) -> Reader:
@@ -230,15 +236,19 @@ def print_corpus(folder: Path, model: Path, sample: int) -> None:
 
 
 def walked(files: Sequence[Path], vocabulary: Vocabulary) -> Iterator[str]:
+    """The limit of a walk is what the shortest known answer takes and a quarter more, or 8 tokens."""
+    world = World(list(vocabulary.text), {}, vocabulary.trie, vocabulary.token_classes.stop)
     count, cut = 0, list[str]()
     for file in files:
-        document = json.loads(file.read_text())
         try:
-            grammar = grammar_of(_schema_and_tests(document)[0], vocabulary)
-        except Refused:
+            source = source_of(_schema_and_tests(json.loads(file.read_text()))[0])
+            grammar_compiler.compiled(source, vocabulary)
+        except (Refused, GrammarRefused):
             continue
-        found = [*cut_walks(grammar, vocabulary)]
-        count += len(found)
-        cut += [f"  {file.name}: {taste}" for taste in found if taste]
+        known = world.hints(source)
+        need = len(known.tokens or ()) + 1
+        for seed, wish in enumerate(("anything", "opening", "text")):
+            said = say(world, source, need + max(8, need // 4), wish, seed, known)
+            count, cut = count + 1, cut + ([] if said.ended else [f"  {file.name}: {wish}"])
     yield f"{len(cut)} of {count} random walks were cut, with room for the shortest answer"
     yield from cut[:25]

@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -55,66 +56,8 @@ def _alike(found: str | int, wanted: str | int) -> bool:
     return str(found).strip().strip(".").casefold() == wanted.casefold()
 
 
-CAPITALS = {
-    "France": "Paris",
-    "Japan": "Tokyo",
-    "Italy": "Rome",
-    "Germany": "Berlin",
-    "Spain": "Madrid",
-    "Egypt": "Cairo",
-    "Russia": "Moscow",
-    "China": "Beijing",
-    "Greece": "Athens",
-    "Austria": "Vienna",
-    "Portugal": "Lisbon",
-    "Ireland": "Dublin",
-    "Sweden": "Stockholm",
-    "Norway": "Oslo",
-    "Poland": "Warsaw",
-}
-CONTINENTS = {
-    "Kenya": "Africa",
-    "Brazil": "South America",
-    "India": "Asia",
-    "Canada": "North America",
-    "Nigeria": "Africa",
-    "Argentina": "South America",
-    "Vietnam": "Asia",
-    "Finland": "Europe",
-    "Morocco": "Africa",
-    "Peru": "South America",
-}
-COUNTS = {
-    "How many days has a week?": ("days", 7),
-    "How many months has a year?": ("months", 12),
-    "How many legs has a spider?": ("legs", 8),
-    "How many hours has a day?": ("hours", 24),
-    "How many minutes has an hour?": ("minutes", 60),
-    "How many sides has a triangle?": ("sides", 3),
-    "How many letters has the English alphabet?": ("letters", 26),
-    "How many states has the United States of America?": ("states", 50),
-}
-WORDS = {
-    "Who wrote Romeo and Juliet?": {"author": "William Shakespeare"},
-    "Which planet is the largest of our solar system?": {"planet": "Jupiter"},
-    "What is the chemical symbol of gold?": {"symbol": "Au"},
-    "In which language did Cicero write?": {"language": "Latin"},
-    "Which gas do plants take from the air?": {"gas": "Carbon dioxide"},
-    "What is the opposite of hot?": {"opposite": "cold"},
-    "Which is the longest river in Africa?": {"river": "Nile"},
-}
-FACTS: tuple[Fact, ...] = (
-    *(
-        Fact(f"What is the capital of {country}?", {"country": country, "capital": capital})
-        for country, capital in CAPITALS.items()
-    ),
-    *(
-        Fact(f"On which continent is {country}?", {"country": country, "continent": continent})
-        for country, continent in CONTINENTS.items()
-    ),
-    *(Fact(question, {name: count}) for question, (name, count) in COUNTS.items()),
-    *(Fact(question, values) for question, values in WORDS.items()),
-)
+LINES = Path(__file__).with_suffix(".jsonl").read_text("utf-8").splitlines()
+FACTS = tuple(Fact(**json.loads(line)) for line in LINES)
 
 
 @dataclass(frozen=True)

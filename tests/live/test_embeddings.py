@@ -82,11 +82,12 @@ def test_they_are_those_of_a_plain_computation(
     """By default OpenAI's client asks for base64 and decodes it."""
     options: Json = {"encoding_format": format} if format else {}
     found = client.embeddings.create(model=model, input=TEXTS, **options)
-    assert [each.index for each in found.data] == [0, 1, 2, 3]
+    assert (found.model, [each.index for each in found.data]) == (model, [0, 1, 2, 3])
     ids = [tokenizer.encode(text) for text in TEXTS]
     assert found.usage.prompt_tokens == found.usage.total_tokens == sum(map(len, ids))
     for each, tokens in zip(found.data, ids, strict=True):
         raw: Any = each.embedding
+        assert isinstance(raw, str) == (format == "base64")
         vector = np.frombuffer(base64.b64decode(raw), "<f4") if isinstance(raw, str) else raw
         wanted = exact(network, tokens, mean=model == MEAN)
         np.testing.assert_allclose(vector, wanted, atol=2e-5)

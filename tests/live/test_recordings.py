@@ -149,17 +149,6 @@ def test_a_loop_of_an_agent_comes_to_its_end(client: OpenAI, model: str, questio
     assert messages[-1]["content"] == "It is 2."
 
 
-def test_entries_in_turn_are_reset(server: LiveServer, client: OpenAI) -> None:
-    with server.http() as http:
-        for body, models in (({}, {QWEN, HELD, OSS}), ({"model": ALIAS}, {QWEN})):
-            asked(client, "?")
-            found = http.post("/v1/replay/reset", json=body).json()
-            assert found["object"] == "replay.reset"
-            assert models <= set(found["models"]) if body == {} else found["models"] == [QWEN]
-            assert [text(asked(client, "?")) for _ in range(3)] == ["one", "two", "one"]
-        assert http.post("/v1/replay/reset", json={"model": "none"}).status_code == 404
-
-
 def _config(folder: Path, models: Any) -> Path:
     path = folder / "models.yaml"
     path.write_text(yaml.safe_dump({"models": models}), "utf-8")

@@ -36,7 +36,7 @@ from mlx_server.http.security import Signer
 from mlx_server.requests import SamplingParams
 from mlx_server.store import Record
 from tests.api.folding import body_of, on_the_wire
-from tests.api.responses_schema import Json, assert_response, assert_stream, timeless
+from tests.api.responses_schema import Json, assert_stream, timeless
 from tests.tables import cases
 
 STARTED = Started("tiny", 7)
@@ -335,22 +335,3 @@ def test_what_is_run_here_is_told_with_its_end() -> None:
     first, second, _ = gathered(WITH_MCP["parallel"])["output"]
     assert (first["output"], second["output"]) == ("first", "second")
     assert second["approval_request_id"] == "mcpr_1"
-
-
-def test_a_response_may_wait_and_be_cancelled() -> None:
-    made = output(background=True)
-    events = list(made.queue())
-    for event in [STARTED, *said("a")]:
-        events += made.chunks(event)
-    assert made.response["output"][0]["status"] == "in_progress"
-    assert_response(made.response)
-    events += made.cancel()
-    response = assert_stream(events)
-    assert [event["type"] for event in events[:3]] == [
-        "response.created",
-        "response.queued",
-        "response.in_progress",
-    ]
-    assert (response["status"], shape(response)) == ("cancelled", [("message", "incomplete")])
-    assert response["background"] is True
-    assert events[-1]["type"] == "response.incomplete"
