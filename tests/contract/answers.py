@@ -67,7 +67,7 @@ def streamed(chunks: Sequence[Mapping[str, Any]], n: int, *, logprobs: bool) -> 
     for chunk in chunks:
         for choice in chunk["choices"]:
             _add(answers[choice["index"]], choice)
-    return Completion(answers, chunks[-1]["usage"])
+    return Completion(answers, chunks[-1].get("usage") or {})
 
 
 def _add(answer: Answer, choice: Mapping[str, Any]) -> None:

@@ -1,6 +1,6 @@
 """Chat completions as OpenAI's own client asks for them, and what came of them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from openai import OpenAI, Stream
@@ -11,6 +11,7 @@ from openai.types.chat import (
     ChatCompletionTokenLogprob,
 )
 
+from tests.contract.answers import Answer, streamed, whole
 from tests.live.server import DEMO
 
 CAPITAL: list[ChatCompletionMessageParam] = [
@@ -22,8 +23,6 @@ COUNT: list[ChatCompletionMessageParam] = [
 STORY: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Tell me a story."}]
 ENDLESS: dict[str, Any] = {"max_tokens": 4000, "logit_bias": {"0": -100, "2": -100}}
 """Neither of the demo model's end tokens can come."""
-
-Answered = tuple[str, str | None]
 
 
 def ask(client: OpenAI, **asked: Any) -> ChatCompletion:
@@ -44,17 +43,23 @@ def text_of(completion: ChatCompletion) -> str:
     return completion.choices[0].message.content or ""
 
 
-def answered(completion: ChatCompletion) -> Answered:
-    return text_of(completion), completion.choices[0].finish_reason
-
-
-def answered_streaming(chunks: Sequence[ChatCompletionChunk]) -> Answered:
-    choices = [choice for chunk in chunks for choice in chunk.choices]
-    return "".join(c.delta.content or "" for c in choices), choices[-1].finish_reason
-
-
 def logprobs_of(completion: ChatCompletion) -> list[ChatCompletionTokenLogprob]:
     logprobs = completion.choices[0].logprobs
     assert logprobs
     assert logprobs.content is not None
     return logprobs.content
+
+
+def answer_of(found: ChatCompletion | Iterable[ChatCompletionChunk]) -> Answer:
+    """The only answer of a completion, or of the chunks of a stream."""
+    if isinstance(found, ChatCompletion):
+        completion = whole(found.to_dict())
+    else:
+        completion = streamed([chunk.to_dict() for chunk in found], 1, logprobs=False)
+    (answer,) = completion.answers
+    return answer
+
+
+def answered(found: ChatCompletion | Iterable[ChatCompletionChunk]) -> tuple[str, str | None]:
+    answer = answer_of(found)
+    return answer.text, answer.finish

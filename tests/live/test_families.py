@@ -7,7 +7,6 @@ all, however they are cut.
 
 import asyncio
 import json
-from dataclasses import dataclass, field
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,9 @@ import yaml
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from tests.api.strict import assert_strict
+from tests.contract.answers import Answer
 from tests.contract.pairs import PAIRED
+from tests.live.chats import answer_of
 from tests.live.common import Models, common_models, transcript
 from tests.live.server import LiveServer
 
@@ -52,53 +53,19 @@ def models(folder: Path, _: object) -> Models:
     return {f"golden-{name}": {"source": f"replay:{name}.jsonl", "family": name} for name in PAIRED}
 
 
-@dataclass
-class Read:
-    """An answer, as a client puts it together."""
-
-    text: str = ""
-    reasoning: str = ""
-    calls: list[list[str]] = field(default_factory=list)
-    """Name and arguments."""
-    ids: set[str] = field(default_factory=set)
-    end: str | None = None
-
-
-def whole(completion: ChatCompletion) -> Read:
-    assert_strict(ChatCompletion, completion.to_dict(mode="json"))
-    (choice,) = completion.choices
-    message: Any = choice.message
-    calls = message.tool_calls or []
-    reasoning = getattr(message, "reasoning_content", "")
-    assert getattr(message, "reasoning", "") == reasoning
-    details = completion.usage and completion.usage.completion_tokens_details
-    assert details
-    assert (details.reasoning_tokens or 0) > 0 or not reasoning
-    return Read(
-        text=message.content or "",
-        reasoning=reasoning,
-        calls=[[call.function.name, call.function.arguments] for call in calls],
-        ids={call.id for call in calls},
-        end=choice.finish_reason,
-    )
-
-
-def streamed(chunks: list[ChatCompletionChunk]) -> Read:
-    read = Read()
-    for chunk in chunks:
-        assert_strict(ChatCompletionChunk, chunk.to_dict(mode="json"))
-        for choice in chunk.choices:
-            delta: Any = choice.delta
-            read.text += delta.content or ""
-            read.reasoning += getattr(delta, "reasoning_content", "")
-            for call in delta.tool_calls or []:
-                if call.id:
-                    assert call.index == len(read.calls)
-                    read.calls.append([call.function.name, ""])
-                    read.ids.add(call.id)
-                read.calls[call.index][1] += call.function.arguments
-            read.end = choice.finish_reason or read.end
-    return read
+def read(found: ChatCompletion | list[ChatCompletionChunk]) -> Answer:
+    if isinstance(found, ChatCompletion):
+        assert_strict(ChatCompletion, found.to_dict(mode="json"))
+        message: Any = found.choices[0].message
+        reasoning = getattr(message, "reasoning_content", "")
+        assert getattr(message, "reasoning", "") == reasoning
+        details = found.usage and found.usage.completion_tokens_details
+        assert details
+        assert (details.reasoning_tokens or 0) > 0 or not reasoning
+    else:
+        for chunk in found:
+            assert_strict(ChatCompletionChunk, chunk.to_dict(mode="json"))
+    return answer_of(found)
 
 
 def asked(family: str, case: Case) -> dict[str, Any]:
@@ -106,22 +73,21 @@ def asked(family: str, case: Case) -> dict[str, Any]:
     return {"model": f"golden-{family}", "messages": messages, "tools": TOOLS, "max_tokens": 4000}
 
 
-def check(case: Case, read: Read) -> None:
+def check(case: Case, answer: Answer) -> None:
     """No grammar holds recorded calls, so a stream shows none that is not whole."""
     reads = case["reads"]
     calls = reads.get("calls", [])
-    if not reads.get("text") and read.text == read.reasoning.strip():
-        read.text = ""  # an answer that is all reasoning is reported as the text too
-    assert (read.text, read.reasoning) == (reads.get("text", ""), reads.get("reasoning", ""))
-    assert len(read.calls) == len(calls)
-    assert len(read.ids) == len(read.calls)
-    made = [(name, json.loads(arguments)) for name, arguments in read.calls if _whole(arguments)]
+    if not reads.get("text") and answer.text == answer.reasoning.strip():
+        answer.text = ""  # an answer that is all reasoning is reported as the text too
+    assert (answer.text, answer.reasoning) == (reads.get("text", ""), reads.get("reasoning", ""))
+    assert len(answer.calls) == len(calls)
+    made = [(name, json.loads(arguments)) for name, arguments in answer.calls if _whole(arguments)]
     wanted = [(call["name"], call.get("arguments", {})) for call in calls]
     assert made[: len(wanted)] == wanted
     if case.get("cut"):
-        assert read.end == "length"
+        assert answer.finish == "length"
     else:
-        assert read.end == ("tool_calls" if calls else "stop")
+        assert answer.finish == ("tool_calls" if calls else "stop")
 
 
 def _whole(arguments: str) -> bool:
@@ -143,13 +109,10 @@ def test_streamed_or_not_and_next_to_each_other(server: LiveServer, family: str)
                     answer: Any = await client.chat.completions.create(
                         stream=stream, **asked(family, case)
                     )
-                    read = streamed([chunk async for chunk in answer]) if stream else whole(answer)
-                check(case, read)
+                    found = [chunk async for chunk in answer] if stream else answer
+                check(case, read(found))
 
             turns = islice(cycle([True, False]), PAIRED.index(family) % 2, None)
             await asyncio.gather(*map(one, cases(family), turns))
 
     asyncio.run(all_of_them())
-
-
-# Anthropic's Messages

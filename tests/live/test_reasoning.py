@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
+from tests.live.chats import answer_of
 from tests.live.common import Models, common_models, transcript
 from tests.live.server import LiveServer
 
@@ -90,36 +91,14 @@ def asked(client: OpenAI, model: str, text: str, **more: Any) -> Any:
     return client.chat.completions.create(model=model, messages=messages, **more)
 
 
-def said(completion: Any) -> tuple[str, str, str]:
-    (choice,) = completion.choices
-    reasoning = getattr(choice.message, "reasoning_content", "")
-    return reasoning, choice.message.content or "", choice.finish_reason
+def said(found: Any) -> tuple[str, str, str | None]:
+    answer = answer_of(found)
+    return answer.reasoning, answer.text, answer.finish
 
 
-def streamed(chunks: Any) -> tuple[str, str, str]:
-    reasoning = text = end = ""
-    for chunk in chunks:
-        for choice in chunk.choices:
-            reasoning += getattr(choice.delta, "reasoning_content", "")
-            text += choice.delta.content or ""
-            end = choice.finish_reason or end
-    return reasoning, text, end
-
-
-def called(completion: Any) -> list[str]:
+def called(found: Any) -> list[str]:
     """The arguments of its calls."""
-    (choice,) = completion.choices
-    return [call.function.arguments for call in choice.message.tool_calls]
-
-
-def arguments(chunks: Any) -> list[str]:
-    """The same, of a stream."""
-    pieces: dict[int, str] = {}
-    for chunk in chunks:
-        for choice in chunk.choices:
-            for call in choice.delta.tool_calls or []:
-                pieces[call.index] = pieces.get(call.index, "") + (call.function.arguments or "")
-    return list(pieces.values())
+    return [arguments for _, arguments in answer_of(found).calls]
 
 
 def led_on(server: LiveServer, model: str) -> float:
@@ -139,7 +118,7 @@ def test_an_answer_that_stops_after_its_reasoning_is_led_on(
     before = led_on(server, model)
     whole = asked(client, model, "forgets")
     assert said(whole) == ("So be it.", "It is so.", "stop")
-    assert streamed(asked(client, model, "forgets", stream=True)) == said(whole)
+    assert said(asked(client, model, "forgets", stream=True)) == said(whole)
     assert led_on(server, model) == before + 2
     usage = whole.usage
     assert 0 < usage.completion_tokens_details.reasoning_tokens < usage.completion_tokens
@@ -164,11 +143,11 @@ def test_what_is_led_on_is_held_to_what_was_asked_for(
     asking: Any = {"tools": [COUNT], "tool_choice": choice, "max_tokens": 100}
     found = asked(client, HELD, "then counts", stream=stream, temperature=0, **asking)
     if choice == "none":
-        _, text, _ = streamed(found) if stream else said(found)
+        _, text, _ = said(found)
         assert text
         assert "<tool_call>" not in text
     else:
-        (reported, *_) = arguments(found) if stream else called(found)
+        (reported, *_) = called(found)
         assert type(json.loads(reported)["to"]) is int
     assert led_on(server, HELD) == before + 1
 
@@ -191,10 +170,10 @@ def test_harmony_may_call_after_its_reasoning_was_ended(
 ) -> None:
     asking: Any = {"tools": [COUNT], "temperature": 0, "stream": stream, "extra_body": limit}
     found = asked(client, model, "thinks and calls", **asking)
-    (reported,) = arguments(found) if stream else called(found)
+    (reported,) = called(found)
     assert json.loads(reported) == {"to": 7}
     found = asked(client, model, "thinks and says", **asking)
-    reasoning, text, end = streamed(found) if stream else said(found)
+    reasoning, text, end = said(found)
     assert (text, end) == ("I count.\nSeven.", "stop")
     assert len(reasoning) < len("So be it, and so")
 
@@ -208,7 +187,7 @@ def test_a_piece_of_reasoning_is_no_answer(
     """The model has nothing to say after it."""
     asking: Any = {"extra_body": {"thinking_budget": budget}, "stream": stream}
     found = asked(client, model, "thinks aloud", **asking)
-    reasoning, text, end = streamed(found) if stream else said(found)
+    reasoning, text, end = said(found)
     assert (text, end) == ("", "stop")
     assert "So be it, and so on".startswith(reasoning.strip())
     assert bool(reasoning) == bool(budget)
@@ -218,7 +197,7 @@ def test_a_piece_of_reasoning_is_no_answer(
 def test_reasoning_that_a_grammar_ends_at_the_limit_is_cut(client: OpenAI, stream: bool) -> None:
     asking: Any = {"tools": [COUNT], "max_tokens": 60, "stream": stream, "temperature": 0}
     found = asked(client, HELD_HARMONY, "thinks aloud", **asking)
-    reasoning, text, end = streamed(found) if stream else said(found)
+    reasoning, text, end = said(found)
     assert reasoning.startswith("So be it, and so on, and on.")
     assert (text, end) == ("", "length")
 
@@ -256,9 +235,9 @@ def test_what_leads_an_answer_on_takes_room_in_the_context(client: OpenAI) -> No
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_stop_string_is_looked_for_in_the_text_alone(client: OpenAI, stream: bool) -> None:
     found = asked(client, LED, "answers", stop="so", stream=stream)
-    assert (streamed(found) if stream else said(found)) == ("So be it.", "It is ", "stop")
+    assert said(found) == ("So be it.", "It is ", "stop")
     found = asked(client, LED, "answers", stop="be", stream=stream)
-    assert (streamed(found) if stream else said(found))[1] == "It is so."
+    assert said(found)[1] == "It is so."
 
 
 def test_the_owner_sets_what_the_template_reads(server: LiveServer, client: OpenAI) -> None:

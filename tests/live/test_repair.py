@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
+from tests.live.chats import answer_of
 from tests.live.common import Models, common_models, transcript
 from tests.live.server import LiveServer
 
@@ -274,11 +275,8 @@ def test_what_a_call_breaks_of_its_tools_schema_is_reported(
 def streamed_calls(client: OpenAI, model: str, question: str, **more: Any) -> tuple[str, str]:
     """The names and arguments of the calls in a stream, and its text."""
     tools: Any = [{"type": "function", "function": WEATHER}]
-    chunks = asked(client, model, question, tools=tools, stream=True, **more)
-    deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
-    functions = [call.function for delta in deltas for call in delta.tool_calls or []]
-    calls = "".join((f.name or "") + (f.arguments or "") for f in functions)
-    return calls, "".join(delta.content or "" for delta in deltas)
+    answer = answer_of(asked(client, model, question, tools=tools, stream=True, **more))
+    return "".join(name + arguments for name, arguments in answer.calls), answer.text
 
 
 def test_a_stream_shows_no_call_that_breaks_later(client: OpenAI) -> None:
