@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import msgspec
@@ -35,9 +34,8 @@ from mlx_server.messages import Tool
 from mlx_server.models.tokenizer import Tokenizer
 from mlx_server.parsers.parse_context import ParseContext, Parser, Section
 from mlx_server.requests import ALL_REPAIRS, RepairPolicy
-from mlx_server.sources.replay_checkpoint import replay_checkpoint
 from tests.families.probe import probed
-from tests.families.prompts import golden_prompts
+from tests.families.prompts import checkpoint_folder, golden_prompts
 
 FOLDER = Path(__file__).parent / "golden"
 Unit = tuple[int, str]
@@ -122,16 +120,9 @@ def _goldens(path: Path) -> tuple[Golden, ...]:
         raise ValueError(f"{path}: {error}") from None
 
 
-@lru_cache(maxsize=1)
-def _scratch() -> TemporaryDirectory[str]:
-    return TemporaryDirectory(prefix="golden-")
-
-
 @lru_cache
 def tokenizer_of(family_name: str) -> Tokenizer:
-    """The one that the family is replayed with."""
-    checkpoint = replay_checkpoint(Path(_scratch().name), family_named(family_name))
-    return Tokenizer(checkpoint / "tokenizer.json")
+    return Tokenizer(checkpoint_folder(family_named(family_name)) / "tokenizer.json")
 
 
 # Playing

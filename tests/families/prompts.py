@@ -15,6 +15,7 @@ import yaml
 
 from mlx_server.api.chat_completions.input import ChatBody, to_request
 from mlx_server.families import FAMILIES, family_named, fitted
+from mlx_server.families.base import ModelFamily
 from mlx_server.messages import Conversation
 from mlx_server.models.checkpoint import Checkpoint, read_checkpoint
 from mlx_server.prompts.template_prompt import RenderedPrompt
@@ -73,12 +74,17 @@ def conversation_named(name: str) -> Conversation:
 
 @lru_cache(maxsize=1)
 def _scratch() -> TemporaryDirectory[str]:
-    return TemporaryDirectory(prefix="prompts-")
+    return TemporaryDirectory(prefix="replayed-")
+
+
+def checkpoint_folder(family: ModelFamily) -> Path:
+    """Of the checkpoint that the family is replayed with."""
+    return replay_checkpoint(Path(_scratch().name), family)
 
 
 @lru_cache
 def checkpoint_of(family: str) -> Checkpoint:
     """The one that the family is replayed with, and its golden template."""
-    folder = replay_checkpoint(Path(_scratch().name), family_named(family))
+    folder = checkpoint_folder(family_named(family))
     template = template_of(family)
     return read_checkpoint(folder, template.read_text("utf-8") if template.is_file() else None)

@@ -5,22 +5,21 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
 from llguidance import LLMatcher
 
 from mlx_server.events import Event
+from mlx_server.families import family_named
 from mlx_server.families.base import ModelFamily
 from mlx_server.grammars.compiler import LIMITS
 from mlx_server.messages import Tool
 from mlx_server.models.tokenizer import Tokenizer
 from mlx_server.parsers.parse_context import OutputSpec, ParseContext
-from mlx_server.sources.replay_checkpoint import replay_checkpoint
 from mlx_server.worker.constrained_decoding.grammar_compiler import fill_bitmask
 from mlx_server.worker.constrained_decoding.vocabulary import Vocabulary
 from tests.families.goldens import goldens_of
+from tests.families.prompts import checkpoint_folder
 
 STEPS = 6_000
 """No walk may need more tokens, each of which may be a byte."""
@@ -37,17 +36,26 @@ CLOSERS = ('"', "}", "]", ")", "'")
 TAG = re.compile(r"<\|close\|>\w+<\|sep\|>|\n?<[^<>\s]+>|\[/?[A-Z_]+\]|</[^<>]+>")
 
 
-@lru_cache(maxsize=1)
-def _scratch() -> TemporaryDirectory[str]:
-    return TemporaryDirectory(prefix="walks-")
-
-
 @lru_cache
 def vocabulary_of(family: ModelFamily) -> tuple[Tokenizer, Vocabulary]:
-    folder = replay_checkpoint(Path(_scratch().name), family)
+    folder = checkpoint_folder(family)
     tokenizer = Tokenizer(folder / "tokenizer.json")
     stops = [id for name in family.stop_tokens if (id := tokenizer.id_of(name)) is not None]
     return tokenizer, Vocabulary(folder, stops or [max(tokenizer.control_tokens)]).build()
+
+
+def matcher_of(family: str, grammar: str) -> LLMatcher:
+    _, vocabulary = vocabulary_of(family_named(family))
+    matcher = LLMatcher(vocabulary.trie, LLMatcher.grammar_from_lark(grammar), log_level=0)
+    assert not matcher.is_error(), f"{matcher.get_error()}\n{grammar}"
+    return matcher
+
+
+def accepts(family: str, grammar: str, answer: str) -> bool:
+    """The whole of it, and then its end."""
+    at = matcher_of(family, grammar)
+    ids = vocabulary_of(family_named(family))[0].encode(answer)
+    return at.validate_tokens(ids) == len(ids) and at.consume_tokens(ids) and at.is_accepting()
 
 
 @dataclass(frozen=True)
@@ -111,8 +119,13 @@ class Way:
         assert not matcher.is_error(), matcher.get_error()
         return matcher
 
-    def walk(self, matcher: LLMatcher, seed: int, begun: str = "") -> list[int]:
-        """Tokens of an answer, its stop token left out."""
+    def walk(
+        self, matcher: LLMatcher, seed: int, begun: str = "", closing: Sequence[str] = ()
+    ) -> list[int]:
+        """Tokens of an answer, its stop token left out. closing: what leads on to the end, where
+        the family's layout does not say it."""
+        closers = [self.encode(text) for text in closing] or self.closers
+        wild = [self.encode(text) for text in GUIDES] if closing else self.guides
         chance = random.Random(seed)
         said = self.encode(begun)
         assert matcher.consume_tokens(said), matcher.get_error()
@@ -122,8 +135,9 @@ class Way:
             if matcher.is_stopped():
                 return said
             assert len(said) < STEPS, f"no end: {self.spelled(said)[-300:]!r}"
-            guides = self.guides if len(said) < WANDERS else self.closers
-            ends = self.ends if len(said) >= WANDERS and chance.random() < 0.2 else []
+            guides = wild if len(said) < WANDERS else closers
+            looks = not closing and len(said) >= WANDERS and chance.random() < 0.2
+            ends = self.ends if looks else []
             end = next((e for e in ends if matcher.validate_tokens(e) == len(e)), [])
             step = end or self._guide(matcher, guides, chance) or [self._any(matcher, chance)]
             assert matcher.consume_tokens(step), matcher.get_error()

@@ -15,7 +15,7 @@ from mlx_server.messages import Tool
 from mlx_server.tool_parsers.call_format import CallFormat, UncallableTool, block_rule
 from mlx_server.tool_parsers.value_rules import json_rule
 from tests.families.goldens import tokenizer_of
-from tests.walks import accepts
+from tests.families.walks import accepts
 
 TABLES = yaml.load(Path(__file__).with_name("values.yaml").read_text("utf-8"), yaml.CSafeLoader)
 

@@ -16,7 +16,7 @@ from mlx_server.parsers.parse_context import OutputSpec, ParseContext
 from mlx_server.requests import ChoiceFormat, Format, JsonFormat, NamedTool, ToolChoice
 from mlx_server.tool_parsers.call_format import finished_calls
 from tests.families.goldens import goldens_of, tokenizer_of, tools
-from tests.walks import accepts, matcher, walk
+from tests.families.walks import Way, accepts, matcher_of
 
 ADD = Tool(
     "add",
@@ -135,7 +135,7 @@ def test_a_choice_that_can_not_be_kept_is_refused() -> None:
 )
 def test_the_end_of_reasoning_leads_on_in_the_grammar(choice: ToolChoice, end: str) -> None:
     assert end_of_reasoning(wanted(ADD, choice=choice)) == end
-    at = matcher("gpt_oss", grammar(ADD, choice=choice))
+    at = matcher_of("gpt_oss", grammar(ADD, choice=choice))
     ids = tokenizer_of("gpt_oss").encode(f"<|channel|>analysis<|message|>Hm{end}")
     assert at.validate_tokens(ids) == len(ids)
 
@@ -169,6 +169,7 @@ def heard(ids: list[int], *given: Tool) -> list[Event]:
     return [event for id in ids for event in parser.feed(id, "")] + parser.finish(cut=False)
 
 
+WAY = Way(GPT_OSS, control=True)
 CLOSING = ("<|end|><|start|>assistant", *'}]"0', "<|message|>", FINAL, CALL)
 
 
@@ -178,7 +179,7 @@ CLOSING = ("<|end|><|start|>assistant", *'}]"0', "<|message|>", FINAL, CALL)
 def test_what_is_allowed_is_read_as_wanted(choice: ToolChoice, format: Format | None) -> None:
     source = grammar(ADD, ODD, PYTHON, choice=choice, format=format)
     for seed in range(6):
-        ids = walk("gpt_oss", source, seed, CLOSING)
+        ids = WAY.walk(matcher_of("gpt_oss", source), seed, closing=CLOSING)
         said = f"seed {seed}: {tokenizer_of('gpt_oss').raw(ids)!r}"
         events = heard(ids, ADD, ODD, PYTHON)
         assert not [e for e in events if isinstance(e, Repaired) and e.what != "name"], said
