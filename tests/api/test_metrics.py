@@ -30,6 +30,7 @@ from mlx_server.http.metrics import SAMPLE_SECONDS, AnswerMetrics, MetricsSample
 from tests.api import wire
 from tests.api.observed import played
 from tests.api.wire import Json, ScriptedEngine, sample
+from tests.clocks import Clock
 
 # Metrics
 
@@ -217,15 +218,11 @@ def test_the_first_token_ends_the_prompt_and_speeds_are_of_what_was_computed(
 # Samples
 
 
-class Clock:
-    now = 1_000_000.0 * SAMPLE_SECONDS
-
-    def __call__(self) -> float:
-        return self.now
+BEGUN = 1_000_000.0 * SAMPLE_SECONDS
 
 
 def test_speed_counts_the_time_in_which_tokens_came() -> None:
-    clock, step = Clock(), StepOutput("m", [Token(0, 5)] * 4, 0, 0, 0)
+    clock, step = Clock(BEGUN), StepOutput("m", [Token(0, 5)] * 4, 0, 0, 0)
     samples = MetricsSamples(clock)
     for _ in range(11):
         samples.stepped(step)
@@ -241,7 +238,7 @@ def test_speed_counts_the_time_in_which_tokens_came() -> None:
 
 
 def test_memory_is_the_most_of_its_time_and_nothing_is_sampled_while_nothing_happens() -> None:
-    clock = Clock()
+    clock = Clock(BEGUN)
     samples = MetricsSamples(clock)
     for nbytes in (100, 900, 500):
         samples.memory(nbytes)
@@ -254,7 +251,7 @@ def test_memory_is_the_most_of_its_time_and_nothing_is_sampled_while_nothing_hap
 
 
 def test_samples_are_bounded_in_number_and_in_time() -> None:
-    clock, most = Clock(), limits.SAMPLES
+    clock, most = Clock(BEGUN), limits.SAMPLES
     samples = MetricsSamples(clock)
     for number in range(most + 50):
         samples.memory(number + 1)

@@ -101,13 +101,14 @@ class LiveServer:
         assert found, f"no {name} among the metrics"
         return float(found[1])
 
-    def counted(self, name: str, model: str = "") -> float:
+    def counted(self, name: str, model: str = "", **labels: str) -> float:
         """A counter with labels, which is there once it has counted; of one model, if any."""
         with self.http() as http:
             exposition = http.get("/metrics").text
-        labels = rf'{{[^}}]*model="{model}"[^}}]*}}' if model else r"(?:{[^}]*})?"
-        found = re.findall(rf"^{name}{labels} (\S+)$", exposition, re.MULTILINE)
-        return sum(map(float, found))
+        labels |= {"model": model} if model else {}
+        wanted = [f'{label}="{value}"' for label, value in labels.items()]
+        found = re.findall(rf"^{name}(?:{{([^}}]*)}})? (\S+)$", exposition, re.MULTILINE)
+        return sum(float(count) for own, count in found if all(each in own for each in wanted))
 
     def idle(self) -> bool:
         gauges = ("mlx_server_batch_size", "mlx_server_queue")

@@ -1,7 +1,6 @@
 """What an answer shows besides its text: its raw output, and the tokens of outputs of tools."""
 
 import json
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -84,15 +83,7 @@ def test_the_raw_output_of_any_family_on_request(http: httpx.Client, family: str
     assert "mlx_server" not in http.post("/v1/chat/completions", json=body(model)).json()
 
 
-def count(server: LiveServer, name: str, labels: str) -> float:
-    with server.http() as http:
-        exposition = http.get("/metrics").text
-    found = re.search(rf"^{name}_total\{{{labels}\}} (\S+)$", exposition, re.MULTILINE)
-    return float(found[1]) if found else 0.0
-
-
 def test_tool_outputs_of_clients_are_counted_once(server: LiveServer, http: httpx.Client) -> None:
-    labels = f'model="{LOUD}"'
     call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
     asking = body(LOUD, "Look!", tools=[TOOL])
     asking["messages"] += [
@@ -102,14 +93,14 @@ def test_tool_outputs_of_clients_are_counted_once(server: LiveServer, http: http
     ]
     usage = http.post("/v1/chat/completions", json=asking).json()["usage"]
     assert usage["prompt_tokens_details"]["tool_output_tokens"] == 8
-    assert count(server, "mlx_server_tool_output_tokens", labels) == 8
+    assert server.counted("mlx_server_tool_output_tokens_total", LOUD) == 8
     asking["messages"] += [
         {"role": "assistant", "content": "So."},
         {"role": "user", "content": "And now?"},
     ]
     usage = http.post("/v1/chat/completions", json=asking).json()["usage"]
     assert "tool_output_tokens" not in usage["prompt_tokens_details"]
-    assert count(server, "mlx_server_tool_output_tokens", labels) == 8
+    assert server.counted("mlx_server_tool_output_tokens_total", LOUD) == 8
 
 
 def looking(connector: str) -> dict[str, Any]:
@@ -118,12 +109,11 @@ def looking(connector: str) -> dict[str, Any]:
 
 
 def test_tool_outputs_of_mcp_servers_are_counted(server: LiveServer, http: httpx.Client) -> None:
-    calls = f'model="{CALLER}",outcome="completed"'
-    before = count(server, "mlx_server_tool_output_tokens", f'model="{CALLER}"')
-    made = count(server, "mlx_server_mcp_calls", calls)
+    before = server.counted("mlx_server_tool_output_tokens_total", CALLER)
+    made = server.counted("mlx_server_mcp_calls_total", CALLER, outcome="completed")
     found = http.post("/v1/responses", json={**looking(QUIET), "include_raw": True}).json()
     assert found["usage"]["output_tokens_details"]["tool_output_tokens"] == len("seen")
-    after = count(server, "mlx_server_tool_output_tokens", f'model="{CALLER}"')
+    after = server.counted("mlx_server_tool_output_tokens_total", CALLER)
     assert after - before == len("seen")
-    assert count(server, "mlx_server_mcp_calls", calls) == made + 1
+    assert server.counted("mlx_server_mcp_calls_total", CALLER, outcome="completed") == made + 1
     assert raw_of(found) == [f"{THOUGHT}{CALL}{END}", f"{THOUGHT}{ANSWER}{END}"]

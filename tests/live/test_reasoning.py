@@ -1,7 +1,6 @@
 """Reasoning and calls on a real server, beyond what the golden outputs show."""
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -102,13 +101,7 @@ def called(found: Any) -> list[str]:
 
 
 def led_on(server: LiveServer, model: str) -> float:
-    with server.http() as http:
-        found = re.search(
-            rf'^mlx_server_led_on_total{{model="{model}"}} (\S+)$',
-            http.get("/metrics").text,
-            re.MULTILINE,
-        )
-    return float(found[1]) if found else 0.0
+    return server.counted("mlx_server_led_on_total", model)
 
 
 @pytest.mark.parametrize("model", [LED, HARMONY])

@@ -214,17 +214,10 @@ CUT = [("cut", "content")]
 def test_json_that_a_limit_cuts_short_goes_on(
     server: LiveServer, client: OpenAI, more: Any, stream: bool
 ) -> None:
-    counted = 'mlx_server_repairs_total{model="short",what="cut"}'
-    before = metric(server, counted)
+    before = server.counted("mlx_server_repairs_total", "short", what="cut")
     found = ends(client, "short", TOWN, stream, **more)
     assert found == (LONG, "stop", len(LONG) + 1, CUT)
-    assert metric(server, counted) == before + 1
-
-
-def metric(server: LiveServer, name: str) -> float:
-    with server.http() as http:
-        lines = http.get("/metrics").text.splitlines()
-    return next((float(line.split()[-1]) for line in lines if line.startswith(name)), 0.0)
+    assert server.counted("mlx_server_repairs_total", "short", what="cut") == before + 1
 
 
 @both_ways

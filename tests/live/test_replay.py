@@ -70,11 +70,7 @@ def test_a_special_token_in_the_output_is_one_token(client: OpenAI) -> None:
 
 
 def completion_tokens(server: LiveServer, model: str) -> int:
-    with server.http() as http:
-        exposition = http.get("/metrics").text
-    name = f'mlx_server_completion_tokens_total{{model="{model}"}}'
-    found = re.search(rf"^{re.escape(name)} (\S+)$", exposition, re.MULTILINE)
-    return int(float(found[1])) if found else 0
+    return int(server.counted("mlx_server_completion_tokens_total", model))
 
 
 @pytest.mark.parametrize("path", ["chat/completions", "responses", "messages"])

@@ -5,13 +5,7 @@ from mlx_server.upstream.connection import (
     CircuitBreaker,
     UpstreamBreaker,
 )
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.clocks import Clock
 
 
 def failing(breaker: CircuitBreaker, times: int = 1) -> None:

@@ -10,23 +10,13 @@ from mlx_server.worker.cost_measurement import IDLE_SECONDS, MOST_SECONDS, STEPS
 from mlx_server.worker.costs import CostCurve, Drift, MeasuredCurve
 from mlx_server.worker.engine import Engine
 from mlx_server.worker.prefill.schedule import DEFAULT_SCHEDULE, PrefillBudget, PrefillPiece
+from tests.clocks import Clock
 from tests.worker.kinds import KINDS
-
-
-class Clock:
-    """It goes on by so much whenever it is read."""
-
-    def __init__(self) -> None:
-        self.now, self.tick = 0.0, 0.001
-
-    def __call__(self) -> float:
-        self.now += self.tick
-        return self.now
 
 
 class Measured:
     def __init__(self, path: Path, folder: Path | None) -> None:
-        self.clock = Clock()
+        self.clock = Clock(tick=0.001)
         self.engine = Engine(clock=self.clock, curves=folder, concurrency=8)
         self.engine.handle(LoadModel("m", str(path)))
         self.run_until_idle()

@@ -39,6 +39,7 @@ from mlx_server.worker.prefill_groups import PrefillGroup, PrefillGroups
 from mlx_server.worker.prompt_store import RowPrompts
 from mlx_server.worker.rows import PIECE, Rows
 from mlx_server.worker.sampling import Sampler
+from tests.clocks import Clock
 from tests.worker.batch_runs import ids
 from tests.worker.engine_runs import (
     active_memory,
@@ -240,17 +241,6 @@ PAIR = "m4-max:gpt-oss-20b"
 MODELS = "abcd"
 STREAM = 0
 LONGEST_GAP = 0.4
-
-
-@dataclass
-class Clock:
-    now: float = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-    def advance(self, seconds: float) -> None:
-        self.now += seconds
 
 
 @dataclass

@@ -13,6 +13,7 @@ from mlx_server.requests import DETERMINISTIC_HEADER
 from tests.api import wire
 from tests.api.strict import assert_strict
 from tests.api.wire import TEXT, Json, ScriptedEngine, error, events, ok, streamed
+from tests.contract import answers
 from tests.tables import cases
 
 PATH = "/v1/chat/completions"
@@ -43,34 +44,6 @@ def post(client: TestClient, **asked: Any) -> httpx2.Response:
     return client.post(PATH, json={**BODY, **asked})
 
 
-def gathered(chunks: list[Json]) -> Json:
-    """What a client makes of the chunks of a stream: the body of the answer that is not one."""
-    *parts, last = chunks
-    choices: dict[int, Json] = {}
-    for part in parts:
-        assert part["usage"] is None
-        (choice,) = part["choices"]
-        found = choices.setdefault(choice["index"], {"content": "", "logprobs": [], "end": None})
-        assert found["end"] is None
-        found["content"] += choice["delta"].get("content") or ""
-        found["logprobs"] += (choice["logprobs"] or {"content": []})["content"]
-        found["end"] = choice["finish_reason"]
-    assert last["choices"] == []
-    return {"choices": [choices[i] for i in sorted(choices)], "usage": last["usage"]}
-
-
-def summary(body: Json) -> Json:
-    choices = [
-        {
-            "content": choice["message"]["content"],
-            "logprobs": (choice["logprobs"] or {"content": []})["content"],
-            "end": choice["finish_reason"],
-        }
-        for choice in body["choices"]
-    ]
-    return {"choices": choices, "usage": body["usage"]}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("asked", REQUESTS.values(), ids=REQUESTS)
 def test_bodies_and_chunks_are_what_the_sdk_expects(client: TestClient, asked: Json) -> None:
@@ -80,7 +53,8 @@ def test_bodies_and_chunks_are_what_the_sdk_expects(client: TestClient, asked: J
     for chunk in chunks:
         assert_strict(ChatCompletionChunk, chunk)
     assert len({chunk["id"] for chunk in chunks}) == 1
-    assert gathered(chunks) == summary(body)
+    n, logprobs = asked.get("n", 1), "logprobs" in asked
+    assert answers.streamed(chunks, n, logprobs=logprobs) == answers.whole(body)
     (fingerprint,) = {each["system_fingerprint"] for each in (body, *chunks)}
     assert re.fullmatch("fp_[0-9a-f]{10}", fingerprint)
 

@@ -33,19 +33,10 @@ from mlx_server.worker.constrained_decoding.mask_threads import (
 )
 from mlx_server.worker.engine import Engine
 from mlx_server.worker.prefill import schedule
+from tests.clocks import Clock
 from tests.worker.batch_runs import ids
 from tests.worker.constrained_decoding.grammars import ENDS, GRAMMARS, loaded
 from tests.worker.engine_runs import ask, drain, failures, run, tokens_of, until
-
-
-@dataclass
-class Clock:
-    now: float = 1000.0
-    tick: float = 0.0
-
-    def __call__(self) -> float:
-        self.now += self.tick
-        return self.now
 
 
 @dataclass(eq=False)
