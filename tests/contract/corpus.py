@@ -236,7 +236,7 @@ def print_corpus(folder: Path, model: Path, sample: int) -> None:
 
 
 def walked(files: Sequence[Path], vocabulary: Vocabulary) -> Iterator[str]:
-    """The limit of a walk is what the shortest known answer takes and a quarter more, or 8 tokens."""
+    """A walk may have the tokens of the shortest known answer and a quarter more, or 8 tokens."""
     world = World(list(vocabulary.text), {}, vocabulary.trie, vocabulary.token_classes.stop)
     count, cut = 0, list[str]()
     for file in files:
