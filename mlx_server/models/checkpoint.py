@@ -396,7 +396,8 @@ def _end_tokens(
 
 
 def _is_count(value: object) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    """Whether it is a whole number, and one that a message to the engine can have."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 48
 
 
 def _sampling(generation: dict[str, Any]) -> SamplingChoices:

@@ -89,7 +89,7 @@ def test_end_tokens_are_an_id_or_several(folder: Path, file: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", ["7", ["7"], [None], True, [True], 7.5, {"a": 1}, -1, [-1], [[7]]]
+    "wrong", ["7", ["7"], [None], True, [True], 7.5, {"a": 1}, -1, [-1], [[7]], 10**30]
 )
 def test_end_tokens_that_are_no_ids_are_passed_over(folder: Path, wrong: object) -> None:
     found = read(folder, config={"eos_token_id": wrong}, generation_config={"eos_token_id": [3]})

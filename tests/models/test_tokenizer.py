@@ -8,9 +8,11 @@ from random import Random
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from tokenizers import AddedToken
+from tokenizers import AddedToken, decoders, models
+from tokenizers import Tokenizer as Whole
 from tokenizers.processors import TemplateProcessing
 
+from mlx_server.errors import ModelUnusable
 from mlx_server.models.tokenizer import WINDOW, Tokenizer
 from tests.families import CONTROL, SAMPLES, byte_fallback, byte_level, write_checkpoint
 
@@ -167,6 +169,15 @@ def test_added_tokens_that_look_like_markup_are_control_and_others_are_not(tmp_p
     assert control
     found = [match.start() for match in control.finditer("tea\n\n<think>tea<|end|>")]
     assert found == [5, 15]
+
+
+def test_what_a_decoder_raises_for_a_token_is_the_models_error(tmp_path: Path) -> None:
+    made = Whole(models.BPE({"b": 0, "aaaa": 1}, []))
+    made.decoder = decoders.Strip("a", 3, 3)
+    tokenizer = saved(tmp_path, made)
+    assert tokenizer.spelling(0) == "b"
+    with pytest.raises(ModelUnusable, match=r"tokenizer\.json"):
+        tokenizer.spelling(1)
 
 
 def test_truncation_and_padding_of_the_file_are_off(tmp_path: Path) -> None:
