@@ -118,7 +118,9 @@ async def models(http: Request) -> Response:
         return json_response(page, ignored_header(paging))
     ids = pool.models.ids
     listed = [model for id in ids for model in await _with_adapters(http, pool, id)]
-    return json_response({"object": "list", "data": listed})
+    # Codex wants a catalog of its own; from an empty one it goes on with what it knows of models
+    catalog = {"models": []} if "client_version" in http.query_params else {}
+    return json_response({"object": "list", "data": listed, **catalog})
 
 
 @router.get("/v1/models/{name:path}")

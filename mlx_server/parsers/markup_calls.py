@@ -401,12 +401,17 @@ class MarkupCallReader:
             self.calls.misplaced = ("format", *self.calls.misplaced)
 
     def _leftovers(self, call_format: CallFormat) -> Steps[None]:
-        """Reads what closes nothing after a call: a delimiter that its format has not, and brackets
-        with which the answer ends."""
+        """Reads what closes nothing after a call: delimiters that its format has not, or within it
+        only, and brackets with which the answer ends."""
         ahead = self._source.lookahead()
-        text = yield from ahead.space()
-        if closing := (yield from ahead.accept(*call_format.may_close)):
-            text += closing
+        text, closing = (yield from ahead.space()), ""
+        inner = (each for each in call_format.inner if each.startswith("</"))
+        closes = (*call_format.may_close, *inner)
+        while more := (yield from ahead.accept(*closes)):
+            closing = text = text + more
+            text += yield from ahead.space()
+        if closing:
+            text = closing
         else:
             brackets = yield from ahead.run(BRACKETS)
             text += brackets

@@ -245,6 +245,9 @@ def _read_function(source: Source, calls: ToolCallEmitter, tags: TagSyntax) -> S
             call.repaired("format")
     if tag != tags.function_end or not (yield from _is_passed(source, tags.after)):
         call.repaired("format")
+    while (yield from source.after_space(tags.function_end)):
+        yield from source.expect_spaced(tags.function_end)
+        call.repaired("format")
     call.finish()
 
 
@@ -416,7 +419,10 @@ def _json_or_none(text: str) -> Any:
 _FUNCTION = TagSyntax("<function=", "</function>", "<parameter=", "</parameter>")
 _QWEN3_CODER = replace(_FUNCTION, block="<tool_call>", block_end="</tool_call>", margin="\n")
 
-QWEN3_CODER, QWEN3_CODER_WITHOUT_BLOCK = tagged(_QWEN3_CODER), without_block(_QWEN3_CODER)
+QWEN3_CODER, QWEN3_CODER_WITHOUT_BLOCK = (
+    replace(each, inner=(_QWEN3_CODER.function_end,))
+    for each in (tagged(_QWEN3_CODER), without_block(_QWEN3_CODER))
+)
 _ATTRIBUTED = TagSyntax("<function name=", "</function>", "<parameter name=", "</parameter>")
 
 _SEED_OSS = replace(_FUNCTION, block="<seed:tool_call>", block_end="</seed:tool_call>")

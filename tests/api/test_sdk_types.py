@@ -124,6 +124,8 @@ def page(client: TestClient, place: str) -> list[Json]:
 def test_models(client: TestClient) -> None:
     found = ok(client.get("/v1/models"))
     assert found.keys() == {"object", "data"}
+    of_codex = ok(client.get("/v1/models", params={"client_version": "0.169.0"}))
+    assert of_codex == {**found, "models": []}
     for each in (*found["data"], ok(client.get(f"/v1/models/{wire.MODEL}"))):
         assert_strict(Model, each, each.keys())
 
