@@ -30,6 +30,12 @@ def test_whatever_fails_inside_is_a_refusal_of_the_messages(source: str) -> None
     assert caught.value.param == "messages"
 
 
+def test_a_refusal_has_no_path_of_this_machine() -> None:
+    with pytest.raises(BadRequest) as caught:
+        rendered("{{ 'x'.encode('punycode') }}")  # its process can open no file
+    assert "/" not in str(caught.value)
+
+
 def test_its_own_refusal_reaches_the_client() -> None:
     with pytest.raises(BadRequest, match="Roles must alternate"):
         rendered("{{ raise_exception('Roles must alternate') }}")

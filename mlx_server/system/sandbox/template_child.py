@@ -100,7 +100,8 @@ class Templates:
         except MemoryError:
             return TemplateReply(exceeds="memory"), b""
         except Exception as error:  # a template is a program and can raise anything
-            message = str(error)[: limits.ERROR_CHARACTERS]
+            # an OSError's text would have a path of this machine
+            message = str(getattr(error, "strerror", None) or error)[: limits.ERROR_CHARACTERS]
             return TemplateReply(refusal=message, is_broken=_is_broken(error, called)), b""
         return (
             (TemplateReply(exceeds="characters"), b"") if text is None else (TemplateReply(), text)
