@@ -14,6 +14,7 @@ from pydantic import Field
 from mlx_server import __version__, limits
 from mlx_server.api.fields import WireModel, ignored_header
 from mlx_server.api.handlers import documented, json_response, read, while_connected
+from mlx_server.api.models import served
 from mlx_server.errors import BadRequest, Forbidden
 from mlx_server.http.security import keyed_router
 from mlx_server.pool.memory import processes
@@ -146,7 +147,10 @@ async def unload_model(http: Request) -> Response:
 async def delete_model(name: str, http: Request) -> Response:
     """rapid-mlx's way to unload a model, whose files stay."""
     check_runtime_models(http)
-    _unload(http, http.app.state.pool.models.spec(name).id)
+    id, adapter = await served(http.app.state.pool, name)
+    if adapter:
+        raise BadRequest(f"{adapter[:100]!r} is an adapter: unload it with `{UNLOAD}`.")
+    _unload(http, id)
     return Response(status_code=204)
 
 

@@ -7,7 +7,15 @@ import typer
 
 from mlx_server.cli.root import ServerKey, ServerUrl, command_app
 from mlx_server.clients.chat import key_at_home
-from mlx_server.clients.connect import CLIENTS, changes, command_of, connection_to, listing, shown
+from mlx_server.clients.connect import (
+    CLIENTS,
+    after_writing,
+    changes,
+    command_of,
+    connection_to,
+    listing,
+    shown,
+)
 from mlx_server.clients.connect import markdown as table
 from mlx_server.clients.connect import write as written
 from mlx_server.errors import SettingsError, nearest_names
@@ -60,6 +68,8 @@ def connect(
     if write:
         for sentence in written(changes(record, connection)):
             print(sentence)
+        if not run:
+            print(after_writing(record, connection), end="")
     if run:
         command, environment = command_of(client, record, connection)
         os.execvpe(command[0], command, {**os.environ, **environment})  # noqa: S606

@@ -25,6 +25,7 @@ from mlx_server.engine.engine_process import fast_blas
 from mlx_server.engine.wired_memory import MOST_SHARE, WORTH_SHARE
 from mlx_server.errors import AnswerUnwritable, ServerError, SettingsError
 from mlx_server.families import family_named
+from mlx_server.mcp.limits import NoProgram
 from mlx_server.pool.memory import MemoryBudget, memory_budget, size
 from mlx_server.pool.prepare import ModelSpec, PreparedModel, prepare
 from mlx_server.sources.cache import cache_dir
@@ -273,6 +274,7 @@ def _settings(config: Path | None, working_set: int | None) -> Iterator[Check]:
         yield from _models(settings)
         yield from _adapters(settings)
         yield from _transcripts(settings)
+        yield from _connectors(settings)
 
 
 def _changed_settings(server: ServerSettings) -> Iterator[Check]:
@@ -343,3 +345,9 @@ def _transcripts(settings: Settings) -> Iterator[Check]:
             good.append(f"{check.model}: {check.file}, {check.entries} entries")
     if good:
         yield Check("ok", "replay", "; ".join(good))
+
+
+def _connectors(settings: Settings) -> Iterator[Check]:
+    for name, connector in settings.connectors.items():
+        if connector.command and shutil.which(connector.command) is None:
+            yield Check("warn", "connector", f"{name}: {NoProgram(connector.command)}")

@@ -368,19 +368,29 @@ def listing() -> str:
 
 
 def shown(client: ClientRecord, connection: Connection) -> str:
-    return "\n".join(_parts(client, connection)) + "\n"
+    files = [f"# {file.place}\n{lines_of(file, connection)}" for file in client.files]
+    environment = client.starts_without_files and client.files
+    lines = _environment(client, connection, "or, for one session") if environment else []
+    return "\n".join([*files, *lines, after_writing(client, connection)])
 
 
-def _parts(client: ClientRecord, connection: Connection) -> Iterator[str]:
-    for file in client.files:
-        yield f"# {file.place}\n{lines_of(file, connection)}"
-    environment = filled(client.environment, connection)
-    if environment:
-        either = "# or, for one session" if client.starts_without_files else "# in the environment"
-        yield "\n".join([either, *(f"export {k}={shlex.quote(v)}" for k, v in environment.items())])
+def after_writing(client: ClientRecord, connection: Connection) -> str:
+    """What is left to do when the client's files are written."""
+    return "\n".join(_steps(client, connection)) + "\n"
+
+
+def _steps(client: ClientRecord, connection: Connection) -> Iterator[str]:
+    if not (client.starts_without_files and client.files):
+        yield from _environment(client, connection, "in the environment")
     yield f"# then\n{shlex.join(filled(client.command, connection))}"
     if client.note:
         yield f"# {filled(client.note, connection)}"
+
+
+def _environment(client: ClientRecord, connection: Connection, title: str) -> Iterator[str]:
+    if environment := filled(client.environment, connection):
+        exports = (f"export {k}={shlex.quote(v)}" for k, v in environment.items())
+        yield "\n".join([f"# {title}", *exports])
 
 
 def markdown() -> str:

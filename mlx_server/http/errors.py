@@ -184,7 +184,7 @@ def _routing_message(request: Request, error: HTTPException) -> str:
     match error.status_code, error.detail:
         case 404, "Not Found":
             served = _served_paths(request.app)
-            if near := difflib.get_close_matches(request.url.path[:100], served, n=1, cutoff=0.8):
+            if near := difflib.get_close_matches(request.url.path[:100], served, n=1, cutoff=0.88):
                 return f"There is no route {route}. Did you mean {near[0]}?"
             return (
                 f"There is no route {route}. API routes start with `/v1`. This server generates "

@@ -540,7 +540,10 @@ def _check_content_type(headers: Headers) -> None:
     of_browser = any(name == "origin" or name.startswith("sec-fetch-") for name in headers)
     is_untyped = sent in UNTYPED and not of_browser
     if not is_untyped and (len(sent) != 1 or not _is_utf8_json(sent[0])):
-        raise UnsupportedMediaType("The Content-Type must be application/json, in UTF-8.")
+        raise UnsupportedMediaType(
+            "The Content-Type must be application/json, in UTF-8. Only `POST /v1/files` takes "
+            "files: this server reads no speech and edits no pictures."
+        )
 
 
 def _is_utf8_json(content_type: str) -> bool:

@@ -2,6 +2,7 @@
 and to the client."""
 
 import re
+from pathlib import PurePath
 
 from mlx_server import limits
 
@@ -34,6 +35,16 @@ class McpRefused(McpError):
 
 class ConnectionLost(McpError):
     """The connection broke, or was closed since the server broke the protocol or a limit."""
+
+
+class NoProgram(McpError):
+    """The connector's program is not on this machine. Clients see its name, and no path."""
+
+    def __init__(self, command: str) -> None:
+        name = PurePath(command).name[:100]
+        super().__init__(
+            f"There is no program {name!r}: install it, or correct `command` in models.yaml."
+        )
 
 
 def cause(error: BaseException) -> BaseException:

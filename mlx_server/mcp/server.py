@@ -256,7 +256,8 @@ class McpConnection:
             self.listing = await self._within(limits.MCP_OPEN_SECONDS, self._list)
         except McpError as error:
             self.listing = Listing(failure=str(error))
-            log.warning("an MCP server has no tools (%s)", error.kind)
+            who = self.requested.connector or "an MCP server"  # a client's URL is private
+            log.warning("%s has no tools (%s)", who, error.kind)
             self.stop()
 
     def stop(self) -> None:

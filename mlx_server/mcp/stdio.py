@@ -9,6 +9,7 @@ import logging
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from shutil import which
 from socket import SHUT_WR, socket, socketpair
 
 import anyio
@@ -21,7 +22,14 @@ from mlx_server import limits
 from mlx_server.errors import public_message
 from mlx_server.mcp import guard
 from mlx_server.mcp.http import MESSAGES
-from mlx_server.mcp.limits import ConnectionLost, McpError, Meter, ValueMeter, messages_meter
+from mlx_server.mcp.limits import (
+    ConnectionLost,
+    McpError,
+    Meter,
+    NoProgram,
+    ValueMeter,
+    messages_meter,
+)
 from mlx_server.system.turns import turn
 
 GONE_SECONDS = 5.0
@@ -74,6 +82,9 @@ async def _started(
 ) -> tuple[asyncio.subprocess.Process, socket]:
     """Starts the guard and the server. Returns the guard's process and this end of its lifeline;
     closing that ends the server."""
+    env = {**get_default_environment(), **environment}
+    if which(command[0], path=env.get("PATH")) is None:
+        raise NoProgram(command[0])
     ours, theirs = socketpair()
     ours.setblocking(False)
     try:
@@ -83,7 +94,7 @@ async def _started(
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=None if log.isEnabledFor(logging.DEBUG) else asyncio.subprocess.DEVNULL,
-                env={**get_default_environment(), **environment},
+                env=env,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,  # so that Ctrl-C reaches only mlx-server
             )

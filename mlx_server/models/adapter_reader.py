@@ -105,6 +105,8 @@ def _read(
 ) -> AdapterSpec:
     if folder.is_file():
         raise Misfit(f"is a file. Give the folder that it is in, which also has {CONFIG}")
+    if not folder.exists():
+        raise Misfit("has no folder: correct its path, or make it")
     stamp = stamp_of(folder)
     config_file = _file(folder, CONFIG)
     if config_file is None:

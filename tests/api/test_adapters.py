@@ -61,6 +61,7 @@ def test_an_adapter_comes_and_goes(client: TestClient, adapter: Path, model: Jso
     assert (found["id"], found["parent"]) == ("tiny:n", "tiny")
     assert found["digest"]
     assert "tiny:n" in names(client)
+    assert UNLOAD in wire.error(client.delete("/v1/models/tiny:n"))["message"]
     gone = wire.ok(unload(client, **model))
     assert gone == {"id": "tiny:n", "parent": "tiny", "unloaded": True}
     assert "tiny:n" not in names(client)

@@ -223,12 +223,12 @@ def test_without_keys_all_is_open(client: TestClient, method: str, path: str) ->
 
 
 @pytest.mark.parametrize(
-    "path", ["/v1", "/v1/nothing", "/docs", "/redoc", "/v1/modles", "/v1//nothing", "/%ff"]
+    "path", ["/v1", "/v1/moderations", "/docs", "/redoc", "/v1/modles", "/v1//nothing", "/%ff"]
 )
 def test_no_such_route(client: TestClient, path: str) -> None:
     found = error(client.get(path), status=404)
     assert found["code"] == "not_found"
-    assert ("Did you mean /v1/models?" in found["message"]) == (path == "/v1/modles")
+    assert ("Did you mean" in found["message"]) == (path == "/v1/modles")
 
 
 def test_a_misspelt_field_is_named(client: TestClient) -> None:

@@ -54,9 +54,11 @@ def test_lines_are_written_and_each_file_is_named(home: Path, started: Any) -> N
     written = run("codex", *GIVEN, "--write")
     assert written.exit_code == 0
     assert CODEX in written.output
+    assert "codex --profile mlx-server" in written.output
     for given in ("my-model", "4321", "http://127.0.0.1:9/v1"):
         assert given in (home / CODEX).read_text()
     assert started == []
+    assert "export COPILOT_MODEL=my-model\n" in run("copilot-cli", *GIVEN, "--write").output
 
 
 def test_a_client_is_started_with_its_variables_added_to_ours(

@@ -22,7 +22,9 @@ pytestmark = pytest.mark.usefixtures("folder")
 
 @pytest.mark.slow
 def test_doctor_is_content_with_a_good_file() -> None:
-    Path("models.yaml").write_text("models: {a: {source: x/y}}\n")
+    Path("models.yaml").write_text(
+        "models: {a: {source: x/y}}\nconnectors: {web: {command: no-such}, sh: {command: sh}}\n"
+    )
     result = ran("doctor")
     lines = [line.split(maxsplit=2) for line in result.stdout.splitlines()]
     assert result.returncode == 0, result.stdout
@@ -30,6 +32,9 @@ def test_doctor_is_content_with_a_good_file() -> None:
     assert names >= {"python", "packages", "platform", "mlx", "memory", "cache", "settings"}
     assert names >= {"port", "engine", "demo"}
     assert ["ok", "settings", "models.yaml: serves a"] in lines
+    assert [what for status, name, what in lines if name == "connector"] == [
+        "web: There is no program 'no-such': install it, or correct `command` in models.yaml."
+    ]
     assert "\x1b" not in result.stdout
 
 

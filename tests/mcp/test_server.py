@@ -72,10 +72,12 @@ async def test_a_list_that_never_comes(habit: str, seconds: float, message: str)
     assert message in (error or "")
 
 
-async def test_a_command_that_is_not_there() -> None:
+async def test_a_command_that_is_not_there(caplog: pytest.LogCaptureFixture) -> None:
     connectors = Connectors({"x": Connector(command=("/no/such/program",))})
     async with connectors.open([McpServer("x", connector="x")]) as toolset:
-        assert listed(toolset) == ([], "The server closed the connection.")
+        missing = "There is no program 'program': install it, or correct `command` in models.yaml."
+        assert listed(toolset) == ([], missing)
+    assert "x has no tools (NoProgram)" in caplog.text
     await connectors.stop()
 
 

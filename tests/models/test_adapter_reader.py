@@ -402,6 +402,7 @@ def test_one_tensor_in_two_spellings(tmp_path: Path) -> None:
 def test_a_path_to_the_weights_is_refused_with_what_to_give(tmp_path: Path) -> None:
     folder = mlx_adapter(tmp_path)
     assert "is a file. Give the folder that it is in" in refusal(folder / MLX_WEIGHTS)
+    assert "has no folder: correct its path" in refusal(folder / "misspelt")
 
 
 def test_weights_of_the_other_format_are_not_taken(tmp_path: Path) -> None:

@@ -216,7 +216,8 @@ class StoredItems:
                 items = await self._store.chain(previous, self._owner, self._nbytes)
         except NotFound:
             raise BadRequest(
-                f"Previous response with id '{previous[:100]}' not found. {INSTEAD}",
+                f"Previous response with id '{previous[:100]}' not found, or one before it was "
+                f"deleted. {INSTEAD}",
                 param="previous_response_id",
                 code="previous_response_not_found",
             ) from None
