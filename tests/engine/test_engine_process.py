@@ -141,30 +141,6 @@ async def test_the_engine_gets_the_fast_blas(
     assert environment["LD_PRELOAD"] == (f"{preloaded}:{blas}" if preloaded else blas)
 
 
-SERVER = """
-import asyncio
-from mlx_server.engine.client import EngineClient
-
-async def main():
-    engine = EngineClient()
-    await engine.start()
-    print(engine.pid, flush=True)
-    await asyncio.Event().wait()
-
-asyncio.run(main())
-"""
-
-
-def test_the_engine_goes_when_its_server_is_killed() -> None:
-    with subprocess.Popen([sys.executable, "-c", SERVER], stdout=subprocess.PIPE) as server:
-        assert server.stdout
-        pid = int(server.stdout.readline())
-        assert psutil.pid_exists(pid)
-        server.kill()
-        # The engine inherited the pipe: it ends when both are gone.
-        server.communicate(timeout=HANG)
-
-
 def test_an_engine_that_never_says_a_word_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

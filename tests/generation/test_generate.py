@@ -8,7 +8,6 @@ from threading import get_ident
 
 import pytest
 
-from mlx_server.engine.client import Item
 from mlx_server.engine.messages import ComputeAhead, Logprobs, PromptLogprobs, Stop
 from mlx_server.errors import BadRequest, GenerationFailed
 from mlx_server.events import Event, Finished, Started, TokenCounts
@@ -109,43 +108,6 @@ def test_a_row_that_fails_before_it_is_taken_fails_before_started(spec: ModelSpe
     with pytest.raises(GenerationFailed):
         run(pool, test())
     assert engine.cancelled == [FIRST, FIRST + 1]
-
-
-@pytest.mark.parametrize("taken", [1, 2])
-def test_closing_early_frees_every_row(spec: ModelSpec, tokenizer: Tokenizer, taken: int) -> None:
-    pool, engine = pooled(spec, admitted(0, 1), said(tokenizer.encode("abc"), 0))
-
-    async def test() -> None:
-        async with aclosing(generate(replace(ASKED, n=2), pool)) as events:
-            for _ in range(taken):
-                await anext(events)
-            assert pool.row_slots.taken == 2
-            assert not engine.done
-        assert engine.cancelled == [FIRST, FIRST + 1]
-        assert pool.row_slots.taken == 0
-
-    run(pool, test())
-
-
-def test_a_client_that_goes_while_it_waits_frees_every_row(spec: ModelSpec) -> None:
-    pool, engine = pooled(spec)
-    waiting = asyncio.Event()
-
-    async def take() -> list[Item]:
-        waiting.set()
-        return await asyncio.Future()
-
-    engine.take = take  # type: ignore[method-assign]
-
-    async def test() -> None:
-        asking = asyncio.create_task(anext(generate(ASKED, pool)))
-        await waiting.wait()
-        asking.cancel()
-        await asyncio.wait([asking])
-        assert asking.cancelled()
-        assert (engine.cancelled, pool.row_slots.taken) == ([FIRST], 0)
-
-    run(pool, test())
 
 
 CHAT = GenerateRequest("m", (Conversation((Message("user", "a"),)),), cache_scope="k")
