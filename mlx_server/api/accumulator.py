@@ -188,12 +188,6 @@ class Accumulator:
                 self._tool_output_tokens += event.counts.further_tool_output_tokens
         self.answers[event.index].add(event)
 
-    def fingerprint_fields(self) -> dict[str, str]:
-        """What is known of fingerprint and tier: OpenAI's schema does not allow null."""
-        tier = openai_tier(self.service_tier)
-        fields = {"system_fingerprint": self.fingerprint, "service_tier": tier}
-        return {name: value for name, value in fields.items() if value}
-
     def usage(self) -> dict[str, Any]:
         """OpenAI's `usage`. A prompt and its cached tokens count once, also with `n` answers."""
         cached = sum(answer.counts.cached_tokens for answer in self.answers[:: self._n])
@@ -280,12 +274,16 @@ class CompletionsOutput:
             yield {**self._head(self.CHUNK), "choices": [], "usage": usage, **self._timings()}
 
     def _head(self, kind: str) -> Wire:
+        fingerprint = self._accumulator.fingerprint
+        tier = openai_tier(self._accumulator.service_tier)
         return {
             "id": self.id,
             "object": kind,
             "created": self._created,
             "model": self._accumulator.model,
-            **self._accumulator.fingerprint_fields(),
+            # OpenAI's schema does not allow null
+            **({"system_fingerprint": fingerprint} if fingerprint else {}),
+            **({"service_tier": tier} if tier else {}),
         }
 
     def _whole(self, choices: Sequence[Wire]) -> Wire:

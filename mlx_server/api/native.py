@@ -30,7 +30,7 @@ from mlx_server.http.security import keyed_router
 from mlx_server.messages import Conversation, ToolCall
 from mlx_server.pool.pool import Pool
 from mlx_server.request_threads import in_thread, in_thread_if_large
-from mlx_server.requests import GenerateRequest, NamedTool, ToolChoice
+from mlx_server.requests import GenerateRequest, NamedTool
 
 ELSEWHERE = "use /v1/chat/completions"
 
@@ -68,10 +68,11 @@ def to_request(body: NativeBody, model: str) -> GenerateRequest:
             param="stream",
         )
     tools = tuple(tool.tool() for tool in body.tools or ())
-    choice = _choice(body)
+    param = body.tool_choice or "auto"
+    choice = NamedTool(param.name) if isinstance(param, FunctionName) else param
     check_choice(choice, tools)
-    asked = list(formats.of_response_format(body.response_format))
-    constrained = formats.the_only_format(asked, otherwise="response_format")
+    choices = list(formats.of_response_format(body.response_format))
+    constrained = formats.the_only_format(choices, otherwise="response_format")
     conversation = Conversation(
         tuple(messages(body.messages)),
         tools,
@@ -99,12 +100,6 @@ def to_request(body: NativeBody, model: str) -> GenerateRequest:
         tool_choice=choice,
         param_names={"chat_template_kwargs.thinking_budget": "max_thinking_tokens"},
     )
-
-
-def _choice(body: NativeBody) -> ToolChoice:
-    if isinstance(body.tool_choice, FunctionName):
-        return NamedTool(body.tool_choice.name)
-    return body.tool_choice or "auto"
 
 
 class NativeOutput:

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Seque
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from fastapi import Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram
@@ -29,6 +29,8 @@ from mlx_server.events import (
     ToolCallStarted,
     total,
 )
+from mlx_server.generation.embeddings import Embeddings
+from mlx_server.generation.rerank import Relevance
 from mlx_server.http.answer_log import AnswerLog, AnswerRecord
 from mlx_server.http.security import keyed_router
 from mlx_server.pool.memory import footprint
@@ -107,14 +109,7 @@ PREFIX = "mlx_server_"
 BY_MODEL = ("model",)
 
 
-class PromptWork(Protocol):
-    @property
-    def model(self) -> str: ...
-    @property
-    def tokens(self) -> int: ...
-
-
-PromptWorkT = TypeVar("PromptWorkT", bound=PromptWork)
+PromptWork = TypeVar("PromptWork", Embeddings, Relevance)
 
 
 class AnswerMetrics:
@@ -206,9 +201,7 @@ class AnswerMetrics:
                 self._count(record, event.counts)
                 self._add(model, led_on=event.answer_forced)
 
-    async def counted(
-        self, work: Coroutine[Any, Any, PromptWorkT], client: str = ""
-    ) -> PromptWorkT:
+    async def counted(self, work: Coroutine[Any, Any, PromptWork], client: str = "") -> PromptWork:
         """Counts work that computes prompts and generates nothing."""
         with self._recorded(client) as record:
             result = await work

@@ -372,7 +372,11 @@ def _with_details(calls: Iterable[ToolCall], message: MessageParam) -> Iterator[
 
 
 def to_request(body: ChatBody) -> GenerateRequest:
-    _refuse(body)
+    check_stream_options(body.stream, body.stream_options)
+    if body.top_logprobs and not body.logprobs:
+        raise BadRequest("`top_logprobs` needs `logprobs: true`.", param="top_logprobs")
+    if body.modalities and body.modalities != ["text"]:
+        raise BadRequest('`modalities` should be `["text"]`.', param="modalities")
     tools, tool_choice = _tools(body)
     constrained = body.constrained()
     conversation = Conversation(
@@ -400,15 +404,6 @@ def to_request(body: ChatBody) -> GenerateRequest:
         max_response_tokens=body.max_response_tokens,
         parallel_calls=body.parallel_tool_calls is not False,
     )
-
-
-def _refuse(body: ChatBody) -> None:
-    """Raises BadRequest for valid fields whose values are not supported."""
-    check_stream_options(body.stream, body.stream_options)
-    if body.top_logprobs and not body.logprobs:
-        raise BadRequest("`top_logprobs` needs `logprobs: true`.", param="top_logprobs")
-    if body.modalities and body.modalities != ["text"]:
-        raise BadRequest('`modalities` should be `["text"]`.', param="modalities")
 
 
 def _tools(body: ChatBody) -> tuple[tuple[Tool, ...], ToolChoice]:

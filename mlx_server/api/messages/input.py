@@ -552,12 +552,14 @@ def to_request(body: PromptBody, signer: Signer) -> ParsedMessagesRequest:
     constrained = the_only_format(list(_formats(body)), otherwise="output_config.format")
     system = system_text(body.system)
     messages = (*([Message("system", system)] if system else ()), *turns.messages)
+    last = messages[-1]  # the answer goes on with it, if the client has begun the answer
+    is_begun = last.role == "assistant" and bool(last.content) and not last.tool_calls
     conversation = Conversation(
         messages=messages,
         tools=tools,
         template_kwargs=_template_kwargs(body),
         response_format=formats.prompt_description(constrained["format"]),
-        continue_final_message=_is_begun(messages[-1]),
+        continue_final_message=is_begun,
     )
     choice = body.tool_choice
     is_streamed = isinstance(body, MessagesBody) and bool(body.stream)
@@ -578,11 +580,6 @@ def to_request(body: PromptBody, signer: Signer) -> ParsedMessagesRequest:
     )
     ignored = (*body.ignored(), *turns.ignored)
     return ParsedMessagesRequest(request, ignored, stores_prompt=has_cache_control(body))
-
-
-def _is_begun(last: Message) -> bool:
-    """Whether the client has begun the answer, which then goes on with its last message."""
-    return last.role == "assistant" and bool(last.content) and not last.tool_calls
 
 
 def has_cache_control(body: PromptBody) -> bool:

@@ -219,7 +219,10 @@ class StreamedMcpCall(StreamedCall):
         self._result: McpCallFinished | None = None
 
     def wire(self) -> Wire:
-        result = self._result
+        result, error = self._result, None
+        if result and result.error is not None:
+            content = [{"type": "text", "text": result.error}]
+            error = {"type": "mcp_tool_execution_error", "content": content}
         return {
             **self._head(),
             "server_label": self._call.server,
@@ -228,7 +231,7 @@ class StreamedMcpCall(StreamedCall):
             "approval_request_id": self._call.approval,
             **_extra(self._call.extra_content),
             "output": result.output if result else None,
-            "error": _error(result.error) if result and result.error is not None else None,
+            "error": error,
         }
 
     def begin(self) -> Events:
@@ -305,11 +308,6 @@ def _extra(extra: Mapping[str, Any] | None) -> Wire:
 
 def _summary_part(text: str) -> Wire:
     return {"type": "summary_text", "text": text}
-
-
-def _error(text: str) -> Wire:
-    content = [{"type": "text", "text": text}]
-    return {"type": "mcp_tool_execution_error", "content": content}
 
 
 class StreamedFunctionCall(StreamedCall):

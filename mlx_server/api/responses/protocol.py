@@ -3,7 +3,7 @@ which repeats its request."""
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, ClassVar, Literal, get_args
 
 from pydantic import Field
 
@@ -190,7 +190,7 @@ SOME_NAME = "answer"
 def new_response(body: ResponsesBody, id: str, *, stored: bool) -> Wire:
     """A response with all fields that Open Responses requires, also unset ones. `text.verbosity`
     is left out if unset, since it may not be null."""
-    choices = body.choices()
+    choices, choice = body.choices(), body.tool_choice
     return {
         "id": id,
         "object": "response",
@@ -205,7 +205,9 @@ def new_response(body: ResponsesBody, id: str, *, stored: bool) -> Wire:
         "instructions": body.instructions,
         "output": [],
         "tools": [_tool_wire(tool) for tool in body.tools or () if not isinstance(tool, OtherTool)],
-        "tool_choice": _choice_wire(body),
+        "tool_choice": choice.model_dump(exclude_none=True)
+        if isinstance(choice, WireModel)
+        else choice or "auto",
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "max_tool_calls": body.max_tool_calls,
         "max_output_tokens": body.max_output_tokens,
@@ -229,13 +231,6 @@ def new_response(body: ResponsesBody, id: str, *, stored: bool) -> Wire:
         "prompt_cache_key": body.prompt_cache_key,
         **({"user": body.user} if body.user else {}),
     }
-
-
-def _choice_wire(body: ResponsesBody) -> Any:
-    choice = body.tool_choice
-    if choice is None or isinstance(choice, str):
-        return choice or "auto"
-    return choice.model_dump(exclude_none=True)
 
 
 def _tool_wire(tool: ToolParam | NamespacedTool) -> Wire:

@@ -3,7 +3,6 @@
 import asyncio
 import codecs
 import time
-from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -52,7 +51,8 @@ class UnstoredContext:
     """The conversations of the latest responses that are not stored."""
 
     def __init__(self, budget: SharedBudget) -> None:
-        self.contexts: OrderedDict[str, Sequence[ItemRecord]] = OrderedDict()
+        self.contexts: dict[str, Sequence[ItemRecord]] = {}
+        """The oldest first."""
         self._sizes: dict[str, int] = {}
         self._budget = budget
         """Shared by all sockets."""
