@@ -119,7 +119,7 @@ async def models(http: Request) -> Response:
     ids = pool.models.ids
     listed = [model for id in ids for model in await _with_adapters(http, pool, id)]
     # Codex wants a catalog of its own; from an empty one it goes on with what it knows of models
-    catalog = {"models": []} if "client_version" in http.query_params else {}
+    catalog: Wire = {"models": []} if "client_version" in http.query_params else {}
     return json_response({"object": "list", "data": listed, **catalog})
 
 
