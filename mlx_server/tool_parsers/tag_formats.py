@@ -336,7 +336,7 @@ class _Value:
         if tags.cdata and (yield from self.source.accept(CDATA)):
             yield from self.source.up_to(CDATA_END, into=into)
             return (yield from self.source.expect_spaced(tags.parameter_end))
-        inside, nests = int((yield from self.source.comes(tags.function))), False
+        inside, nests = 0, False
         """The number of functions, and whether a parameter, that began in the value."""
         while tag := (yield from self.source.up_to(*tags.in_values, into=into)):
             bare = tag.lstrip("\n")
