@@ -7,11 +7,11 @@ by it and unloaded: the budget is for weights and caches, not for Python, MLX an
 work in.
 """
 
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -21,7 +21,7 @@ from mlx_server.engine.messages import LimitMemory
 from mlx_server.models.files import weights_bytes
 from mlx_server.pool.memory import footprint
 from mlx_server.worker.engine import Engine
-from tests.live.server import LiveServer, eventually, serving
+from tests.live.server import LiveServer, Watch, eventually, serving
 from tests.tiny import tiny_llama
 
 pytestmark = pytest.mark.alone
@@ -51,28 +51,6 @@ FIGHT: list[Ask] = [
     *[(id, 5, {"max_tokens": 4}) for id in "ddca"],
     *[(id, 10, {"max_tokens": 4, "n": 16}) for id in "ab"],
 ]
-
-
-@dataclass
-class Watch:
-    """The most that the process took while the block ran."""
-
-    pid: int
-    most: int = 0
-    _ended: threading.Event = field(default_factory=threading.Event)
-
-    def _look(self) -> None:
-        while not self._ended.wait(LOOK_SECONDS):
-            self.most = max(self.most, footprint(self.pid))
-
-    def __enter__(self) -> "Watch":
-        self._thread = threading.Thread(target=self._look)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join()
 
 
 @dataclass(frozen=True)
@@ -112,11 +90,15 @@ class Arena:
 
     def most(self, asks: list[Ask]) -> int:
         """Bytes that all of them took together, at the worst."""
-        with Watch(self.server.engine.pid) as watch, ThreadPoolExecutor(len(asks)) as threads:
+        look, seen = partial(footprint, self.server.engine.pid), list[int]()
+        with (
+            Watch(lambda: seen.append(look()), LOOK_SECONDS),
+            ThreadPoolExecutor(len(asks)) as threads,
+        ):
             statuses = set(threads.map(lambda ask: self.ask(ask[0], ask[1], **ask[2]), asks))
         assert statuses == {200}
-        assert watch.most > self.idle
-        return watch.most - self.idle
+        assert max(seen) > self.idle
+        return max(seen) - self.idle
 
 
 @pytest.fixture(scope="module")

@@ -8,10 +8,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import IO, TYPE_CHECKING, Any
 
 import httpx
@@ -235,3 +236,27 @@ def eventually(condition: Callable[[], bool], what: str, seconds: float = 20.0) 
     while not condition():
         assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
         time.sleep(0.02)
+
+
+class Watch:
+    """Looks again and again while its block runs, which fails where a look does."""
+
+    def __init__(self, look: Callable[[], object], pause: float = 0.0) -> None:
+        self._look, self._pause = look, pause
+        self._ended = Event()
+        self._threads = ThreadPoolExecutor(1)
+        self.looks = 0
+
+    def _run(self) -> None:
+        while not self._ended.wait(self._pause):
+            self._look()
+            self.looks += 1
+
+    def __enter__(self) -> "Watch":
+        self._watching = self._threads.submit(self._run)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._threads.shutdown()
+        self._watching.result()

@@ -1,17 +1,15 @@
 """Two models in room for one, from outside."""
 
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import httpx
 import openai
 import pytest
 from openai import OpenAI
 
 from mlx_server.models.files import weights_bytes
-from tests.live.server import LiveServer, eventually, serving
+from tests.live.server import LiveServer, Watch, eventually, serving
 from tests.tiny import tiny_llama
 
 
@@ -48,40 +46,19 @@ def config(models: dict[str, Path], budget: float) -> dict[str, Any]:
     }
 
 
-class Watch:
-    """Looks at the server again and again while its block runs."""
-
-    def __init__(self, server: LiveServer, look: Callable[[httpx.Client], None]) -> None:
-        self._server, self._look = server, look
-        self._ended = False
-        self._threads = ThreadPoolExecutor(1)
-        self.looks = 0
-
-    def _run(self) -> None:
-        with self._server.http() as http:
-            while not self._ended:
-                self._look(http)
-                self.looks += 1
-
-    def __enter__(self) -> "Watch":
-        self._watching: Future[None] = self._threads.submit(self._run)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended = True
-        self._threads.shutdown()
-        self._watching.result()
-
-
 def test_two_models_in_room_for_one_take_turns(tmp_path: Path, pair: dict[str, Path]) -> None:
-    def look(http: httpx.Client) -> None:
+    def look() -> None:
         pool = http.get("/v1/pool").json()
         states = {model["id"]: model["state"] for model in pool["models"]}
         assert sum(state in ("loading", "ready", "unloading") for state in states.values()) <= 1
         assert pool["memory"]["used"] <= pool["memory"]["budget"]
 
-    with serving(tmp_path, config(pair, 1.7)) as server, server.openai() as client:
-        with Watch(server, look) as watch:
+    with (
+        serving(tmp_path, config(pair, 1.7)) as server,
+        server.openai() as client,
+        server.http() as http,
+    ):
+        with Watch(look) as watch:
             reported: dict[str, set[str]] = {"a": set(), "b": set()}
             for id in "ababab":
                 reported[id].add(asked(client, id).choices[0].message.content)
