@@ -2,9 +2,10 @@
 
 import json
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from threading import Thread
+from itertools import chain, repeat
+from threading import Event, Thread
 from typing import Any
 
 Stream = Callable[[int], Iterator[bytes]]
@@ -142,14 +143,13 @@ ATTACKS: dict[str, Stream] = {
 }
 
 
-class HostileServer:
-    """Answers the first request as it should, so that what is done once has been done, and then
-    sends what `stream` yields."""
+class RawServer:
+    """Sends what `stream` yields to each POST, byte by byte. There is nothing to GET."""
 
-    def __init__(self, stream: Callable[[], Iterator[bytes]]) -> None:
+    def __init__(self, stream: Callable[[], Iterable[bytes]]) -> None:
+        self.stream = stream
         self.sent = 0
-        self._stream = stream
-        self._asked = 0
+        self.asked = Event()
         self._socket = socket.create_server(("127.0.0.1", 0))
         Thread(target=self._accept, daemon=True).start()
 
@@ -161,7 +161,7 @@ class HostileServer:
         self._socket.close()
 
     def _accept(self) -> None:
-        with suppress(OSError):
+        with suppress(OSError):  # it is closed
             while True:
                 connection, _ = self._socket.accept()
                 Thread(target=self._answer, args=(connection,), daemon=True).start()
@@ -174,10 +174,17 @@ class HostileServer:
             if first.startswith(b"GET"):
                 connection.sendall(b"HTTP/1.1 404 N\r\ncontent-length: 0\r\n\r\n")
                 return
-            self._asked += 1
-            if self._asked == 1:
-                connection.sendall(ANSWER)
-                return
-            for piece in self._stream():
+            self.asked.set()
+            for piece in self.stream():
                 connection.sendall(piece)
                 self.sent += len(piece)
+            connection.shutdown(socket.SHUT_WR)
+
+
+class HostileServer(RawServer):
+    """Answers the first request as it should, so that what is done once has been done, and then
+    sends what `stream` yields."""
+
+    def __init__(self, stream: Callable[[], Iterator[bytes]]) -> None:
+        streams = chain([lambda: iter([ANSWER])], repeat(stream))
+        super().__init__(lambda: next(streams)())

@@ -3,11 +3,10 @@
 import gzip
 import itertools
 import json
-import socket
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
-from threading import Event, Thread
+from contextlib import closing
+from threading import Event
 from typing import cast
 
 import pytest
@@ -16,6 +15,7 @@ from starlette.testclient import TestClient
 
 from mlx_server.pool.pool import Pool
 from mlx_server.upstream.connection import UpstreamBreaker
+from tests.hostile.upstreams import RawServer
 from tests.upstream.playing import (
     USAGE,
     AnswerReader,
@@ -44,46 +44,14 @@ STREAM = sse(delta(content="Yes"), delta("stop"), USAGE)
 BODY = json.dumps({"choices": [{"message": {"content": "Yes"}, "finish_reason": "stop"}]}).encode()
 
 
-class BytesServer:
-    """Answers every request with the same bytes, whatever they are."""
-
-    def __init__(self) -> None:
-        self.parts: Callable[[], Parts] = tuple
-        self.asked = Event()
-        self._socket = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
-        Thread(target=self._accept, daemon=True).start()
-
-    def close(self) -> None:
-        self._socket.close()
-
-    def _accept(self) -> None:
-        with suppress(OSError):  # it is closed
-            while True:
-                connection, _ = self._socket.accept()
-                Thread(target=self._answer, args=(connection,), daemon=True).start()
-
-    def _answer(self, connection: socket.socket) -> None:
-        with closing(connection), suppress(OSError):
-            data = b""
-            while not data.endswith((b"}", b"\r\n\r\n")):
-                data += connection.recv(1 << 16)
-            if is_question := data.startswith(b"POST"):
-                self.asked.set()
-            refusal = b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n"
-            for part in self.parts() if is_question else (refusal,):
-                connection.sendall(part)
-            connection.shutdown(socket.SHUT_WR)
-
-
 @pytest.fixture(scope="module")
-def hostile() -> Iterator[BytesServer]:
-    with closing(BytesServer()) as server:
+def hostile() -> Iterator[RawServer]:
+    with closing(RawServer(tuple)) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
-def client(hostile: BytesServer, upstream: PlayingServer) -> Iterator[TestClient]:
+def client(hostile: RawServer, upstream: PlayingServer) -> Iterator[TestClient]:
     hasty = {"retries": 0, "first_seconds": SECONDS}
     other = {"source": f"openai+{upstream.url}/v1"}
     with gateway(hostile.url, {"up": {"upstream": hasty}, "other": other}) as client:
@@ -163,9 +131,9 @@ ANSWERS = {
 @pytest.mark.parametrize("sent", ANSWERS.values(), ids=ANSWERS)
 @pytest.mark.parametrize("read_answer", [in_one, in_chunks, as_response, as_message])
 def test_an_answer_nevertheless(
-    read_answer: AnswerReader, sent: bytes, client: TestClient, hostile: BytesServer
+    read_answer: AnswerReader, sent: bytes, client: TestClient, hostile: RawServer
 ) -> None:
-    hostile.parts = lambda: (sent,)
+    hostile.stream = lambda: (sent,)
     assert read_answer(client, {})["text"] == "Yes"
 
 
@@ -216,13 +184,13 @@ for to in REDIRECTS:
 @pytest.mark.slow
 @pytest.mark.parametrize(("status", "parts"), FAILURES.values(), ids=FAILURES)
 def test_an_error(
-    status: int, parts: Callable[[], Parts], client: TestClient, hostile: BytesServer
+    status: int, parts: Callable[[], Parts], client: TestClient, hostile: RawServer
 ) -> None:
-    hostile.parts = parts
+    hostile.stream = parts
     response = chat(client)
     assert response.status_code == status, response.text
     assert response.json()["error"]["code"].startswith("upstream_")
-    hostile.parts = lambda: (OK + CLOSED + STREAM,)
+    hostile.stream = lambda: (OK + CLOSED + STREAM,)
     assert chat(client).status_code == 200
 
 
@@ -231,9 +199,9 @@ def test_an_error(
     "what", ["comments without end", "headers without end", "headers that drip"]
 )
 def test_others_are_answered_meanwhile(
-    what: str, client: TestClient, hostile: BytesServer, upstream: PlayingServer
+    what: str, client: TestClient, hostile: RawServer, upstream: PlayingServer
 ) -> None:
-    status, hostile.parts = FAILURES[what]
+    status, hostile.stream = FAILURES[what]
     hostile.asked.clear()
     upstream.plays(says("Yes"))
     with ThreadPoolExecutor(1) as threads:
@@ -243,6 +211,6 @@ def test_others_are_answered_meanwhile(
         assert attacked.result().status_code == status
 
 
-def test_an_end_by_an_error(client: TestClient, hostile: BytesServer) -> None:
-    hostile.parts = lambda: (OK + CLOSED + sse(delta(content="Ye"), delta("error")),)
+def test_an_end_by_an_error(client: TestClient, hostile: RawServer) -> None:
+    hostile.stream = lambda: (OK + CLOSED + sse(delta(content="Ye"), delta("error")),)
     assert "the answer failed" in chat(client).json()["error"]["message"]
