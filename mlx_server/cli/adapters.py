@@ -133,7 +133,7 @@ def _location_of(entry: AdapterSettings) -> AdapterLocation | None:
 def show(rows: list[AdapterRow], console: Console) -> bool:
     """Prints the rows. Returns whether all adapters can be served."""
     if not rows:
-        print_line("There are no adapters. See adapters/README.md.", console)
+        print_line("There are no adapters. `mlx-server train` makes one in adapters/.", console)
         return True
     print_table(COLUMNS, map(_cells, rows), console, wrapped=["models", "base"])
     for row in rows:

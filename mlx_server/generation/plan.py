@@ -1,10 +1,11 @@
 """Plans a request: the rows that the engine will generate, and the memory they need."""
 
 import json
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 
 from mlx_server import limits
 from mlx_server.engine.messages import Generate, RowLeftGrammar
@@ -48,6 +49,8 @@ from mlx_server.requests import (
 )
 from mlx_server.sources.transcript import Recording
 from mlx_server.system.logs import log_model
+
+log = logging.getLogger(__name__)
 
 UNLIMITED = 2**53
 """A context length that no prompt reaches, for prompts that are only counted."""
@@ -240,9 +243,18 @@ def _ignored(
     if budget == 0 and own.get("reasoning_effort") == "none":
         enforced.add("reasoning_effort")
     configured = prepared.spec.template_kwargs.keys() - own.keys()
+    for name in sorted(configured):
+        if f"chat_template_kwargs.{name}" in rendered.ignored:
+            _warn_unread(prepared.id, name)
     silent = {f"chat_template_kwargs.{name}" for name in enforced | configured | request.implied}
     names = request.param_names
     yield from (names.get(name, name) for name in rendered.ignored if name not in silent)
+
+
+@lru_cache(maxsize=256)
+def _warn_unread(model: str, name: str) -> None:
+    """Once for each model and name, since every request has them."""
+    log.warning("%s: its template does not read `%s` of `template_kwargs`", model, name)
 
 
 def _rows(

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 from mlx_server.errors import ModelUnusable, SettingsError
+from mlx_server.models.adapter_config import CONFIG as ADAPTER_CONFIG
 from mlx_server.models.checkpoint import check_architecture
 from mlx_server.models.files import check_model, missing, read_json, weights_instead
 from mlx_server.sources import hub
@@ -100,6 +101,8 @@ def _local(folder: Path) -> Path:
     if lacking := missing(folder):
         other = weights_instead(folder)
         advice = f"{other} is not read: {SAFETENSORS}" if other else COMPLETE
+        if (folder / ADAPTER_CONFIG).is_file():
+            advice = "It is a LoRA adapter: put its folder in adapters/, and serve its base model"
         raise ModelUnusable(
             f"The checkpoint in {folder.name!r} lacks {', '.join(lacking)}. {advice}."
         )

@@ -109,7 +109,7 @@ def command(*arguments: str) -> tuple[int, str]:
 
 def test_the_exit_code_tells_whether_all_are_fine(folder: Path) -> None:
     models(folder)
-    assert command() == (0, "There are no adapters. See adapters/README.md.\n")
+    assert command() == (0, "There are no adapters. `mlx-server train` makes one in adapters/.\n")
     mlx_adapter(folder / "adapters" / "a")
     assert command()[0] == 0
     (folder / "adapters" / "a" / CONFIG).unlink()

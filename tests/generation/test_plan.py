@@ -223,8 +223,9 @@ def test_a_conversation_is_matched_by_its_last_user_text(
 
 
 def test_a_conversation_is_rendered_and_what_it_can_not_have_is_told(
-    spec: ModelSpec, tokenizer: Tokenizer
+    spec: ModelSpec, tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
 ) -> None:
+    spec = replace(spec, template_kwargs={"mispelt": 1})
     asked = [
         Conversation((Message("user", "Hi"),), (), {"x": 1}),
         Conversation((Message("user", "Ho"),), (), {"y": 1}),
@@ -239,6 +240,7 @@ def test_a_conversation_is_rendered_and_what_it_can_not_have_is_told(
     ignored = ("chat_template_kwargs.x", "chat_template_kwargs.y")
     expected = Started("m", sum(map(len, prompts)), ignored, sampling=PUBLISHERS)
     assert without_fingerprint(events[0]) == expected
+    assert caplog.text.count("m: its template does not read `mispelt` of `template_kwargs`") == 1
 
 
 @pytest.mark.parametrize("length", [CONTEXT, CONTEXT + 1, 1000])

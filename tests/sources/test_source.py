@@ -68,6 +68,11 @@ def test_weights_that_no_converter_reads_are_not_to_be_converted(tmp_path: Path,
         assert "mlx_lm.convert" not in caught.value.message
 
 
+def test_an_adapter_is_no_model(tmp_path: Path) -> None:
+    with pytest.raises(ModelUnusable, match="put its folder in adapters/, and serve its base"):
+        resolve(str(put(tmp_path / "mine", ["adapter_config.json"])), nothing)
+
+
 @pytest.mark.parametrize(
     "source", ["/no/such/folder", "./missing", "~/missing", "~nobody/x", "missing", "a/b/c", "x\0"]
 )
