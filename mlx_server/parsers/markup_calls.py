@@ -185,6 +185,15 @@ class Mentions:
         begun = yield from self._source.after_space(*delimiters.all)
         return not begun and (yield from ahead.peek()) not in ("", "\n")
 
+    def ends_answer(self) -> Steps[bool]:
+        """Whether an opening tag after a sentence is the last of an answer, which the model would
+        have gone on with a thought."""
+        output, ahead = self._output, self._source.lookahead()
+        if output.in_code or (output.line_begun and output.texts.last not in SENTENCE_ENDS):
+            return False
+        yield from ahead.space()
+        return not (yield from ahead.peek())
+
     def _ends_thought(self) -> Steps[bool]:
         """Whether a closing tag within a line follows a sentence, and a call or an empty line
         follows the tag: then the model has written a thought without an opening tag."""

@@ -203,6 +203,11 @@ class MarkupParser:
             self._output.add(delimiter)
             return
         if self._output.in_text and delimiter in self._delimiters.own and is_tag(delimiter):
+            if (yield from self._mentions.ends_answer()):
+                self._output.add_repair("unmarked")
+                self._output.whitespace.at_delimiter()
+                yield from self._source.space()
+                return
             self._reader.stray_delimiters += (
                 self._delimiters.own[delimiter],
             )  # the text is about tags
