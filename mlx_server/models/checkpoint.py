@@ -433,6 +433,9 @@ been left out, or layers may share their weights."""
 COUNT = re.compile("(layer|expert|block|loop)s?$")
 """Names of settings that are numbers of layers, or of parts of them."""
 
+KINDS = re.compile("(types?|_pattern)$")
+"""Names of settings that may list what kind each layer is of."""
+
 
 def check_architecture(config: dict[str, Any], name: str) -> None:
     if why := why_unknown(config):
@@ -465,7 +468,9 @@ def _counts(config: dict[str, Any]) -> Iterator[tuple[str, int]]:
     for key, value in config.items():
         if isinstance(value, dict):
             yield from _counts(value)
-        elif COUNT.search(key):
+        elif isinstance(value, list | str) and KINDS.search(key):
+            yield key, len(value)
+        if COUNT.search(key):
             each = value if isinstance(value, list) else [value]
             yield from ((key, count) for count in each if type(count) is int)
 

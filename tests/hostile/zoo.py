@@ -239,6 +239,7 @@ REFUSED: Zoo = {
     "a type that MLX has not": (weights({"a": entry("F64", [1])}, 8), "F64, which MLX cannot"),
     "a deep header": (weights(DEEP), "not JSON"),
     "10^9 layers": (config(num_hidden_layers=10**9), "num_hidden_layers is 1000000000"),
+    "10^5 kinds": (config(layer_types=["full_attention"] * 10**5), "layer_types is 100000"),
     "10^9 experts": (config(n_routed_experts=10**9), "n_routed_experts is 1000000000"),
     "10^9 blocks": (config(num_blocks=10**9), "num_blocks is 1000000000"),
     "10^9 loops": (config(num_loops=10**9), "num_loops is 1000000000"),
