@@ -3,9 +3,8 @@
 import asyncio
 import json
 import re
-import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 
 from mlx_server.clients import bench
 from mlx_server.clients.bench import COLUMNS, Api, Result, Target, Workload, measure, run, words_for
+from tests.hostile.upstreams import RawServer
 from tests.live.fork_server import ran
 
 DONE = "data: [DONE]\n\n"
@@ -45,46 +45,22 @@ def chunked(*pieces: str) -> list[str]:
 STORY = (text(""), text(" a"), text(" b"), text(" c"), usage(9, 4), DONE)
 
 
-class Server(threading.Thread):
-    """Answers one request a connection, and closes it."""
+class Server(RawServer):
+    """Keeps what it is asked."""
 
     def __init__(self, script: Script) -> None:
-        super().__init__(daemon=True)
+        super().__init__(tuple)
         self._script = script
-        self._socket = socket.create_server(("127.0.0.1", 0), backlog=64)
         self.heads: list[str] = []
         self.bodies: list[dict[str, Any]] = []
-        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
 
-    def run(self) -> None:
-        while True:
-            try:
-                connection, _ = self._socket.accept()
-            except OSError:
-                return
-            with connection, connection.makefile("rb") as sent:
-                self._answer(connection, *self._read(sent))
-
-    def _read(self, sent: Any) -> tuple[str, dict[str, Any]]:
-        head = b"".join(iter(sent.readline, b"\r\n")).decode()
-        fields = dict(line.split(": ", 1) for line in head.splitlines()[1:])
-        body = json.loads(sent.read(int(fields.get("Content-Length", 0))) or "{}")
-        return head, body
-
-    def _answer(self, connection: socket.socket, head: str, body: dict[str, Any]) -> None:
+    def reply(self, head: str, body: bytes) -> Iterable[bytes]:
         if head.startswith("GET /v1/models "):
             models = json.dumps({"data": [{"id": "first"}, {"id": "second"}]})
-            connection.sendall(f"HTTP/1.0 200 OK\r\n\r\n{models}".encode())
-            return
+            return (f"HTTP/1.0 200 OK\r\n\r\n{models}".encode(),)
         self.heads.append(head)
-        self.bodies.append(body)
-        for piece in self._script(body):
-            connection.sendall(piece.encode())
-
-    def close(self) -> None:
-        self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
-        self.join()
+        self.bodies.append(json.loads(body or "{}"))
+        return map(str.encode, self._script(self.bodies[-1]))
 
 
 Serve = Callable[..., Server]
@@ -96,7 +72,6 @@ def serve() -> Iterator[Serve]:
 
     def start(*pieces: str, script: Script | None = None) -> Server:
         servers.append(Server(script or (lambda _: list(pieces))))
-        servers[-1].start()
         return servers[-1]
 
     yield start

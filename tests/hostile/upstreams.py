@@ -168,17 +168,19 @@ class RawServer:
 
     def _answer(self, connection: socket.socket) -> None:
         with connection, suppress(OSError), connection.makefile("rb") as asked:
-            first = asked.readline()
-            fields = dict(line.lower().split(b":", 1) for line in iter(asked.readline, b"\r\n"))
-            asked.read(int(fields.get(b"content-length", b"0")))
-            if first.startswith(b"GET"):
-                connection.sendall(b"HTTP/1.1 404 N\r\ncontent-length: 0\r\n\r\n")
-                return
-            self.asked.set()
-            for piece in self.stream():
+            head = b"".join(iter(asked.readline, b"\r\n")).decode()
+            fields = dict(line.lower().split(":", 1) for line in head.splitlines()[1:])
+            body = asked.read(int(fields.get("content-length", "0")))
+            for piece in self.reply(head, body):
                 connection.sendall(piece)
                 self.sent += len(piece)
             connection.shutdown(socket.SHUT_WR)
+
+    def reply(self, head: str, body: bytes) -> Iterable[bytes]:
+        if head.startswith("GET"):
+            return (b"HTTP/1.1 404 N\r\ncontent-length: 0\r\n\r\n",)
+        self.asked.set()
+        return self.stream()
 
 
 class HostileServer(RawServer):
