@@ -1,8 +1,7 @@
 import os
 import shutil
-import threading
 from collections.abc import Iterator
-from http.server import ThreadingHTTPServer
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -22,13 +21,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def upstream() -> Iterator[str]:
-    Upstream.asked = []
-    with ThreadingHTTPServer(("127.0.0.1", 0), Upstream) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_address[1]}/v1"
-        server.shutdown()
-        thread.join()
+    Upstream.requests = []
+    with closing(Upstream(tuple)) as server:
+        yield f"{server.url}/v1"
 
 
 @pytest.fixture

@@ -1,8 +1,9 @@
 """An upstream whose answers are recorded, and the command that records them."""
 
 import json
-from contextlib import suppress
-from http.server import BaseHTTPRequestHandler
+import re
+from collections.abc import Iterable
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from mlx_server.cli import app
+from tests.hostile.upstreams import RawServer
 
 KEY = "not-of-any-known-form-1"
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": "é"}'}}
@@ -21,33 +23,23 @@ MESSAGES: dict[str, dict[str, Any]] = {
 }
 
 
-class Upstream(BaseHTTPRequestHandler):
-    asked: list[tuple[str | None, dict[str, Any]]]
+class Upstream(RawServer):
+    requests: list[tuple[str | None, dict[str, Any]]]
+    """Keys and bodies."""
 
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.asked.append((self.headers["Authorization"], body))
-        message = MESSAGES.get(body["messages"][-1]["content"])
-        found = (
-            {"choices": [{"message": message, "finish_reason": "stop"}]}
-            if message
-            else {"error": {"message": "No."}}
-        )
+    def reply(self, head: str, body: bytes) -> Iterable[bytes]:
+        if head.startswith("GET"):
+            return super().reply(head, body)
+        key = re.search(r"(?i)^authorization: (.+)$", head, re.MULTILINE)
+        self.requests.append((key and key[1].strip(), json.loads(body)))
+        asked = self.requests[-1][1]["messages"][-1]["content"]
+        if asked == "never end":
+            return chain([b"HTTP/1.0 200 OK\r\n\r\n"], repeat(b" " * (1 << 20)))
+        status, found = b"404 None", dict[str, Any](error={"message": "No."})
+        if message := MESSAGES.get(asked):
+            status, found = b"200 OK", {"choices": [{"message": message, "finish_reason": "stop"}]}
         sent = json.dumps(found).encode()
-        if body["messages"][-1]["content"] == "never end":
-            self.send_response(200)
-            self.end_headers()
-            with suppress(OSError):
-                while True:
-                    self.wfile.write(b" " * (1 << 20))
-            return
-        self.send_response(200 if message else 404)
-        self.send_header("Content-Length", str(len(sent)))
-        self.end_headers()
-        self.wfile.write(sent)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
+        return (b"HTTP/1.0 %b\r\nContent-Length: %d\r\n\r\n%b" % (status, len(sent), sent),)
 
 
 def record(folder: Path, url: str, requests: list[Any], *options: str) -> Result:

@@ -48,7 +48,7 @@ def test_a_key_that_is_not_set_is_named(
         result = record(folder, upstream, ["call it"], "--api-key-env", "NO_SUCH_KEY")
         assert isinstance(result.exception, ServerError)
         assert "NO_SUCH_KEY" in result.exception.message
-    assert not Upstream.asked
+    assert not Upstream.requests
 
 
 def test_a_server_that_records_needs_a_file_for_it(upstream: str) -> None:
@@ -77,7 +77,7 @@ def test_a_file_that_can_not_be_read_or_written_is_named_before_anything_is_aske
     result = recorded("--upstream", upstream, *options)
     assert result.exit_code == 2, result.exception
     assert said in result.stderr
-    assert not Upstream.asked
+    assert not Upstream.requests
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_what_is_no_list_of_requests_is_an_error_in_a_sentence(
     (folder / name).write_bytes(content)
     result = recorded("--upstream", upstream, "--requests", name)
     assert isinstance(result.exception, ServerError), result.exception
-    assert not Upstream.asked
+    assert not Upstream.requests
 
 
 def test_lines_of_json_are_requests_too(folder: Path, upstream: str) -> None:
@@ -151,7 +151,7 @@ def test_a_recording_plays_in_any_family(
     asked = [{**body, "tools": tools}, "say it", f"my key is {KEY}"]
     result = record(tmp_path, upstream, asked, *options)
     assert result.exit_code == 0, result.output
-    sent_key, sent = Upstream.asked[0]
+    sent_key, sent = Upstream.requests[0]
     assert sent_key == f"Bearer {KEY}"
     assert {**sent, **body, "model": "their/model"} == sent
     text = (tmp_path / "said.yaml").read_text()

@@ -1,11 +1,10 @@
 """`mlx-server connect`: what each client's files hold once they are written, and what is shown."""
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
@@ -32,6 +31,7 @@ from mlx_server.clients.connect import (
 from mlx_server.clients.connect import written as text_of
 from mlx_server.errors import ServerError, SettingsError
 from tests.cli.running import NO_URLS
+from tests.hostile.upstreams import RawServer
 from tests.tables import cases
 
 HERE = Connection("http://127.0.0.1:8123", "a-secret-key", "org/some-model:tuned", 12_288)
@@ -166,6 +166,18 @@ Play = Callable[..., str]
 asked: list[tuple[str, str | None]] = []
 
 
+class Playing(RawServer):
+    answers: dict[str, Answer]
+
+    def reply(self, head: str, body: bytes) -> Iterable[bytes]:
+        _, path, *_ = head.split()
+        key = re.search(r"(?i)^authorization: (.+)$", head, re.MULTILINE)
+        asked.append((path, key and key[1].strip()))
+        status, value = self.answers.get(path, (404, {"detail": "Not Found"}))
+        sent = (value if isinstance(value, str) else json.dumps(value)).encode()
+        return (b"HTTP/1.0 %d x\r\nContent-Length: %d\r\n\r\n%b" % (status, len(sent), sent),)
+
+
 @pytest.fixture
 def play() -> Iterator[Play]:
     """Starts a server that has these answers to GET, by their paths; returns its URL."""
@@ -173,23 +185,9 @@ def play() -> Iterator[Play]:
     with ExitStack() as servers:
 
         def started(answers: dict[str, Answer]) -> str:
-            class Playing(BaseHTTPRequestHandler):
-                def do_GET(self) -> None:
-                    asked.append((self.path, self.headers["Authorization"]))
-                    status, body = answers.get(self.path, (404, {"detail": "Not Found"}))
-                    sent = (body if isinstance(body, str) else json.dumps(body)).encode()
-                    self.send_response(status)
-                    self.send_header("Content-Length", str(len(sent)))
-                    self.end_headers()
-                    self.wfile.write(sent)
-
-                def log_message(self, format: str, *args: Any) -> None:
-                    pass
-
-            server = servers.enter_context(ThreadingHTTPServer(("127.0.0.1", 0), Playing))
-            Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-            servers.callback(server.shutdown)
-            return f"http://127.0.0.1:{server.server_address[1]}"
+            server = servers.enter_context(closing(Playing(tuple)))
+            server.answers = answers
+            return server.url
 
         yield started
 
