@@ -92,6 +92,8 @@ def _message_of(error: ErrorDetails) -> str:
         return f"unknown key: known here are {', '.join(known)}"
     if kind != "missing" and error["input"] is None:
         return "has no value: give it one or remove the line"
+    if error["loc"][:-1] == ("models",) and isinstance(error["input"], str):
+        return "should be a mapping: put `source:` and its value on a line of its own below"
     return sentence(error)
 
 

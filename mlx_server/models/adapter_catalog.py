@@ -192,7 +192,7 @@ class AdapterCatalog:
     def _names(self) -> set[str]:
         """The names of `locations`, and those of folders that are no adapters: no folder is looked
         into."""
-        return {*self._named, *self.added.locations, *self._listed, *_names(self._folder)}
+        return {*self._named, *self.added.locations, *self._listed, *_subfolders(self._folder)}
 
     def location(self, name: str) -> AdapterLocation:
         """Raises AdapterNotFound."""
@@ -333,6 +333,14 @@ def scan(folder: Path | None) -> dict[str, Path]:
 def _names(folder: Path | None) -> list[str]:
     try:
         return os.listdir(folder) if folder else []
+    except OSError:
+        return []
+
+
+def _subfolders(folder: Path | None) -> list[str]:
+    """Without files such as README.md and .DS_Store."""
+    try:
+        return [each.name for each in os.scandir(folder) if each.is_dir()] if folder else []
     except OSError:
         return []
 

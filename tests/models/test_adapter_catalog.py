@@ -57,6 +57,10 @@ def test_an_unknown_name_is_not_found(tmp_path: Path) -> None:
         with pytest.raises(AdapterNotFound) as caught:
             catalog.find(name)
         assert (caught.value.status, caught.value.code) == (404, "adapter_not_found")
+    (tmp_path / "adapters" / ".DS_Store").touch()
+    with pytest.raises(AdapterNotFound, match=r"There is no adapter 'x'") as caught:
+        catalog.find("x")
+    assert ".DS_Store" not in caught.value.message
     (tmp_path / "adapters" / "npz").mkdir()
     with pytest.raises(AdapterNotFound, match=r"The folder 'npz' .* has no adapter_config\.json"):
         catalog.find("npz")
