@@ -190,6 +190,7 @@ def test_an_allowed_page_may_read_the_answer_and_a_refusal() -> None:
     assert "access-control-allow-credentials" not in headers
     refused = call(app, HOST, ("origin", PAGE), ("content-length", "2"), method="POST")
     assert (refused.status, refused.headers["access-control-allow-origin"]) == (415, PAGE)
+    assert "Only `POST /v1/files` takes files" in refused.error["message"]
     for own in ([], [("origin", "http://localhost:8000")]):
         answer = call(app, HOST, *own)
         assert not [name for name in answer.headers if name.startswith("access-control")]

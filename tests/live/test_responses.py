@@ -78,6 +78,7 @@ def test_a_chain(client: OpenAI, server: LiveServer) -> None:
         ask(client, "three", previous_response_id=second.id)
     assert error.value.code == "previous_response_not_found"
     assert error.value.param == "previous_response_id"
+    assert "or one before it was deleted" in error.value.message
 
 
 def test_input_items_come_in_pages(client: OpenAI) -> None:
