@@ -174,7 +174,7 @@ async def in_thread(work: Callable[..., T], *args: Any, model: str | None = None
 
 
 async def in_thread_if_large(work: Callable[..., T], *args: Any) -> T:
-    """Runs work that takes microseconds for a small request here, and else in a thread."""
+    """Runs work that takes less than parsing for a small request here, and else in a thread."""
     if size_of_request.get() <= SMALL_BYTES:
         return work(*args)
     return await in_thread(work, *args)

@@ -22,7 +22,7 @@ from mlx_server.http.errors import prompt_too_long
 from mlx_server.http.security import keyed_router
 from mlx_server.http.sse import Frames, StreamedOutput
 from mlx_server.pool.pool import Pool
-from mlx_server.request_threads import in_thread, in_thread_if_large
+from mlx_server.request_threads import in_thread_if_large
 from mlx_server.requests import ContextFile, GenerateRequest, Infill
 
 
@@ -124,7 +124,7 @@ async def infill(http: Request) -> Response:
     ignored = await in_thread_if_large(body.ignored)
     pool: Pool = http.app.state.pool
     model = await while_connected(http, _model(pool, body.model))
-    request = await in_thread(to_request, body, model)
+    request = await in_thread_if_large(to_request, body, model)
     return await respond(
         http,
         request,

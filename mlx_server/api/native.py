@@ -29,7 +29,7 @@ from mlx_server.http import strict_json
 from mlx_server.http.security import keyed_router
 from mlx_server.messages import Conversation, ToolCall
 from mlx_server.pool.pool import Pool
-from mlx_server.request_threads import in_thread, in_thread_if_large
+from mlx_server.request_threads import in_thread_if_large
 from mlx_server.requests import GenerateRequest, NamedTool
 
 ELSEWHERE = "use /v1/chat/completions"
@@ -170,5 +170,5 @@ async def generate(http: Request) -> Response:
     ignored = await in_thread_if_large(body.ignored)
     pool: Pool = http.app.state.pool
     model = await while_connected(http, model_or_default(pool, body.model))
-    request = await in_thread(to_request, body, model)
+    request = await in_thread_if_large(to_request, body, model)
     return await respond_buffered(http, request, NativeOutput(model), ignored=ignored)

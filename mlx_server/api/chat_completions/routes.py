@@ -109,7 +109,7 @@ router.get(ONE + "/stream")(resumed)
 @router.post(PATH, openapi_extra=documented(PATH, ChatBody))
 async def chat_completions(http: Request) -> Response:
     body = await read(http, ChatBody)
-    request = await in_thread(to_request, body)
+    request = await in_thread_if_large(to_request, body)
     output = ChatOutput(
         body.model,
         request.n,

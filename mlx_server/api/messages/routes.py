@@ -16,7 +16,7 @@ from mlx_server.http.security import keyed_router, signer_of
 from mlx_server.http.sse import Frames, event
 from mlx_server.messages import media_places
 from mlx_server.pool.pool import Pool
-from mlx_server.request_threads import in_thread
+from mlx_server.request_threads import in_thread, in_thread_if_large
 
 COUNT_PATH = f"{MESSAGES_PATH}/count_tokens"
 
@@ -29,7 +29,7 @@ async def create_message(http: Request) -> Response:
     body = await read(http, MessagesBody)
     pool: Pool = http.app.state.pool
     signer = signer_of(http)
-    parsed = await in_thread(to_request, body, signer)
+    parsed = await in_thread_if_large(to_request, body, signer)
     options = OutputOptions(
         is_empty=body.max_tokens == 0,
         omits_thoughts=bool(body.thinking and body.thinking.display == "omitted"),
@@ -51,7 +51,7 @@ async def create_message(http: Request) -> Response:
 @router.post(COUNT_PATH, openapi_extra=documented(COUNT_PATH, PromptBody))
 async def count_tokens(http: Request) -> Response:
     body = await read(http, PromptBody)
-    parsed = await in_thread(to_request, body, signer_of(http))
+    parsed = await in_thread_if_large(to_request, body, signer_of(http))
     pool: Pool = http.app.state.pool
     name, _ = pool.models.split(body.model)
     prepared = await pool.prepared(name)
