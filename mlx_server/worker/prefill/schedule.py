@@ -252,6 +252,10 @@ computed first if one piece has them: their first tokens come sooner, and the ot
 Of two groups the mean is least with half of the prompts in the first one, and a few more since each
 piece has a constant cost."""
 
+LONG = 256
+"""Tokens of a prompt from which its time is known without a curve, so that it says how many are
+computed together; shorter ones take what a piece takes at least."""
+
 SAVED_SECONDS = 1.0
 """The most seconds of owed steps that are postponed while several prompts wait."""
 
@@ -426,7 +430,7 @@ class PrefillBudget:
 
         left: the tokens of each prompt, in the order in which they are computed. piece: the tokens
         of the first piece."""
-        if self._curve.is_flat:
+        if self._curve.is_flat and max(left) < LONG:
             first = ceil(CROWD_SHARE * len(left))
             return first if len(left) >= CROWD and first * max(left[:first]) <= piece else None
         if not self._steps or len(left) < 2:

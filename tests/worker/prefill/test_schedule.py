@@ -120,6 +120,18 @@ def test_steps_of_each_size_are_known_by_their_own_time() -> None:
         assert 0.75 <= took / (took + decoding[rows]) <= 0.82, f"with {rows} rows"
 
 
+def test_long_prompts_share_no_piece_where_they_are_computed_no_faster_together() -> None:
+    """On a CPU, which has no curve; short ones take what a piece takes at least."""
+    budget, machine = PrefillBudget(SCHEDULE), Machine(step=0.002, piece=0.001, token=4e-5)
+    for rows, length in [(1, 512), (2, 512), (1, 64), (4, 64), (1, 512)] * 4:
+        piece = PrefillPiece(rows, length, 0)
+        budget.prefilled(piece, 0, machine.seconds(piece))
+        budget.stepped(rows, machine.step)
+        budget.stepped(rows, machine.step)
+    assert budget.together(0, [512] * 4, MOST) == 1
+    assert budget.together(0, [64] * 4, MOST) is None
+
+
 @pytest.mark.parametrize("machine", [GPU, EXPERTS, CPU])
 def test_with_nobody_decoding_a_piece_takes_half_a_second(machine: Machine) -> None:
     found = run(machine, decoding=0)
