@@ -339,10 +339,7 @@ def _names(folder: Path | None) -> list[str]:
 
 def _subfolders(folder: Path | None) -> list[str]:
     """Without files such as README.md and .DS_Store."""
-    try:
-        return [each.name for each in os.scandir(folder) if each.is_dir()] if folder else []
-    except OSError:
-        return []
+    return [name for name in _names(folder) if Path(folder or "", name).is_dir()]
 
 
 def _looks_like_adapter(path: Path) -> bool:

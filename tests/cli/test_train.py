@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import mlx.core as mx
@@ -101,8 +102,11 @@ def test_a_name_that_is_taken_is_refused_until_its_adapter_is_dropped(trainings:
 
 
 def trainers(process: "subprocess.Popen[bytes]") -> list[psutil.Process]:
-    children = psutil.Process(process.pid).children()
-    return [each for each in children if "mlx_server.worker.trainer" in each.cmdline()]
+    found = list[psutil.Process]()
+    for child in psutil.Process(process.pid).children():
+        with suppress(psutil.ZombieProcess):  # another one that has just ended
+            found += [child] if "mlx_server.worker.trainer" in child.cmdline() else []
+    return found
 
 
 def test_a_training_that_is_killed_goes_on_to_the_same_bits(trainings: Trainings) -> None:

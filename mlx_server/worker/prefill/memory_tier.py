@@ -262,12 +262,11 @@ class PromptIndex:
         tokens that they share: its place as one that ends or goes on there, or a state. Of those
         with states of one length, which are equal, it is the first."""
         common = self._shared(tokens)
-        in_place = common >= np.maximum(self._numbers[:, PLACE], SHORTEST_STORED)
+        is_useful = common >= np.maximum(self._numbers[:, PLACE], SHORTEST_STORED)
         states = self._states(common)
         lengths, first = np.unique(states, return_index=True)
-        firsts = first[lengths >= SHORTEST_STORED] // max(1, states.shape[1])
-        places = np.union1d(np.flatnonzero(in_place), firsts)
-        return [(int(common[at]), self._prompts[at]) for at in places]
+        is_useful[first[lengths >= SHORTEST_STORED] // max(1, states.shape[1])] = True
+        return [(int(common[at]), self._prompts[at]) for at in np.flatnonzero(is_useful)]
 
     def _states(self, common: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns the lengths of the states within the common tokens of each prompt, and zeros."""
