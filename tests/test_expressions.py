@@ -12,7 +12,7 @@ import tracemalloc
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
@@ -314,7 +314,8 @@ SHORT, LONG = 2_000, 16_000
 SUSPICIOUS_SECONDS = 0.0005
 """A quadratic expression takes longer for a text of `SHORT` characters, most others do not."""
 MOST_GROWTH = 24
-"""Eight times the text should take eight times as long; it is 64 times for a quadratic one."""
+"""Eight times the text should take eight times as long; it is 64 times for a quadratic one. Four
+times that text take sixteen times as long then."""
 BOUNDED_SECONDS = 0.005
 
 
@@ -347,18 +348,19 @@ def growing(expression: Expression, use: str) -> tuple[Any, Any, Any] | None:
     attacks = Attacks(expression)
     suspicious = SUSPICIOUS_SECONDS
     for attack in attacks:
-        short, long = (_text_of(attack, size) for size in (SHORT, LONG))
+        short, long, longer = (_text_of(attack, size) for size in (SHORT, LONG, 4 * LONG))
         if (spent := seconds(attacks.compiled, use, short)) > suspicious:
-            if _grows(attacks.compiled, use, short, long):
+            grows = partial(_grows, attacks.compiled, use)
+            if grows(short, long, MOST_GROWTH) and grows(long, longer, MOST_GROWTH / 2):
                 return attack
             suspicious = 1.2 * spent
     return None
 
 
-def _grows(pattern: re.Pattern[Any], use: str, short: Any, long: Any) -> bool:
+def _grows(pattern: re.Pattern[Any], use: str, short: Any, long: Any, most: float) -> bool:
     for tries in range(1, 4):  # another process may have taken the caches meanwhile
         spent = seconds(pattern, use, short, tries)
-        if seconds(pattern, use, long, tries) < min(MOST_SECONDS, MOST_GROWTH * spent):
+        if seconds(pattern, use, long, tries) < min(MOST_SECONDS, most * spent):
             return False
     return True
 

@@ -134,7 +134,7 @@ def test_a_job_that_is_paused_by_answers_is_cancelled_at_once(
             eventually(lambda: training_of(http)["is_paused"], "the training is paused", 60)
             assert jobs.cancel(job.id).status == "cancelled"
             eventually(lambda: training_of(http) is None, "its process has ended", 60)
-            assert not any((folder / "data" / "training").iterdir())
+            eventually(lambda: not any((folder / "data" / "training").iterdir()), "it is gone", 60)
             assert http.get("/v1/pool").json()["models"][0]["leases"]
     assert ended(client, job.id).fine_tuned_model is None
     with pytest.raises(openai.NotFoundError):
