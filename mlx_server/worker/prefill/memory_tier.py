@@ -347,7 +347,7 @@ SNAPSHOT_SHARE = 4
 """The snapshots of one prompt may take one part in so many of the prompt cache."""
 
 
-NONE = PromptIndex()
+NO_PROMPTS = PromptIndex()
 
 
 class MemoryTier:
@@ -418,7 +418,7 @@ class MemoryTier:
         return nearest
 
     def _index(self, key: Key) -> PromptIndex:
-        return self._by_key.get(key, NONE)
+        return self._by_key.get(key, NO_PROMPTS)
 
     def _held_alike(self, key: Key, ids: Ids) -> list[tuple[int, CachedPrompt]]:
         """Returns the prompts that were dropped while rows held them, each with the number of first
