@@ -30,7 +30,6 @@ from mlx_server.worker.sampling import NOT_NUMBERS, Sampled, Sampler
 from tests.tiny import ENDOFTEXT, IM_END
 from tests.worker.batch_runs import ids
 from tests.worker.constrained_decoding.grammars import HEAD, loaded
-from tests.worker.constrained_decoding.test_logit_constraints import Poisoned
 from tests.worker.engine_runs import ask, drain, failures, grammar_of, of, tokens_of, until
 from tests.worker.lora_files import contents, mlx_adapter, save
 
@@ -166,6 +165,18 @@ def sampler_raises(patched: pytest.MonkeyPatch, step: int) -> None:
 
     draw = Row.key
     patched.setattr(Row, "key", key)
+
+
+class Poisoned(LogitConstraint):
+    """Errs at some step of its row."""
+
+    at = 0
+
+    def step(self, token: int | None, words: Any) -> bool:
+        self.count = getattr(self, "count", -1) + 1
+        if self.count == self.at and self._matcher:
+            assert not self._matcher.consume_token(300)  # it errs, and does not raise
+        return super().step(token, words)
 
 
 def matcher_errs(patched: pytest.MonkeyPatch, step: int) -> None:

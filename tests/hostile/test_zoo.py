@@ -141,18 +141,6 @@ def test_what_is_never_looked_at(cage: Path, engine: Engine, answer: list[int], 
     engine.handle(UnloadModel("zoo"))
 
 
-@pytest.mark.parametrize("beast", zoo.TEMPLATES)
-def test_templates_that_are_no_templates(
-    monkeypatch: pytest.MonkeyPatch, cage: Path, beast: str
-) -> None:
-    monkeypatch.setattr(limits, "TEMPLATE_SECONDS", 1)  # one of them takes it all
-    zoo.text("chat_template.jinja", zoo.TEMPLATES[beast])(cage)
-    with bounded(cage):
-        model = prepared(cage)
-        with pytest.raises(BadRequest):
-            model.family.render(model.checkpoint, HELLO)
-
-
 LOOP = "{% for i in R %}{% for j in R %}{% endfor %}{% endfor %}"
 ENDLESS = {
     "a loop": LOOP,

@@ -345,18 +345,3 @@ HARMLESS: Mapping[str, Break] = {
     "deep generation_config.json": text("generation_config.json", DEEP),
 }
 """What they name is not looked at."""
-
-TEMPLATES: Mapping[str, str] = {
-    "a loop of 10^9": "{% for i in range(10**9) %}{% endfor %}",
-    "a list of 10^9": "{{ range(10**9) | list }}",
-    "a text of 10^10": "{{ 'x' * 10**10 }}",
-    "a power of a power": "{{ 9**(9**9) }}",
-    "a width of 10^10": "{{ '%10000000000d' % 1 }}",
-    "a width from inside": "{{ '{:{w[0]}}'.format(1, w=[10**10]) }}",
-    "a macro of itself": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
-    "another file": "{% include '/etc/passwd' %}",
-    "a module": "{% import 'os' as os %}",
-    "attributes": "{{ ''.__class__.__mro__ }}",
-    "globals": "{{ cycler.__init__.__globals__.os.system('true') }}",
-}
-"""Each fails at once when it is rendered."""

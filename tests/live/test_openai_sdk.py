@@ -142,9 +142,3 @@ def test_stop_strings_are_never_leaked(client: OpenAI) -> None:
         asked = {**common, "stop": stop}
         assert answered(ask(client, **asked)) == expected, name
         assert answered(ask_streaming(client, **asked)) == expected, name
-
-
-# Lengths and usage
-
-
-# Models and errors

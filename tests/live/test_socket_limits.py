@@ -120,21 +120,9 @@ def test_frames_that_bring_no_message_close_it(
     line, _ = handshake(server)
     with line:
         line.sendall(first + following * 4 * limits.SMALL_FRAMES)
-        reported = b""
-        while more := line.recv(65536):
-            reported += more
+        reported = line.makefile("rb").read()
     assert b"\x03\xf0too many small frames" in reported  # 1008
     assert reported.count(b"\x8a\0") < 2 * limits.SMALL_FRAMES
-
-
-def test_tiny_frames_in_crowds_close_it(server: LiveServer) -> None:
-    line, _ = handshake(server)
-    with line:
-        line.sendall(EMPTY * 1000)
-        reported = b""
-        while more := line.recv(65536):
-            reported += more
-    assert reported == b"\x88\x1f\x03\xf0too many messages are waiting"  # 1008
 
 
 @pytest.mark.parametrize(
@@ -153,9 +141,7 @@ def test_a_client_that_sends_on_reads_why_it_was_closed(
         line.sendall(sent)
         for _ in range(16):
             line.sendall(EMPTY * 100_000)
-        reported = b""
-        while more := line.recv(65536):
-            reported += more
+        reported = line.makefile("rb").read()
     assert reported == bytes([0x88, len(why)]) + why
 
 

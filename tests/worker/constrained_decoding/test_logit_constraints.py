@@ -18,14 +18,11 @@ from mlx_server.engine.messages import (
     Generate,
     LoadModel,
     Report,
-    RowFailed,
-    StepOutput,
     Thinking,
     Token,
     UnloadModel,
 )
 from mlx_server.requests import SamplingParams
-from mlx_server.worker.constrained_decoding.logit_constraints import LogitConstraint
 from mlx_server.worker.constrained_decoding.vocabulary import Vocabulary
 from mlx_server.worker.engine import Engine
 from tests.tables import cases
@@ -34,13 +31,12 @@ from tests.worker.constrained_decoding.grammars import (
     DIGITS,
     ENDS,
     GRAMMARS,
-    HEAD,
     JSON,
     SCHEMA,
     WORDS,
     loaded,
 )
-from tests.worker.engine_runs import ask, drain, failures, grammar_of, of, run, tokens_of
+from tests.worker.engine_runs import ask, drain, failures, run, tokens_of
 
 
 @pytest.fixture(scope="module")
@@ -168,49 +164,6 @@ def _any_row(dice: random.Random, row: int) -> Generate:
         thinking=dice.choice([None, None, thinking]),
         prompt_logprobs=dice.random() < 0.2,
     )
-
-
-class Poisoned(LogitConstraint):
-    """Errs at some step of its row."""
-
-    at = 0
-
-    def step(self, token: int | None, words: Any) -> bool:
-        self.count = getattr(self, "count", -1) + 1
-        if self.count == self.at and self._matcher:
-            assert not self._matcher.consume_token(300)  # it errs, and does not raise
-        return super().step(token, words)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("step", [0, 1, 17])
-def test_a_row_whose_grammar_errs_ends_alone(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch, step: int
-) -> None:
-    endless = HEAD + "start: /[a-z]+/\n"
-    asks = [ask(row, grammar=endless if row % 2 else None, tokens=30) for row in range(8)]
-    before = run(engine, *asks)
-    assert not failures(before)
-    poisoned = f"{endless}// poisoned\n"
-
-    def poisoned_constraint(asked: Generate) -> LogitConstraint | None:
-        made = make(asked)
-        if made and asked.grammar == grammar_of(poisoned):
-            made.__class__, Poisoned.at = Poisoned, step
-        return made
-
-    make = engine._constraints.constraint
-    monkeypatch.setattr(engine._constraints, "constraint", poisoned_constraint)
-    asks[3].grammar = grammar_of(poisoned)
-    after = run(engine, *asks)
-    assert [failed.row for failed in of(RowFailed, after)] == [3]
-    assert "grammar could not be followed" in failures(after)[3]
-    assert "\n" not in failures(after)[3]
-    assert len(tokens_of(3, after)) == max(0, step - 1)
-    for row in {*range(8)} - {3}:
-        assert ids(tokens_of(row, after)) == ids(tokens_of(row, before))
-    assert not engine._batches["tiny"]
-    assert of(StepOutput, after)[-1].waiting == 0
 
 
 def test_a_model_that_rules_out_all_that_is_allowed_ends_its_row_alone(
