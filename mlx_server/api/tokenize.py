@@ -1,4 +1,4 @@
-"""`POST /tokenize` and `POST /detokenize` on the wire, as vLLM and llama.cpp have them."""
+"""`POST /tokenize` and `POST /detokenize` on the wire, as vLLM has them."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -11,7 +11,7 @@ from pydantic import Field
 from mlx_server import limits
 from mlx_server.api.chat_completions.input import ChatBody, MessageParam, ToolParam, to_request
 from mlx_server.api.completions import Ids
-from mlx_server.api.fields import Items, WireModel, ignored_header
+from mlx_server.api.fields import Items, SamplingBody, WireModel, ignored_header
 from mlx_server.api.handlers import documented, json_response, read
 from mlx_server.api.histories import MENDED
 from mlx_server.api.models import model_or_default
@@ -23,7 +23,6 @@ from mlx_server.http.security import keyed_router
 from mlx_server.messages import Conversation, media_places
 from mlx_server.pool.pool import Pool
 from mlx_server.pool.prepare import PreparedModel
-from mlx_server.prompts.control_token_guard import text_tokens as as_text
 from mlx_server.request_threads import in_thread, in_thread_if_large
 from mlx_server.requests import GenerateRequest
 
@@ -31,26 +30,17 @@ OF_CHAT = (*("tools", "chat_template_kwargs"), *("add_generation_prompt", "conti
 """Fields that have an effect on `messages`, and none on a `prompt`."""
 
 
-OF_CONTENT = ("add_special", "parse_special", "with_pieces")
-"""Fields that have an effect on a `content` only."""
-
-
 class TokenizeBody(WireModel):
-    """It has a `prompt` or `messages`, which are vLLM's, or a `content`, which is llama.cpp's."""
+    """It has a `prompt` or `messages`."""
+
+    UNSUPPORTED = SamplingBody.UNSUPPORTED
 
     model: Annotated[str, Field(min_length=1)] | None = None
     """The first model of models.yaml by default."""
     prompt: str | None = None
-    content: str | None = None
-    add_special: bool | None = None
-    """Whether the tokens that begin and end a text are added; by default they are not."""
-    parse_special: bool | None = None
-    """Whether names of special tokens in the text are those tokens; by default they are."""
-    with_pieces: bool | None = None
     messages: Annotated[Items[MessageParam], Field(min_length=1), MENDED] | None = None
     tools: Annotated[Items[ToolParam], Field(max_length=limits.TOOLS)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    chat_template: str | None = None
     add_generation_prompt: bool | None = None
     """If false, the prompt ends with the final message."""
     continue_final_message: bool | None = None
@@ -60,9 +50,7 @@ class TokenizeBody(WireModel):
     return_token_strs: bool | None = None
 
     def unused(self) -> Iterable[str]:
-        of_chat = OF_CHAT if self.messages is None else ()
-        of_content = OF_CONTENT if self.content is None else ("add_special_tokens",)
-        for name in (*of_chat, *of_content):
+        for name in OF_CHAT if self.messages is None else ():
             if getattr(self, name) is not None:
                 yield name
 
@@ -72,22 +60,13 @@ class DetokenizeBody(WireModel):
     tokens: Annotated[Ids, Field(max_length=limits.TOKENIZED)]
 
 
-TEXTS = ("prompt", "content", "messages")
-
-
 def check(body: TokenizeBody) -> None:
-    """Raises BadRequest for fields that contradict each other."""
-    texts = [name for name in TEXTS if getattr(body, name) is not None]
-    if len(texts) != 1:
+    """Raises BadRequest for two texts, or none."""
+    if (body.prompt is None) == (body.messages is None):
         raise BadRequest(
-            "Send either a `prompt` (or `content`), which is tokenised as it is, or `messages`, "
-            "which the chat template renders first.",
-            param=texts[-1] if texts else TEXTS[0],
-        )
-    if body.chat_template is not None:
-        raise BadRequest(
-            "`chat_template` is not supported: the model's owner sets it in models.yaml.",
-            param="chat_template",
+            "Send either a `prompt`, which is tokenised as it is, or `messages`, which the chat "
+            "template renders first.",
+            param="messages" if body.messages else "prompt",
         )
 
 
@@ -108,37 +87,12 @@ def chat_request(body: TokenizeBody, model: str) -> GenerateRequest:
     return replace(request, prompts=(replace(conversation, add_generation_prompt=begins),))
 
 
-def pieces_of(prepared: PreparedModel, tokens: Sequence[int]) -> list[dict[str, Any]]:
-    """The tokens with their texts. Part of a character is a list of its bytes."""
-    pieces: list[dict[str, Any]] = []
-    for token in tokens:
-        raw = prepared.checkpoint.tokenizer.bytes_of(token)
-        try:
-            pieces.append({"id": token, "piece": raw.decode()})
-        except UnicodeDecodeError:
-            pieces.append({"id": token, "piece": list(raw)})
-    return pieces
-
-
-def text_tokens(
-    prepared: PreparedModel, text: str, param: str, *, add_special_tokens: bool
-) -> list[int]:
+def text_tokens(prepared: PreparedModel, text: str, *, add_special_tokens: bool) -> list[int]:
     """The tokens of the text, in which names of special tokens become those tokens. Raises
-    BadRequest, which names `param`, for a text with too many tokens."""
+    BadRequest for a text with too many tokens."""
     tokenizer, most = prepared.checkpoint.tokenizer, limits.TOKENIZED
-    with _limited(param) as tokens:
+    with _limited("prompt") as tokens:
         tokens += tokenizer.encode_prompt(text, most, add_special_tokens=add_special_tokens)
-    return tokens
-
-
-def literal_tokens(
-    prepared: PreparedModel, text: str, param: str, *, add_special_tokens: bool
-) -> list[int]:
-    """Like `text_tokens`, except that names of special tokens stay text."""
-    with _limited(param) as tokens:
-        tokens += as_text(prepared.checkpoint, text, limits.TOKENIZED)
-        if add_special_tokens:
-            tokens[:] = prepared.checkpoint.tokenizer.with_special_tokens(tokens)
     return tokens
 
 
@@ -197,11 +151,12 @@ router = keyed_router()
 async def tokenize(http: Request) -> Response:
     body = await read(http, TokenizeBody)
     check(body)
+    ignored = await in_thread_if_large(body.ignored)
     prepared = await _prepared(http, body.model)
     request = await in_thread(chat_request, body, prepared.id) if body.messages else None
     answer = await in_thread(tokenized, prepared, body, request, model=prepared.id)
     unseen = dict.fromkeys(media_places(request.prompts if request else (), prepared.takes))
-    return json_response(answer, ignored_header([*await in_thread_if_large(body.ignored), *unseen]))
+    return json_response(answer, ignored_header([*ignored, *unseen]))
 
 
 def tokenized(
@@ -209,22 +164,16 @@ def tokenized(
 ) -> dict[str, Any]:
     """request: for an answer to the messages, if the body has them."""
     special = body.add_special_tokens
-    if body.content is not None:
-        tokenise = literal_tokens if body.parse_special is False else text_tokens
-        special = bool(body.add_special)
-        tokens = tokenise(prepared, body.content, "content", add_special_tokens=special)
-    elif body.prompt is not None:
-        special = special is not False
-        tokens = text_tokens(prepared, body.prompt, "prompt", add_special_tokens=special)
-    else:
-        assert request
+    if request:
         tokens = chat_tokens(prepared, request, add_special_tokens=bool(special))
+    else:
+        text = body.prompt or ""
+        tokens = text_tokens(prepared, text, add_special_tokens=special is not False)
     entry = prepared.checkpoint.tokenizer.entry
-    with_pieces = body.content is not None and body.with_pieces
     return {
         "count": len(tokens),
         "max_model_len": prepared.context_length,
-        "tokens": pieces_of(prepared, tokens) if with_pieces else tokens,
+        "tokens": tokens,
         "token_strs": [entry(t) or "" for t in tokens] if body.return_token_strs else None,
     }
 

@@ -76,7 +76,7 @@ MADE: tuple[Json, ...] = ({"items": CALLED, "metadata": {"a": "b"}}, {})
 
 FUNCTIONS: list[Json] = [{"type": "function", "function": {**FUNCTION, "strict": None}}]
 TOKENIZED: tuple[Json, ...] = (
-    {"content": "hi", "add_special": True, "parse_special": False, "with_pieces": True},
+    {"prompt": "hi"},
     {"model": TINY, "prompt": "hi", "add_special_tokens": False, "return_token_strs": True},
     {
         "model": SAID,

@@ -1,12 +1,9 @@
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
-from tokenizers import Tokenizer as HfTokenizer
-from tokenizers.processors import TemplateProcessing
 
 from mlx_server import limits
 from mlx_server.api.tokenize import (
@@ -25,7 +22,6 @@ from tests.tables import cases
 IGNORED = "x-mlx-server-ignored"
 HI: Json = {"role": "user", "content": "Salü"}
 RENDERED = "<|im_start|>user\nSalü<|im_end|>\n<|im_start|>assistant\n"
-BOS, IM_END, A = 1, 2, 67
 TOOL: Json = {"type": "function", "function": {"name": "f", "parameters": {}}}
 
 
@@ -36,21 +32,6 @@ def shown(tiny_path: Path) -> Iterator[TestClient]:
     with wire.client(tiny_path, engine) as client:
         yield client
     assert not engine.taken
-
-
-@pytest.fixture(scope="module")
-def with_bos(tiny_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
-    """A server whose model has a token that begins each text."""
-    model = tmp_path_factory.mktemp("bos") / "model"
-    shutil.copytree(tiny_path, model)
-    file = str(model / "tokenizer.json")
-    made = HfTokenizer.from_file(file)
-    made.post_processor = TemplateProcessing(
-        single="<|im_start|> $A", special_tokens=[("<|im_start|>", BOS)]
-    )
-    made.save(file)
-    with wire.client(model, ScriptedEngine()) as client:
-        yield client
 
 
 @pytest.fixture(scope="module")
@@ -90,34 +71,8 @@ def test_part_of_a_character_has_a_text_too(client: TestClient, tokenizer: Token
     assert text_of(client, tokenizer.encode("🙂")[:2]) == "�"
 
 
-def test_a_content_has_no_special_tokens_of_its_own(with_bos: TestClient) -> None:
-    tokens = [
-        tokenize(with_bos, **asked)["tokens"] for asked in ({"prompt": "a"}, {"content": "a"})
-    ]
-    assert tokens == [[BOS, A], [A]]
-    assert tokenize(with_bos, content="a", add_special=True)["tokens"] == [BOS, A]
-    literal = tokenize(with_bos, content="a", add_special=True, parse_special=False)
-    assert literal["tokens"] == [BOS, A]
-
-
-def test_names_of_special_tokens_in_a_content(client: TestClient) -> None:
-    asked = {"content": "a<|im_end|>"}
-    assert tokenize(client, **asked)["tokens"] == [A, IM_END]
-    literal = tokenize(client, **asked, parse_special=False)["tokens"]
-    assert IM_END not in literal
-    assert text_of(client, literal) == asked["content"]
-
-
-def test_pieces_are_texts_or_bytes(client: TestClient, tokenizer: Tokenizer) -> None:
-    found = tokenize(client, content="aü", with_pieces=True)["tokens"]
-    first, *rest = tokenizer.encode("aü")
-    assert found[0] == {"id": first, "piece": "a"}
-    assert [each["id"] for each in found[1:]] == rest
-    assert bytes(byte for each in found[1:] for byte in each["piece"]).decode() == "ü"
-
-
 def test_without_a_model_it_is_the_first(client: TestClient) -> None:
-    tokens = ok(client.post("/tokenize", json={"content": "ab"}))["tokens"]
+    tokens = ok(client.post("/tokenize", json={"prompt": "ab"}))["tokens"]
     assert ok(client.post("/detokenize", json={"tokens": tokens}))["content"] == "ab"
 
 
@@ -149,11 +104,6 @@ def test_fields_without_effect_are_listed(client: TestClient) -> None:
     body = {"model": wire.MODEL, "prompt": "x", "tools": [TOOL], "add_generation_prompt": False}
     answer = client.post("/tokenize", json={**body, "frobnicate": 1})
     assert answer.headers[IGNORED] == "frobnicate, tools, add_generation_prompt"
-    others = {"with_pieces": True, "parse_special": True, "add_special": False}
-    answer = client.post("/tokenize", json={"model": wire.MODEL, "messages": [HI], **others})
-    assert answer.headers[IGNORED] == "add_special, parse_special, with_pieces"
-    body = {"model": wire.MODEL, "content": "x", "add_special_tokens": True}
-    assert client.post("/tokenize", json=body).headers[IGNORED] == "add_special_tokens"
 
 
 @pytest.mark.parametrize("kind", ["prompt", "messages"])
@@ -176,4 +126,4 @@ def test_kwargs_of_the_template(tiny_path: Path) -> None:
     )
     found = chat_tokens(prepared, red, add_special_tokens=False)
     assert spelled(prepared, found) == "redSalü"
-    assert found[:3] == text_tokens(prepared, "red", "prompt", add_special_tokens=False)
+    assert found[:3] == text_tokens(prepared, "red", add_special_tokens=False)
