@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from mlx_server.api.file_inputs import numbered_lines
 from mlx_server.cli.root import ServerKey, ServerUrl, command_app
-from mlx_server.clients.chat import address_of, client_of, connection_errors, error_in, key_at_home
+from mlx_server.clients.chat import address_of, answered, client_of, connection_errors, key_at_home
 from mlx_server.errors import BadRequest, ServerError
 from mlx_server.json_bounds import json_or_none
 from mlx_server.system.files import replace_file
@@ -80,7 +80,7 @@ def _follow(client: httpx.Client, file: Path, console: Console) -> bool:
             if batch["status"] in ENDED:
                 break
             time.sleep(POLL_SECONDS)
-            batch = _json(client.get(f"/v1/batches/{batch['id']}"))
+            batch = answered(client.get(f"/v1/batches/{batch['id']}"))
     for error in (batch["errors"] or {}).get("data", ()):
         place = f"line {error['line']}: " if error.get("line") else ""
         console.print(f"{place}{error['message']}", markup=False, highlight=False)
@@ -107,7 +107,7 @@ def _batch_before(client: httpx.Client, note: Path) -> dict[str, Any] | None:
     except (OSError, ValueError, TypeError, KeyError):
         return None
     response = client.get(f"/v1/batches/{id}")
-    return None if response.status_code == 404 else _json(response)
+    return None if response.status_code == 404 else answered(response)
 
 
 def _created(client: httpx.Client, file: Path, note: Path) -> dict[str, Any]:
@@ -122,9 +122,9 @@ def _created(client: httpx.Client, file: Path, note: Path) -> dict[str, Any]:
             )
         lines.seek(0)
         sent = {"file": (file.name, lines, "application/jsonl")}
-        uploaded = _json(client.post("/v1/files", data={"purpose": "batch"}, files=sent))
+        uploaded = answered(client.post("/v1/files", data={"purpose": "batch"}, files=sent))
     asked = {"input_file_id": uploaded["id"], "endpoint": endpoint, "completion_window": WINDOW}
-    batch = _json(client.post("/v1/batches", json=asked))
+    batch = answered(client.post("/v1/batches", json=asked))
     replace_file(note, json.dumps({"batch": batch["id"]}).encode())
     client.delete(f"/v1/files/{uploaded['id']}")  # the batch has its content
     return batch
@@ -142,11 +142,3 @@ def _save(client: httpx.Client, id: str, target: Path) -> None:
         raise ServerError(f"The answers can't be read: {error}. Run the command again.") from None
     finally:
         draft.unlink(missing_ok=True)
-
-
-def _json(response: httpx.Response) -> dict[str, Any]:
-    body = json_or_none(response.content)
-    if response.is_success and isinstance(body, dict):
-        return body
-    message = error_in(body).get("message", "not mlx-server")
-    raise ServerError(f"The server answers {response.status_code}: {message}")

@@ -5,10 +5,9 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, NotRequired, TypedDict
+from typing import Annotated, Any
 
 import httpx
-import msgspec
 import typer
 import yaml
 from rich.console import Console
@@ -17,11 +16,17 @@ from rich.text import Text
 from mlx_server.cli.machine_checks import budget_here
 from mlx_server.cli.root import ServerKey, ServerUrl, command_app
 from mlx_server.cli.terminal import print_line, print_table
-from mlx_server.clients.chat import address_of, client_of, connection_errors, key_at_home
+from mlx_server.clients.chat import (
+    UNREADABLE,
+    address_of,
+    answered,
+    client_of,
+    connection_errors,
+    key_at_home,
+)
 from mlx_server.config.models_yaml import load_settings
 from mlx_server.errors import ServerError
 from mlx_server.families import table
-from mlx_server.json_bounds import json_or_none
 from mlx_server.pool.memory import size
 from mlx_server.sources.local import LocalModel, local_models
 from mlx_server.sources.suggested import SuggestedModel, suggested_models
@@ -78,70 +83,27 @@ def models(
         show_local(list(local_models(upcast=sys.platform != "darwin")), budget, Console())
         return
     with client_of(url, api_key or key_at_home(url)) as client:
-        show(pool_of(client), Console())
+        show_served(client, Console())
 
 
 COLUMNS = ("id", "family", "source", "state", "leases", "memory", "last used")
 
 
-class ProgressBody(TypedDict):
-    done: int
-    total: Annotated[int, msgspec.Meta(gt=0)]
-
-
-class PrefillBody(TypedDict):
-    prompt_tokens: int
-    computed_tokens: int
-
-
-class ModelBody(TypedDict):
-    id: str
-    family: str | None
-    source: str
-    state: str
-    leases: int
-    bytes: int
-    last_used: float | None
-    progress: ProgressBody | None
-    prefilling: NotRequired[list[PrefillBody]]
-    error: str | None
-
-
-class MemoryBody(TypedDict):
-    used: int
-    budget: int
-    prompt_cache: int
-
-
-class PoolBody(TypedDict):
-    """What the table shows of the body of /v1/pool."""
-
-    object: Literal["pool"]
-    memory: MemoryBody
-    models: list[ModelBody]
-
-
-def pool_of(client: httpx.Client) -> dict[str, Any]:
-    """The body of the server's /v1/pool. Raises ServerError if it can't be read."""
-    place = address_of(client.base_url)
+def show_served(client: httpx.Client, console: Console) -> None:
+    """Shows the server's /v1/pool. Raises ServerError if it can't be read."""
     with connection_errors():
-        response = client.get("/v1/pool")
-    body = json_or_none(response.content)
+        pool = answered(client.get("/v1/pool"))
     try:
-        if not response.is_success:
-            raise ServerError(f"{place} answers {response.status_code}: {body['error']['message']}")
-        msgspec.convert(body, PoolBody)
-    except (ValueError, TypeError, KeyError):
-        pass
-    else:
-        return dict(body)
-    raise ServerError(
-        f"The server at {place} is not mlx-server (it answers {response.status_code} to "
-        "/v1/pool). Set --url to yours, or start one with `mlx-server serve`."
-    )
+        show(pool, console)
+    except UNREADABLE:
+        raise ServerError(
+            f"The server at {address_of(client.base_url)} is not mlx-server. Set --url to yours, "
+            "or start one with `mlx-server serve`."
+        ) from None
 
 
 def show(pool: dict[str, Any], console: Console) -> None:
+    used, budget, cache = (size(pool["memory"][key]) for key in ("used", "budget", "prompt_cache"))
     print_table(COLUMNS, map(_cells, pool["models"]), console, wrapped=["source"])
     for model in pool["models"]:
         if model["error"]:
@@ -149,7 +111,6 @@ def show(pool: dict[str, Any], console: Console) -> None:
         for row in model.get("prefilling", ()):
             done = f"{row['computed_tokens']:,} of {row['prompt_tokens']:,}"
             print_line(f"{model['id']}: prefill, {done} prompt tokens computed", console)
-    used, budget, cache = (size(pool["memory"][key]) for key in ("used", "budget", "prompt_cache"))
     print_line(f"{used} of {budget} in use, {cache} of it by the prompt cache", console)
 
 

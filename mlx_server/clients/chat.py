@@ -194,6 +194,18 @@ def _refused(response: httpx.Response) -> ServerError:
     return BadRequest(f"{message} (HTTP {response.status_code})")
 
 
+UNREADABLE = (LookupError, TypeError, ValueError, ArithmeticError, AttributeError)
+"""What reading an answer of another form raises."""
+
+
+def answered(response: httpx.Response) -> dict[str, Any]:
+    """The object that a server answers with. Raises ServerError for a refusal or another body."""
+    body = json_or_none(response.content)
+    if not response.is_success or not isinstance(body, dict):
+        raise _refused(response)
+    return body
+
+
 @contextmanager
 def connection_errors() -> Iterator[None]:
     try:
@@ -245,11 +257,11 @@ def model_facts(client: httpx.Client, model: str) -> dict[str, Any]:
     """What `/v1/models` says of one model. Raises ServerError if no server answers, or if it does
     not serve the model."""
     with connection_errors():
-        response = client.get(f"/v1/models/{quote(model, safe='/:', errors='replace')}")
-    facts = json_or_none(response.content)
-    if response.status_code != 200 or not isinstance(facts, dict):
-        raise _refused(response)
-    return facts
+        return answered(client.get(_model_path(model)))
+
+
+def _model_path(model: str) -> str:
+    return f"/v1/models/{quote(model, safe='/:', errors='replace')}"
 
 
 @contextmanager
@@ -278,7 +290,7 @@ def connected(
 def _check_served(client: httpx.Client, model: str) -> None:
     """Raises BadRequest if the server says that it has no such model."""
     with connection_errors():
-        response = client.get(f"/v1/models/{quote(model, safe='/:', errors='replace')}")
+        response = client.get(_model_path(model))
     code = error_in(json_or_none(response.content)).get("code")
     if code in ("model_not_found", "adapter_not_found"):
         raise _refused(response)

@@ -17,7 +17,7 @@ from urllib.parse import unquote
 import httpx
 
 from mlx_server import limits
-from mlx_server.clients.chat import client_of, error_in, first_model, key_at_home
+from mlx_server.clients.chat import UNREADABLE, client_of, error_in, first_model, key_at_home
 from mlx_server.engine.comparison import Answers, Divergence, Finding
 from mlx_server.errors import ComparisonFailed
 from mlx_server.json_bounds import json_or_none
@@ -27,9 +27,6 @@ Body = Mapping[str, Any]
 
 LEAST = 1e-12
 GREEDY = {"temperature": 0}
-
-UNREADABLE = (LookupError, TypeError, ValueError, AttributeError)
-"""What reading an answer of another form raises."""
 
 KEY = re.compile(r"(?<=://)[^/@]*(?=@)")
 

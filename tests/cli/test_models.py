@@ -13,7 +13,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from mlx_server.cli import app
-from mlx_server.cli.models import COLUMNS, SUGGESTED_COLUMNS, fits, pool_of, show, show_local
+from mlx_server.cli.models import COLUMNS, SUGGESTED_COLUMNS, fits, show, show_local, show_served
 from mlx_server.errors import ServerError
 from mlx_server.sources.local import LocalModel
 
@@ -136,20 +136,20 @@ def answering(response: httpx.Response) -> httpx.Client:
 
 def refused(response: httpx.Response) -> str:
     with answering(response) as client, pytest.raises(ServerError) as caught:
-        pool_of(client)
+        show_served(client, Console())
     return caught.value.message
 
 
 def test_a_refusal_is_passed_on() -> None:
     body = {"error": {"message": "The key is not known here.", "type": "x"}}
     message = refused(httpx.Response(401, json=body))
-    assert message == f"{URL} answers 401: The key is not known here."
+    assert message == "The key is not known here. Give the key with --api-key."
 
 
 @pytest.mark.parametrize("status", [200, 404, 502])
 def test_no_page_of_somebody_elses_server_is_shown(status: int) -> None:
     message = refused(httpx.Response(status, text="<html><h1>Not here</h1></html>"))
-    assert f"is not mlx-server (it answers {status}" in message
+    assert f"(HTTP {status})" in message
     assert "--url" in message
     assert "<" not in message
 
@@ -161,13 +161,12 @@ def test_no_page_of_somebody_elses_server_is_shown(status: int) -> None:
         '{"object": "pool"}',
         '{"object": "pool", "models": null, "memory": null}',
         json.dumps(pool({"progress": {"done": 1, "total": 0}})),
-        json.dumps(pool({"leases": "x"})),
         json.dumps(pool({"id": 5})),
         json.dumps({**pool({}), "memory": {}}),
     ],
 )
 def test_another_server_is_told_apart(text: str) -> None:
-    assert "is not mlx-server" in refused(httpx.Response(200, text=text))
+    assert "--url" in refused(httpx.Response(200, text=text))
 
 
 def test_no_password_is_shown() -> None:
@@ -176,7 +175,7 @@ def test_no_password_is_shown() -> None:
         httpx.Client(base_url="http://me:hunter2@host?k=hunter2", transport=transport) as client,
         pytest.raises(ServerError, match=r"at http://host is not") as caught,
     ):
-        pool_of(client)
+        show_served(client, Console())
     assert "hunter2" not in caught.value.message
 
 
@@ -188,7 +187,7 @@ def test_no_server_at_all() -> None:
         httpx.Client(base_url=URL, transport=httpx.MockTransport(refuse)) as client,
         pytest.raises(ServerError, match=r"Connection refused.*mlx-server serve"),
     ):
-        pool_of(client)
+        show_served(client, Console())
 
 
 def test_the_table_ends_with_lines_for_models_yaml(capsys: pytest.CaptureFixture[str]) -> None:

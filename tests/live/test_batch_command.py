@@ -110,9 +110,9 @@ def server_of(response: httpx.Response) -> httpx.Client:
 @pytest.mark.parametrize(
     ("response", "says"),
     [
-        (httpx.Response(507, json={"error": {"message": "No room."}}), "507: No room."),
-        (httpx.Response(502, text="<html>"), "502: not mlx-server"),
-        (httpx.Response(200, text="<html>"), "200: not mlx-server"),
+        (httpx.Response(507, json={"error": {"message": "No room."}}), r"No room. (HTTP 507)"),
+        (httpx.Response(502, text="<html>"), "(HTTP 502)"),
+        (httpx.Response(200, text="<html>"), "Check --url. (HTTP 200)"),
         (httpx.Response(200, json={}), "is not mlx-server: it gives no 'id'"),
     ],
 )
