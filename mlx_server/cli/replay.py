@@ -1,10 +1,8 @@
 """`mlx-server replay record`: real answers as a transcript for a replay model."""
 
 import asyncio
-import json
 import os
 import sys
-from collections.abc import Iterable, Iterator
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +10,6 @@ from typing import Annotated, Any
 
 import msgspec
 import typer
-import yaml
 from pydantic import ValidationError
 
 from mlx_server.api.chat_completions.input import ChatBody, to_request
@@ -29,7 +26,7 @@ from mlx_server.cli.root import ConfigFile, command_app
 from mlx_server.config.models_yaml import load_settings, spec_named, upstream_model
 from mlx_server.config.settings import Settings, model_spec
 from mlx_server.engine.messages import Token
-from mlx_server.errors import BadRequest, public_message
+from mlx_server.errors import BadRequest
 from mlx_server.events import Answer, Started
 from mlx_server.generation.generate import generate
 from mlx_server.generation.plan import plan, shortened
@@ -39,6 +36,7 @@ from mlx_server.pool.pool import Pool
 from mlx_server.pool.prepare import ModelSpec
 from mlx_server.request_threads import in_thread
 from mlx_server.requests import GenerateRequest
+from mlx_server.sources.transcript import MalformedList, listed
 from mlx_server.system.files import own_path, replace_file
 
 
@@ -76,49 +74,26 @@ def secrets_of(settings: Settings) -> list[str]:
     return [*theirs, *settings.server.keys]
 
 
-MAX_FILE_BYTES = 64 << 20
-
-
 def read_requests(path: Path, model: str) -> list[GenerateRequest]:
-    """Reads a YAML list or JSON Lines of user texts or of /v1/chat/completions bodies.
-
-    Raises BadRequest for a file or an item that is neither.
-    """
+    """Reads a list of user texts or of /v1/chat/completions bodies. Raises BadRequest."""
     try:
-        items = _items(path)
-        msgspec.json.encode(items)  # half of a surrogate pair could not be sent
-    except OSError as error:
-        raise BadRequest(f"{path.name} can't be read: {public_message(error)}.") from None
-    except (ValueError, RecursionError, yaml.YAMLError) as error:
-        raise BadRequest(f"{path.name} is not a file of YAML or JSON Lines: {error}") from None
-    if not isinstance(items, list):
-        raise BadRequest(f"{path.name} should have a list of requests.")
-    return list(_requests(items, model))
+        items = listed(path)
+    except MalformedList as error:
+        raise BadRequest(f"{path.name}:{error.line}: {error}") from None
+    return [_request(item, model, f"{path.name}:{line}") for line, item in items]
 
 
-def _items(path: Path) -> Any:
-    with path.open("rb") as file:
-        raw = file.read(MAX_FILE_BYTES + 1)
-    if len(raw) > MAX_FILE_BYTES:
-        raise ValueError(f"it is larger than {MAX_FILE_BYTES >> 20} MiB")
-    text = raw.decode("utf-8-sig")
-    if path.suffix in (".jsonl", ".ndjson"):
-        return [json.loads(line) for line in text.split("\n") if line.strip()]
-    return yaml.safe_load(text) or []
-
-
-def _requests(items: Iterable[Any], model: str) -> Iterator[GenerateRequest]:
-    for i, item in enumerate(items):
-        body = {"messages": [{"role": "user", "content": item}]} if isinstance(item, str) else item
-        try:
-            yield to_request(ChatBody.model_validate({**body, "model": model}))
-        except ValidationError as error:
-            problem = validation_error(error, body)
-            raise BadRequest(f"Request {i + 1}: {problem.message}", param=problem.param) from None
-        except TypeError:
-            raise BadRequest(
-                f"Request {i + 1} must be a text or a body of /v1/chat/completions."
-            ) from None
+def _request(item: Any, model: str, place: str) -> GenerateRequest:
+    body = {"messages": [{"role": "user", "content": item}]} if isinstance(item, str) else item
+    if not isinstance(body, dict):
+        raise BadRequest(f"{place}: this should be a text or a body of /v1/chat/completions.")
+    try:
+        msgspec.json.encode(body)  # half of a surrogate pair could not be sent
+        return to_request(ChatBody.model_validate({**body, "model": model}))
+    except ValidationError as error:
+        raise BadRequest(f"{place}: {validation_error(error, body).message}") from None
+    except ValueError as error:
+        raise BadRequest(f"{place}: {error}") from None
 
 
 async def _recorded(spec: ModelSpec, requests: list[GenerateRequest]) -> list[Entry]:

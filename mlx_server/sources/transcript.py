@@ -301,7 +301,7 @@ class TranscriptFile:
     """Each with the file's name and the line, such as `answers.yaml:7: entry 2: ...`."""
 
 
-class _Malformed(Exception):
+class MalformedList(Exception):
     def __init__(self, line: int, message: str) -> None:
         super().__init__(message)
         self.line = line
@@ -309,16 +309,22 @@ class _Malformed(Exception):
 
 def read_file(path: Path, vocabulary: int | None = None) -> TranscriptFile:
     """vocabulary: the number of token ids, which those in the file must be below; None: any."""
-    entries = _json_lines if path.suffix in (".jsonl", ".ndjson") else _yaml_list
     try:
-        return _checked(path.name, list(entries(_content(path))), vocabulary)
-    except _Malformed as error:
+        return _checked(path.name, listed(path), vocabulary)
+    except MalformedList as error:
         return TranscriptFile(problems=[f"{path.name}:{error.line}: {error}"])
+
+
+def listed(path: Path) -> list[tuple[int, Any]]:
+    """The items of a file that is a YAML list or JSON Lines, as plain data, each with its line.
+    Raises MalformedList."""
+    items = _json_lines if path.suffix in (".jsonl", ".ndjson") else _yaml_list
+    return list(items(_content(path)))
 
 
 def _checked(name: str, lines: list[tuple[int, Any]], vocabulary: int | None) -> TranscriptFile:
     if not lines:
-        raise _Malformed(1, "the transcript has no entries: add one, such as `- output: Hello.`")
+        raise MalformedList(1, "the transcript has no entries: add one, such as `- output: Hello.`")
     file = TranscriptFile()
     for number, (line, raw) in enumerate(lines, 1):
         try:
@@ -332,30 +338,30 @@ def _checked(name: str, lines: list[tuple[int, Any]], vocabulary: int | None) ->
 
 def _content(path: Path) -> str:
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise _Malformed(1, f"the file is larger than {MAX_BYTES >> 20} MiB: split it")
-        raw = path.read_bytes()
+        with path.open("rb") as file:
+            raw = file.read(MAX_BYTES + 1)
+        if len(raw) > MAX_BYTES:
+            raise MalformedList(1, f"the file is larger than {MAX_BYTES >> 20} MiB: split it")
         return raw.decode("utf-8-sig")
     except FileNotFoundError:
-        raise _Malformed(
+        raise MalformedList(
             1, "there is no such file: correct `source:` in models.yaml, or make the file"
         ) from None
     except OSError as error:
-        raise _Malformed(1, f"the file can't be read: {public_message(error)}") from None
+        raise MalformedList(1, f"the file can't be read: {public_message(error)}") from None
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
-        raise _Malformed(line, "this is not UTF-8: save the file as UTF-8") from None
+        raise MalformedList(line, "this is not UTF-8: save the file as UTF-8") from None
 
 
 def _json_lines(text: str) -> Iterator[tuple[int, Any]]:
-    """Each entry as plain data, with its line."""
     # splitlines() would also split at characters that a JSON string may contain
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             try:
                 yield number, json.loads(line)
             except (ValueError, RecursionError) as error:
-                raise _Malformed(number, f"this is not JSON: {_of_json(error)}") from None
+                raise MalformedList(number, f"this is not JSON: {_of_json(error)}") from None
 
 
 def _of_json(error: Exception) -> str:
@@ -377,12 +383,12 @@ def _yaml_list(text: str) -> Iterator[tuple[int, Any]]:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else 1
         hint = "text with `: `, `#`, quotes or brackets is safest after `|-`, indented on new lines"
-        raise _Malformed(line, f"this is not YAML: {error.problem} ({hint})") from None
+        raise MalformedList(line, f"this is not YAML: {error.problem} ({hint})") from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        raise _Malformed(line, "this has a control character: remove it") from None
+        raise MalformedList(line, "this has a control character: remove it") from None
     except (ValueError, RecursionError, yaml.YAMLError) as error:
-        raise _Malformed(1, f"this is not YAML: {public_message(error)}") from None
+        raise MalformedList(1, f"this is not YAML: {public_message(error)}") from None
 
 
 def _listed(value: Any) -> list[Any]:
@@ -390,7 +396,7 @@ def _listed(value: Any) -> list[Any]:
         return []
     if isinstance(value, list):
         return value
-    raise _Malformed(1, "the transcript should be a list of entries: begin each with `- `")
+    raise MalformedList(1, "it should be a list of entries: begin each with `- `")
 
 
 def checked_entry(raw: Any, vocabulary: int | None) -> TranscriptEntry:
