@@ -372,7 +372,7 @@ def _check_base(spec: AdapterSpec, base: BaseModelShapes) -> None:
     if spec.base and base.names and plain_name(spec.base) not in base.names:
         raise invalid(
             spec.path,
-            f"was trained on {spec.base!r} according to its {CONFIG}, which is not this model. If "
-            "that is another name of the same model, list the adapter under `adapters:` of the "
-            "model in models.yaml with `allow_other_base: true`",
+            f"was trained on {spec.base[:200]!r} according to its {CONFIG}, which is not this "
+            "model. If that is another name of the same model, list the adapter under `adapters:` "
+            "of the model in models.yaml with `allow_other_base: true`",
         )

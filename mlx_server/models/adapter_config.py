@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -79,13 +80,19 @@ class AdapterConfig:
         """The factor of the layer's pair."""
         if self.format == "mlx":
             return float(self.settings["lora_parameters"]["scale"])
-        alpha = self.settings["lora_alpha"]
-        for key, own in (self.settings.get("alpha_pattern") or {}).items():
-            plain = key.removeprefix("^").removesuffix("$").replace("\\.", ".")
-            if layer == plain or (not key.startswith("^") and layer.endswith(f".{plain}")):
-                alpha = own
-                break
+        dots = [at for at, letter in enumerate(layer) if letter == "."]
+        names = [f"^{layer}", layer, *(layer[at + 1 :] for at in dots)]
+        fitting = [self._alphas[name] for name in names if name in self._alphas]
+        alpha = min(fitting)[1] if fitting else self.settings["lora_alpha"]
         return float(alpha / (math.sqrt(rank) if self.settings.get("use_rslora") else rank))
+
+    @cached_property
+    def _alphas(self) -> dict[str, tuple[int, float]]:
+        """The layers' own alphas, with their places: the first that fits a layer counts."""
+        alphas: dict[str, tuple[int, float]] = {}
+        for place, (key, alpha) in enumerate((self.settings.get("alpha_pattern") or {}).items()):
+            alphas.setdefault(key.removesuffix("$").replace("\\.", "."), (place, alpha))
+        return alphas
 
 
 class Misfit(Exception):
@@ -114,7 +121,7 @@ def _config(folder: Path, text: bytes) -> AdapterConfig:
     return AdapterConfig(
         format=format,
         kind=_peft_kind(config) if peft else _mlx_kind(config),
-        base=base if isinstance(base, str) and base else None,
+        base=base[-limits.ADAPTER_PATH_CHARACTERS :] if isinstance(base, str) and base else None,
         rank=_one_rank(config, peft),
         settings=config,
     )

@@ -355,17 +355,19 @@ def read_header(file: BinaryIO, size: int, most: int) -> TensorsHeader:
         raise BadHeader("has a header that is not JSON") from None
     if not isinstance(entries, dict):
         raise BadHeader("has a header that is not a JSON object")
-    metadata = entries.pop(METADATA, {})
+    metadata = entries.pop(METADATA, None) or {}  # null: of `mx.save_safetensors`
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        raise BadHeader("has metadata other than texts")
     tensors = {name: _tensor(name, entry, 8 + length) for name, entry in entries.items()}
     _check_layout(tensors, 8 + length, size)
-    return TensorsHeader(tensors, metadata if isinstance(metadata, dict) else {})
+    return TensorsHeader(tensors, metadata)
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     data = dict(pairs)
     if len(data) < len(pairs):
         ((name, _),) = Counter(name for name, _ in pairs).most_common(1)
-        raise BadHeader(f"names {name!r} twice")
+        raise BadHeader(f"names {name[:200]!r} twice")
     return data
 
 
@@ -378,7 +380,7 @@ def _tensor(name: str, entry: Any, data: int) -> Tensor:
             return Tensor(dtype, tuple(shape), data + begin, data + end)
     except (TypeError, KeyError, ValueError):
         pass
-    raise BadHeader(f"has an invalid header entry for the tensor {name!r}")
+    raise BadHeader(f"has an invalid header entry for the tensor {name[:200]!r}")
 
 
 def _check_layout(tensors: Mapping[str, Tensor], data: int, size: int) -> None:
@@ -386,7 +388,7 @@ def _check_layout(tensors: Mapping[str, Tensor], data: int, size: int) -> None:
     reached = data
     for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
         if tensor.begin != reached:
-            raise BadHeader(f"has tensors that overlap or leave a gap, at {name!r}")
+            raise BadHeader(f"has tensors that overlap or leave a gap, at {name[:200]!r}")
         reached = tensor.end
     if reached > size:
         raise BadHeader("is cut short")

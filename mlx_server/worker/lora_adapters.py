@@ -214,6 +214,9 @@ def _of_rows(pairs: Sequence[LoraTensors], begins: Sequence[int], rows: Ids) -> 
 ROWS, TOKENS = 2, 3
 """The shape of the traced forward pass; the product must differ from both numbers."""
 
+MODULE_LAYERS = 4
+"""The most layers of a checkpoint that a module of mlx-lm's model may stand for, on average."""
+
 NAMED_LAYERS = 8
 """The most layers that an error message names."""
 
@@ -337,7 +340,10 @@ def _by_path(
         return [layer] if layer in modules else by_name.get(plain_path(layer), [])
 
     by_path: dict[str, LoraTensors] = {}
-    for layer, pair in divided(stacked(pairs, paths_of), model, paths_of).items():
+    whole = stacked(pairs, paths_of)
+    if len(whole) <= MODULE_LAYERS * len(modules):  # else one that the model lacks is found below
+        whole = divided(whole, model, paths_of)
+    for layer, pair in whole.items():
         paths = paths_of(layer)
         if not paths and plain_path(layer) == "lm_head":  # as PEFT adapts a head alone
             paths = _heads(model, modules)

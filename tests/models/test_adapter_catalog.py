@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import save
 
+from mlx_server import limits
 from mlx_server.errors import AdapterInvalid, AdapterNotFound, BadRequest
 from mlx_server.models.adapter_catalog import AdapterCatalog, AdapterLocation, BaseModelShapes, scan
 from mlx_server.models.adapter_config import CONFIG, MLX_WEIGHTS
@@ -47,6 +48,13 @@ def test_folders_are_adapters_and_listed_ones_win(tmp_path: Path) -> None:
         ("c", "peft"),
     ]
     assert scan(tmp_path / "nowhere") == {}
+
+
+def test_a_base_with_a_name_like_a_book_is_looked_at_in_part(tmp_path: Path) -> None:
+    mlx_adapter(tmp_path / "a", model="x" + "-4bit" * 4000)
+    assert len(message_of(AdapterCatalog(TINY, folder=tmp_path), "a")) < 600
+    spec = read(tmp_path / "a")
+    assert len(spec.base or "") == limits.ADAPTER_PATH_CHARACTERS
 
 
 def test_an_unknown_name_is_not_found(tmp_path: Path) -> None:

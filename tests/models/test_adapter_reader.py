@@ -13,7 +13,14 @@ import pytest
 
 from mlx_server.errors import AdapterInvalid
 from mlx_server.models.adapter_catalog import AdapterCatalog, BaseModelShapes
-from mlx_server.models.adapter_config import CONFIG, LARGEST, MLX_WEIGHTS, PEFT_EXTRAS, PEFT_WEIGHTS
+from mlx_server.models.adapter_config import (
+    CONFIG,
+    LARGEST,
+    MLX_WEIGHTS,
+    PEFT_EXTRAS,
+    PEFT_WEIGHTS,
+    AdapterConfig,
+)
 from mlx_server.models.adapter_reader import AdapterSpec, read_adapter
 from tests.models.adapter_files import (
     EMBEDDING,
@@ -80,6 +87,22 @@ def test_patterns_of_peft_give_layers_other_ranks(tmp_path: Path) -> None:
     ranks = {r"layers\.(1|2)\..*q_proj": 9}
     patterns = {"rank_pattern": ranks, "alpha_pattern": {"q_proj": 3}}
     assert read(peft_adapter(tmp_path, tensors, **patterns)).rank == 9
+
+
+class CountedDict(dict[str, float]):
+    reads = 0
+
+    def items(self) -> Any:
+        self.reads += 1
+        return super().items()
+
+
+def test_the_first_alpha_that_fits_a_layer_counts_and_all_are_read_once() -> None:
+    patterns = CountedDict({"q_proj$": 1, r"layers\.0\.q_proj": 2, "^k_proj": 3, "b.k_proj": 4})
+    config = AdapterConfig("peft", "lora", None, 1, {"lora_alpha": 9, "alpha_pattern": patterns})
+    layers = ("layers.0.q_proj", "k_proj", "b.k_proj", "a.k_proj", "aq_proj")
+    assert [config.scale(layer, rank=1) for layer in layers] == [1, 3, 4, 9, 9]
+    assert patterns.reads == 1
 
 
 def test_embeddings_and_experts(tmp_path: Path) -> None:
@@ -256,6 +279,15 @@ HOSTILE: Mapping[str, tuple[Break, str]] = {
     "header is not JSON": (header("{"), "header that is not JSON"),
     "header is a list": (header("[]"), "not a JSON object"),
     "header is deep": (header("[" * 200_000), "header that is not JSON"),
+    "metadata that are no texts": (
+        header(json.dumps({"__metadata__": [1], A: ENTRY}), bytes(8)),
+        "metadata other than texts",
+    ),
+    "a tensor with a name like a book": (
+        tensors({f"{'x' * 2000}.lora_a": numbers(2, 2)}),
+        "is not a LoRA tensor",
+    ),
+    "an entry with a name like a book": (header(json.dumps({A * 40: {}})), "the tensor 'model"),
     "duplicated names": (
         header(f'{{"{A}": {json.dumps(ENTRY)}, "{A}": {json.dumps(ENTRY)}}}', bytes(8)),
         f"names '{A}' twice",
@@ -308,6 +340,7 @@ def assert_refused(folder: Path, spoil: Break, message: str) -> None:
     said = refusal(folder)
     assert "'bad'" in said
     assert re.search(message, said), said
+    assert len(said) < 500
 
 
 @pytest.mark.parametrize("name", HOSTILE)

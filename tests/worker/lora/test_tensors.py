@@ -181,6 +181,28 @@ def test_what_is_wrong_with_an_adapter_is_said_and_changes_nothing(
     assert desk.all_of([RowRequest(a_prompt(9))]) == [desk.answers[row]]
 
 
+def test_layers_of_which_there_are_too_many_are_not_given_to_the_models_code(
+    tiny: tuple[Desk, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk, good = tiny
+    config, tensors = contents(good)
+    pair = [(leaf, tensors[f"{Q}.{leaf}"][:1, :1]) for leaf in ("lora_a", "lora_b")]
+    calls = list[object]()
+
+    def sanitize(_: object, weights: dict[str, mx.array]) -> dict[str, mx.array]:
+        calls.append(weights)
+        return weights
+
+    monkeypatch.setattr(type(desk.model), "sanitize", sanitize)
+    for layers in (1, 4 * len(desk.model.modules())):
+        foreign = {f"x{i}.layers.0.q.{leaf}": part for i in range(layers) for leaf, part in pair}
+        adapter = save(tmp_path / str(layers), config, {**tensors, **foreign})
+        failed = desk.load_adapter("bad", adapter)
+        assert isinstance(failed, CommandFailed)
+        assert "no such layer" in failed.message
+    assert len(calls) == 1
+
+
 QWEN = {"gate_proj": "gate_proj", "up_proj": "up_proj", "down_proj": "down_proj"}
 MIXTRAL = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 NEMOTRON = {"fc1": "up_proj", "fc2": "down_proj"}
