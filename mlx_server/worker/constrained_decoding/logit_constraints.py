@@ -261,6 +261,9 @@ class LogitConstraint:
         self._vocabulary = vocabulary
         self._grammar = grammar
         self._matcher = _matcher_of(grammar)
+        self._lookahead: YieldingMatcher | None = None
+        """A second matcher, which reads tokens that may not come and takes them back. The row's own
+        does not: what exceeds a limit of a matcher ends it."""
         is_recorded = request.forced_tokens and request.recording
         self._recording = RecordedTokens(request) if is_recorded else None
         self._completion = self._new_completion()
@@ -307,26 +310,55 @@ class LogitConstraint:
             return False
 
     def matcher_after(self, answer: Sequence[int]) -> LLMatcher | None:
-        """Returns a copy of the grammar's matcher after the row's whole answer, of which it may
-        not have followed the last tokens yet; None where no draft can be made by it."""
+        """Returns a matcher after the row's whole answer, of which the row may not have followed
+        the last tokens yet; None where no draft can be made by it. The caller takes back what it
+        lets the matcher read."""
         if self._matcher is None or self.history.is_slow or len(answer) < self._read:
             return None
-        copy = self._matcher.own.deep_copy()
-        following = [*answer[self._read :]]
-        return copy if copy.try_consume_tokens(following) == len(following) else None
+        lookahead = self._lookahead_of(self._matcher)
+        following = answer[self._read - self._matcher.read + lookahead.read :]
+        return lookahead.own if lookahead.try_consume_tokens(following) == len(following) else None
+
+    def _lookahead_of(self, matcher: YieldingMatcher) -> YieldingMatcher:
+        # copied once: a copy takes as long as all that the matcher has read
+        if self._lookahead is None or self._lookahead.own.is_error():
+            self._lookahead = matcher.copy()
+        return self._lookahead
+
+    def look_ahead(self) -> "LogitConstraint":
+        """Returns a copy that steps along tokens which may not come, until `look_back`."""
+        constraint = self.copy()
+        if self._matcher:
+            lookahead = self._lookahead_of(self._matcher)
+            if lookahead.read != self._matcher.read:
+                lookahead = self._lookahead = self._matcher.copy()
+            constraint._matcher = lookahead
+        return constraint
 
     def copy(self) -> "LogitConstraint":
-        """Returns a copy that steps by itself, along tokens that may not come."""
+        """Returns a copy that steps in place of this one, with its matcher."""
         constraint = copy(self)
-        constraint._matcher = self._matcher and self._matcher.copy()
         constraint._completion = self._completion and self._completion.copy()
         constraint._budget = self._budget and self._budget.copy()
         constraint._recording = copy(self._recording)
         return constraint
 
-    def become(self, other: "LogitConstraint") -> None:
-        """Takes the state of a copy whose tokens have come."""
+    def look_back(self) -> None:
+        """Takes back all that the copies have read."""
+        if self._matcher and self._lookahead:
+            self._lookahead.rollback(max(0, self._lookahead.read - self._matcher.read))
+
+    def has_grammar_of(self, other: "LogitConstraint") -> bool:
+        return self._grammar is other._grammar
+
+    def become(self, other: "LogitConstraint", tokens: Sequence[int]) -> None:
+        """Takes the state of a copy whose tokens, these ones, have come."""
+        matcher, lookahead = self._matcher, self._lookahead
+        has_same = self.has_grammar_of(other)
         vars(self).update(vars(other))
+        if matcher and has_same:
+            matcher.try_consume_tokens(tokens)
+            self._matcher, self._lookahead = matcher, lookahead
 
     def follow(self, token: int | None) -> None:
         """Advances as `step` does, by a token that another engine has generated."""
@@ -400,7 +432,7 @@ class LogitConstraint:
             self._budget.advance(token)
         if self._rest and self._budget and self._budget.was_ended:
             self._grammar, self._rest = self._rest, None
-            self._matcher = _matcher_of(self._grammar)
+            self._matcher, self._lookahead = _matcher_of(self._grammar), None
             self._completion = self._new_completion()
         elif self._matcher and not self._matcher.own.is_stopped():
             self._matcher.consume_token(token)

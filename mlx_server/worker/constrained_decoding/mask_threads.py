@@ -66,6 +66,8 @@ class YieldingMatcher:
     def __init__(self, own: LLMatcher) -> None:
         self.own = own
         """The matcher itself, for calls that are quick."""
+        self.read = 0
+        """The number of tokens that it has consumed."""
         self.is_abandoned = False
         """Whether calls raise RowGone. Another thread sets it."""
         self._seconds = (0.0, 0.0)
@@ -82,7 +84,18 @@ class YieldingMatcher:
         began = time.perf_counter()
         consumed = self._consume_unlocked(token) if self.is_slow else self.own.consume_token(token)
         self._seconds = self._seconds[1], time.perf_counter() - began
+        self.read += consumed
         return consumed
+
+    def try_consume_tokens(self, tokens: Sequence[int]) -> int:
+        """Consumes tokens until one that may not come, and returns how many. It is quick."""
+        count = self.own.try_consume_tokens([*tokens])
+        self.read += count
+        return count
+
+    def rollback(self, tokens: int) -> None:
+        self.own.rollback(tokens)
+        self.read -= tokens
 
     def _consume_unlocked(self, token: int) -> bool:
         self._other = self._other or LLMatcher(BYTES, EMPTY, log_level=0)
@@ -111,7 +124,7 @@ class YieldingMatcher:
                     break
             return taken
         finally:
-            self.own.rollback(taken)
+            self.rollback(taken)
 
     def _allows(self, token: int) -> bool:
         """Whether the mask has the token. It is computed by a copy, which may exceed a limit that
@@ -125,7 +138,7 @@ class YieldingMatcher:
     def copy(self) -> "YieldingMatcher":
         """Returns a copy that fails alone."""
         copy = YieldingMatcher(self.own.deep_copy())
-        copy._seconds = self._seconds
+        copy._seconds, copy.read = self._seconds, self.read
         return copy
 
     def _check(self) -> None:

@@ -48,11 +48,12 @@ class RowPass:
         return [self.next, *self.draft]
 
     def walk(self, words: int) -> None:
-        """Steps the row's constraint along the draft, which ends where it is not allowed, or where
-        a mask takes too long."""
-        if (constraint := self.row.constraint) is None:
+        """Steps the row's constraint along the draft, which ends where it is not allowed, where
+        another grammar begins, or where a mask takes too long."""
+        if (own := self.row.constraint) is None:
             self.bitmasks = [None] * len(self.inputs)
             return
+        constraint = own
         for at, token in enumerate(self.inputs):
             if at and not constraint.threads.fits(constraint):
                 break
@@ -65,9 +66,10 @@ class RowPass:
             self.constraints.append(constraint)
             following = self.draft[at] if at < len(self.draft) else None
             is_allowed = following is not None and (not restricts or _allows(bitmask, following))
-            if constraint.failure or not is_allowed:
+            if constraint.failure or not is_allowed or not constraint.has_grammar_of(own):
                 break
-            constraint = constraint.copy()
+            constraint = constraint.copy() if at else own.look_ahead()
+        own.look_back()
         del self.draft[len(self.bitmasks) - 1 :]
 
     def prepare_draws(self) -> None:
@@ -100,7 +102,7 @@ class RowPass:
         if row.penalised:
             row.seen, row.counts = draw.seen, draw.counts
         if row.constraint and tokens > 1:
-            row.constraint.become(self.constraints[tokens - 1])
+            row.constraint.become(self.constraints[tokens - 1], self.draft[: tokens - 1])
 
 
 def _allows(bitmask: Bitmask, token: int) -> bool:

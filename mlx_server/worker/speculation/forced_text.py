@@ -23,8 +23,8 @@ class ForcedText:
         tokenizer: ApproximateTokenizer,
         lookup: TokenLookup,
     ) -> None:
-        """matcher: returns a copy of the row's matcher that has read the whole answer, given the
-        latest tokens; None if the row has none now. lookup: that of the row, which the caller
+        """matcher: returns the row's after the whole answer, which it is given; it may read on if
+        that is taken back. None if the row has none now. lookup: that of the row, which the caller
         extends first."""
         self._matcher, self._tokenizer, self._lookup = matcher, tokenizer, lookup
         self._answer = list[int]()

@@ -48,7 +48,7 @@ class RowDrafter:
 
 
 MatcherAfter = Callable[[Sequence[int]], LLMatcher | None]
-"""Returns a copy of a row's matcher after its answer; None if it has none now."""
+"""Returns a row's matcher after its answer; None if it has none now."""
 
 
 def row_drafter(

@@ -126,6 +126,9 @@ def _asked(model: Model, dice: random.Random, request: Generate) -> MixedRequest
         request.thinking = Thinking(
             dice.randint(0, 12), dice.random() < 0.7, [b"<think>"], [b"</think>"], [40, 41]
         )
+        if dice.random() < 0.5:
+            request.thinking.rest = grammar_of(dice.choice(GRAMMARS))
+            request.stop_tokens = ENDS
     request.loops = 3 if by("loops") else None
     request.adapter = dice.choice([*model.adapters]) if model.adapters and by("adapter") else None
     leaves = dice.randint(1, 20) if dice.random() < 0.2 else None

@@ -12,6 +12,7 @@ import pytest
 from mlx_server.engine.worker_arguments import Mode
 from mlx_server.models.vision import can_see
 from mlx_server.worker import batch, decode_groups, ragged_caches
+from mlx_server.worker.constrained_decoding.mask_threads import YieldingMatcher
 from mlx_server.worker.costs import CostCurve, products_of
 from mlx_server.worker.decode_groups import DecodeBatch
 from mlx_server.worker.kernels import SORTED
@@ -20,8 +21,10 @@ from tests.tiny import TOKENS
 from tests.worker.architectures import CONFIGS
 from tests.worker.batch_runs import MIXED, a_prompt
 from tests.worker.bench import GREEDY
+from tests.worker.constrained_decoding.grammars import WORDS
 from tests.worker.kinds import KINDS, Kind
 from tests.worker.lora_files import mlx_adapter, network
+from tests.worker.speculation import mixed_requests
 from tests.worker.speculation.drafted_runs import (
     CLOSE,
     Always,
@@ -32,7 +35,7 @@ from tests.worker.speculation.drafted_runs import (
     drafted,
 )
 from tests.worker.speculation.drafting_ranks import RING, ring_outcome
-from tests.worker.speculation.mixed_requests import Model, drafted_run, seeing_model
+from tests.worker.speculation.mixed_requests import SHARE, Model, drafted_run, seeing_model
 
 KEPT = {
     **{kind.name: kind for kind in KINDS if kind.name in ("llama", "gpt-oss", "lfm2", "mamba2")},
@@ -77,6 +80,34 @@ def test_random_requests_get_the_same_tokens(
         assert_equal(off, on)
     sent, held = drafted(chain.from_iterable(run.answers.values()))
     assert 0 < held < sent
+
+
+def test_a_draft_beyond_the_reasoning_reads_nothing_of_the_grammar_after_it(
+    tmp_path: Path, tiny_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(SHARE, "thinking", 1.0)
+    monkeypatch.setitem(SHARE, "grammar", 0.0)
+    outcome = drafted_run(plain("llama", tmp_path, tiny_path), seed=0, count=30).outcome
+    assert outcome.held
+    assert not outcome.differing
+
+
+def test_drafts_copy_the_matcher_of_a_row_once(
+    tmp_path: Path, tiny_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy takes as long as all that the matcher has read."""
+    copies = list[YieldingMatcher]()
+    copy = YieldingMatcher.copy
+
+    def counted(self: YieldingMatcher) -> YieldingMatcher:
+        copies.append(copy(self))
+        return copies[-1]
+
+    monkeypatch.setattr(YieldingMatcher, "copy", counted)
+    monkeypatch.setitem(SHARE, "grammar", 1.0)
+    monkeypatch.setattr(mixed_requests, "GRAMMARS", [WORDS])  # its ending is not searched
+    outcome = drafted_run(plain("llama", tmp_path, tiny_path), seed=0, count=8).outcome
+    assert outcome.held > outcome.requests >= len(copies) > 0
 
 
 @pytest.mark.slow
