@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mlx_server.engine.client import EngineClient
-    from mlx_server.engine.engine_process import EarlyProcess
+    from mlx_server.engine.engine_process import EngineProcess
 
 
 def main() -> None:
     Thread(target=_end_with_input, daemon=True).start()
     gc.disable()  # nothing that is imported is garbage; to look for it takes an eighth of the start
-    from mlx_server.engine.engine_process import EarlyProcess
+    from mlx_server.engine.engine_process import EngineProcess
 
-    early = EarlyProcess()  # it imports MLX while the app is imported here
+    early = EngineProcess()  # it imports MLX while the app is imported here
     from mlx_server.api.replay import install_given
     from mlx_server.app import create_app, run_app
     from mlx_server.config.settings import ModelSettings, ServerSettings, Settings
@@ -50,7 +50,7 @@ def main() -> None:
     run_app(settings, lambda: app)
 
 
-def _engines(early: "EarlyProcess") -> "Callable[..., EngineClient]":
+def _engines(early: "EngineProcess") -> "Callable[..., EngineClient]":
     """Makes the clients of engines, whose first one gets the process that runs already."""
     from mlx_server.engine.client import EngineClient
 

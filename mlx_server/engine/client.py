@@ -15,12 +15,7 @@ import msgspec
 
 from mlx_server import errors, limits
 from mlx_server.engine import messages
-from mlx_server.engine.engine_process import (
-    SOCKET_BUFFER_BYTES,
-    EarlyProcess,
-    EngineProcess,
-    OtherServersEngine,
-)
+from mlx_server.engine.engine_process import SOCKET_BUFFER_BYTES, EngineProcess
 from mlx_server.engine.liveness import (
     LOOK_SECONDS,
     EngineActivity,
@@ -235,14 +230,12 @@ class EngineClient:
         self,
         arguments: WorkerArguments = WorkerArguments(),  # noqa: B008  it is frozen
         *,
-        early: EarlyProcess | None = None,
+        early: EngineProcess | None = None,
         successor: socket.socket | None = None,
     ) -> None:
         """early: a process that runs already. successor: a connection to a server whose engine is
         used instead."""
-        self._process = EngineProcess(arguments, early)
-        if successor:
-            self._process = OtherServersEngine(arguments, successor)
+        self._arguments, self._process, self._successor = arguments, early, successor
         self._writer: asyncio.StreamWriter | None = None
         self._outbox = Outbox(self._write)
         self._reading: asyncio.Task[None] | None = None
@@ -287,10 +280,13 @@ class EngineClient:
 
     @property
     def pid(self) -> int | None:
-        return self._process.pid
+        return self._process.pid if self._process else None
 
     async def start(self) -> messages.Ready:
-        ours = await self._process.start()
+        ours = self._successor
+        if not ours:
+            self._process = self._process or EngineProcess(self._arguments.group)
+            ours = await self._process.begin(self._arguments)
         reader, self._writer = await asyncio.open_connection(sock=ours, limit=SOCKET_BUFFER_BYTES)
         self._ready = asyncio.get_running_loop().create_future()
         self._reading = asyncio.create_task(self._read_reports(reader))
@@ -314,7 +310,8 @@ class EngineClient:
         self.end(error)
         if self._watching:
             self._watching.cancel()
-        await self._process.stop()
+        if self._process:
+            await self._process.stop()
         if self._reading:
             await self._reading
 
@@ -485,7 +482,8 @@ class EngineClient:
         self.kill()
 
     def kill(self) -> None:
-        self._process.kill()
+        if self._process:
+            self._process.kill()
 
     def _dispatch(self, report: Report) -> None:
         match report:

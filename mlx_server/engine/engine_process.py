@@ -66,6 +66,8 @@ class Lifeline:
             await self._guard.wait()
 
 
+MODULE = "mlx_server.worker.process"
+
 STOP_SECONDS = 0.5
 """How long an engine may take to end, in addition to FLUSH_SECONDS if it has a disk to write to."""
 
@@ -78,107 +80,56 @@ MALLOC = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": str(128 << 10)}
 its mmap threshold over time, and a small live block keeps the freed heap below it resident."""
 
 
-class EarlyProcess:
-    """An engine process that imports MLX while its server is not ready to start an engine yet.
+class EngineProcess:
+    """It gets its arguments over the socket of its commands, and imports MLX until then: so it may
+    be started while its server is not ready yet. It ends if the server does."""
 
-    It gets its arguments over the socket, and ends if the server ends before that.
-    """
-
-    def __init__(self) -> None:
+    def __init__(self, group: RankGroup | None = None) -> None:
         self._ours, theirs = _socket_pair()
         with theirs:
             self._process = subprocess.Popen(
-                _command(theirs),
+                [sys.executable, "-m", MODULE, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
-                env=process_environment(),
+                env=process_environment(group),
+                # A separate process group: Ctrl-C must reach only the server, which drains first.
                 start_new_session=True,
             )
+        self._lifeline: Lifeline | None = None
+        self._stop_seconds = STOP_SECONDS
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
-    def begin(self, arguments: WorkerArguments) -> socket.socket:
+    async def begin(self, arguments: WorkerArguments) -> socket.socket:
         """Returns the server's end of the socket."""
-        self._ours.sendall(frame(encode_arguments(arguments)))
-        return self._ours
-
-    async def wait(self) -> int:
-        return await asyncio.to_thread(self._process.wait)
-
-
-class EngineProcess:
-    def __init__(self, arguments: WorkerArguments, early: EarlyProcess | None = None) -> None:
-        """early: becomes the process, so that none has to be started."""
-        self._arguments = arguments
-        self._early = early
-        flush_seconds = FLUSH_SECONDS if arguments.disk.most_bytes else 0.0
-        self._stop_seconds = STOP_SECONDS + flush_seconds
-        self._process: asyncio.subprocess.Process | EarlyProcess | None = None
-        self._lifeline: Lifeline | None = None
-
-    @property
-    def pid(self) -> int | None:
-        return self._process.pid if self._process else None
-
-    async def start(self) -> socket.socket:
-        """Returns the server's end of the socket."""
-        ours = self._early.begin(self._arguments) if self._early else await self._started()
+        self._stop_seconds += FLUSH_SECONDS if arguments.disk.most_bytes else 0.0
         with ExitStack() as unless_it_is_tied:
-            unless_it_is_tied.enter_context(ours)
-            self._process = self._early or self._process
-            assert self._process
+            unless_it_is_tied.enter_context(self._ours)
+            with suppress(ConnectionError):  # it has ended, as whoever reads its reports will see
+                self._ours.sendall(frame(encode_arguments(arguments)))
             self._lifeline = await Lifeline.start(self._process.pid)
             unless_it_is_tied.pop_all()
-        return ours
-
-    async def _started(self) -> socket.socket:
-        ours, theirs = _socket_pair()
-        with theirs, ExitStack() as unless_it_starts:
-            unless_it_starts.enter_context(ours)
-            self._process = await asyncio.create_subprocess_exec(
-                *_command(theirs),
-                encode_arguments(self._arguments).decode(),
-                pass_fds=[theirs.fileno()],
-                env=process_environment(self._arguments.group),
-                # A separate process group: Ctrl-C must reach only the server, which drains first.
-                start_new_session=True,
-            )
-            unless_it_starts.pop_all()
-        return ours
+        return self._ours
 
     async def stop(self) -> None:
         """Waits for the process to end, which it does when its socket is closed; then kills it."""
-        if self._process:
-            try:
-                # wait_for may swallow the cancellation of its caller on Python 3.11.
-                async with asyncio.timeout(self._stop_seconds):
-                    await self._process.wait()
-            except TimeoutError:
-                self.kill()
-                await self._process.wait()
-            self.kill()  # the other ranks on this machine, which end by themselves if they can
+        try:
+            # wait_for may swallow the cancellation of its caller on Python 3.11.
+            async with asyncio.timeout(self._stop_seconds):
+                await asyncio.to_thread(self._process.wait)
+        except TimeoutError:
+            self.kill()
+            await asyncio.to_thread(self._process.wait)
+        self.kill()  # the other ranks on this machine, which end by themselves if they can
         if self._lifeline:
             await self._lifeline.release()
             self._lifeline = None
 
     def kill(self) -> None:
         """Kills the process, and the ranks of its group that run on this machine."""
-        if self._process:
-            with suppress(ProcessLookupError, PermissionError):  # they may have ended just now
-                os.killpg(self._process.pid, signal.SIGKILL)
-
-
-class OtherServersEngine(EngineProcess):
-    """The engine of the server that takes this one's place, through a connection to that server,
-    which starts and ends the process."""
-
-    def __init__(self, arguments: WorkerArguments, connection: socket.socket) -> None:
-        super().__init__(arguments)
-        self._connection = connection
-
-    async def start(self) -> socket.socket:
-        return self._connection
+        with suppress(ProcessLookupError, PermissionError):  # they may have ended just now
+            os.killpg(self._process.pid, signal.SIGKILL)
 
 
 def _socket_pair() -> tuple[socket.socket, socket.socket]:
@@ -186,10 +137,6 @@ def _socket_pair() -> tuple[socket.socket, socket.socket]:
     ours, theirs = socket.socketpair()
     theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
     return ours, theirs
-
-
-def _command(theirs: socket.socket) -> list[str]:
-    return [sys.executable, "-m", "mlx_server.worker.process", str(theirs.fileno())]
 
 
 def process_environment(group: RankGroup | None = None) -> dict[str, str]:

@@ -1,6 +1,5 @@
-"""The engine process: `python -m mlx_server.worker.process FD [ARGUMENTS]`, see `WorkerArguments`.
-
-Without ARGUMENTS it imports MLX at once, and then reads them from the socket.
+"""The engine process: `python -m mlx_server.worker.process FD`. Its `WorkerArguments` are the first
+frame on the socket; if the server has not sent them yet, it imports MLX meanwhile.
 
 Its main thread owns MLX. One thread reads commands, so that the process exits with its server even
 during a long step; another one sends heartbeats, which distinguish a long step from a dead process.
@@ -10,6 +9,7 @@ MLX is imported once these run: reading it from a cold disk is the longest step 
 import gc
 import os
 import queue
+import select
 import signal
 import socket
 import sys
@@ -81,11 +81,11 @@ def _ready(others: list[int]) -> Ready:
     return Ready(os.getpid(), gpu=recommended is not None, recommended_bytes=least)
 
 
-def _read_after_imports(connection: socket.socket) -> bytes:
-    """Imports MLX, then returns the arguments that the server sends when it is ready; empty if it
-    has ended."""
-    with left_out():
-        import mlx_server.worker.engine  # noqa: F401
+def _arguments(connection: socket.socket) -> bytes:
+    """Empty if the server has ended."""
+    if not select.select([connection], [], [], 0)[0]:
+        with left_out():
+            import mlx_server.worker.engine  # noqa: F401
     try:
         header = connection.recv(messages.HEADER_BYTES, socket.MSG_WAITALL)
         return connection.recv(messages.length(header), socket.MSG_WAITALL) if header else b""
@@ -101,8 +101,7 @@ def main() -> None:
     keep_time_slices()
     sys.setswitchinterval(SWITCH_SECONDS)
     connection = socket.socket(fileno=int(sys.argv[1]))
-    text = sys.argv[2] if len(sys.argv) > 2 else _read_after_imports(connection)
-    if not text:
+    if not (text := _arguments(connection)):
         leave(0)
     arguments = decode_worker_arguments(text)
     inbox: Inbox = queue.SimpleQueue()

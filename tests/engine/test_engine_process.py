@@ -102,7 +102,7 @@ async def test_stop_ends_a_process_that_does_not_answer(monkeypatch: pytest.Monk
 @asynchronous
 async def test_a_process_that_runs_already_becomes_the_engine(tiny_path: Path) -> None:
     before = {*psutil.Process().children()}
-    early = engine_process.EarlyProcess()
+    early = engine_process.EngineProcess()
     engine = EngineClient(WorkerArguments(concurrency=4), early=early)
     await engine.start()
     try:
@@ -179,10 +179,11 @@ def test_jaccl_is_told_the_devices_and_where_rank_0_is() -> None:
     }
 
 
-@pytest.mark.parametrize("arguments", [(encode_arguments(WorkerArguments()).decode(),), ()])
-def test_a_server_gone_before_the_engine_is_ready_is_no_error(arguments: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("sent", [messages.frame(encode_arguments(WorkerArguments())), b""])
+def test_a_server_gone_before_the_engine_is_ready_is_no_error(sent: bytes) -> None:
     ours, theirs = socket.socketpair()
-    command = [sys.executable, "-m", "mlx_server.worker.process", str(theirs.fileno()), *arguments]
+    command = [sys.executable, "-m", engine_process.MODULE, str(theirs.fileno())]
+    ours.sendall(sent)
     ours.close()
     with theirs:
         run = subprocess.run(
@@ -194,11 +195,10 @@ def test_a_server_gone_before_the_engine_is_ready_is_no_error(arguments: tuple[s
 def test_the_engine_goes_when_its_server_left_reports_unread() -> None:
     """A socket closed with something unread in it ends the other side's reading with an error."""
     ours, theirs = socket.socketpair()
-    arguments = encode_arguments(WorkerArguments(concurrency=4)).decode()
-    module = "mlx_server.worker.process"
-    command = [sys.executable, "-m", module, str(theirs.fileno()), arguments]
+    command = [sys.executable, "-m", engine_process.MODULE, str(theirs.fileno())]
     with ours, subprocess.Popen(command, pass_fds=[theirs.fileno()]) as worker:
         theirs.close()
+        ours.sendall(messages.frame(encode_arguments(WorkerArguments(concurrency=4))))
         ours.settimeout(HANG)
         with ours.makefile("rb") as ready:
             ready.read(messages.length(ready.read(messages.HEADER_BYTES)))

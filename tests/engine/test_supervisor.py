@@ -138,7 +138,7 @@ async def main():
     starting = asyncio.create_task(engine.start())
     if sys.argv[1] == "serving":
         await starting
-    while not engine._process._lifeline:
+    while not (engine._process and engine._process._lifeline):
         await asyncio.sleep(0)
     os.kill(engine.pid, signal.SIGSTOP)
     print(engine.pid, engine._process._lifeline._guard.pid, flush=True)
@@ -172,7 +172,9 @@ def test_an_engine_whose_guard_was_killed_is_replaced_too(new_loop: NewLoop) -> 
 
 async def _lost_after_its_guard() -> None:
     async with supervised() as house:
-        lifeline = house.supervisor.client._process._lifeline
+        process = house.supervisor.client._process
+        assert process
+        lifeline = process._lifeline
         assert lifeline
         lifeline._guard.kill()
         await lifeline._guard.wait()
@@ -187,16 +189,16 @@ async def test_an_engine_that_ends_as_it_is_killed_is_stopped_all_the_same(
 ) -> None:
     """The time for its end is over in the moment in which it ends."""
     async with supervised() as house:
-        process = house.supervisor.client._process._process
+        process = house.supervisor.client._process
         assert process
-        wait = process.wait
+        wait = process._process.wait
 
-        async def too_late() -> None:
-            await wait()
-            monkeypatch.setattr(process, "wait", wait)
+        def too_late() -> None:
+            wait()
+            monkeypatch.setattr(process._process, "wait", wait)
             raise TimeoutError
 
-        monkeypatch.setattr(process, "wait", too_late)
+        monkeypatch.setattr(process._process, "wait", too_late)
         house.supervisor.kill()
         await house.started.wait()
 
