@@ -6,8 +6,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
@@ -31,6 +29,7 @@ from mlx_server.system.sandbox.picture_recipes import (
     TileGrid,
     TileRows,
 )
+from mlx_server.worker.unused_imports import placeholders, taken_modules
 
 Features = list[mx.array]
 """What a tower makes of a picture, [image tokens, width] each: what stands for its tokens'
@@ -126,38 +125,12 @@ def make_tower(config: Mapping[str, Any], name: str) -> nn.Module:
 
 
 UNUSED_NAMES = re.compile(r"mlx_vlm(\.speculative.*|\.models\..*\.process(ing|or)\w*)?")
+"""What a tower does not need: mlx-vlm itself, its processors and its drafters import transformers
+and what reads audio and video."""
 
-
+PACKAGE = "mlx_vlm"
 PATCH = "install_auto_processor_patch"
 """The function that makes transformers know mlx-vlm's processors."""
-
-
-class UnusedModule(ModuleType):
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return lambda *_, **__: None
-
-
-class UnusedModuleFinder(MetaPathFinder, Loader):
-    """Has Python import nothing for what a tower does not need: mlx-vlm itself, its processors and
-    its drafters import transformers and what reads audio and video."""
-
-    def __init__(self, places: list[str]) -> None:
-        self._places = places
-
-    def find_spec(self, name: str, *_: Any) -> ModuleSpec | None:
-        if not UNUSED_NAMES.fullmatch(name):
-            return None
-        spec = ModuleSpec(name, self, is_package=True)
-        spec.submodule_search_locations = self._places if name == "mlx_vlm" else []
-        return spec
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
-        return UnusedModule(spec.name)
-
-    def exec_module(self, module: ModuleType) -> None:
-        pass
 
 
 OWN_MODULES: dict[str, ModuleType] = {}
@@ -167,24 +140,17 @@ OWN_MODULES: dict[str, ModuleType] = {}
 @contextmanager
 def own_modules() -> Iterator[None]:
     """Some of mlx-vlm's functions import others when they are called."""
-    spec = find_spec("mlx_vlm")
+    spec = find_spec(PACKAGE)
     if spec is None or not spec.submodule_search_locations:
         raise ValueError("mlx-vlm is not installed")
-    others = _taken_modules()
+    others = taken_modules(PACKAGE)
     sys.modules.update(OWN_MODULES)
-    finder = UnusedModuleFinder([*spec.submodule_search_locations])
-    sys.meta_path.insert(0, finder)
     try:
-        yield
+        with placeholders(UNUSED_NAMES, {PACKAGE: spec.submodule_search_locations}):
+            yield
     finally:
-        sys.meta_path.remove(finder)
-        OWN_MODULES.update(_taken_modules())
+        OWN_MODULES.update(taken_modules(PACKAGE))
         sys.modules.update(others)
-
-
-def _taken_modules() -> dict[str, ModuleType]:
-    names = [name for name in sys.modules if name.partition(".")[0] == "mlx_vlm"]
-    return {name: sys.modules.pop(name) for name in names}
 
 
 def package_of(name: str) -> ModuleType:
