@@ -9,6 +9,7 @@ no state of a row is left on the model.
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -167,9 +168,9 @@ class Sight:
         """How many pictures the tower has computed."""
         self.rows: Sequence[RowPictures | None] = ()
         """Of the present forward pass; empty if no row has pictures."""
-        self.hooks: list[tuple[nn.Module, Callable[[Call], Call]]] = []
-        """The modules that have another method while pictures are shown, and what makes it of their
-        own."""
+        self.hooks: list[tuple[nn.Module, Call]] = []
+        """The modules that have another method while pictures are shown, and this one, which is
+        given their own first."""
         self._classes: dict[tuple[int, type[nn.Module]], type[nn.Module]] = {}
         """Those of the hooked modules, by the hook's number and the module's own class."""
         self._starts: list[int] = []
@@ -189,10 +190,10 @@ class Sight:
         self.rows, self._starts, self._positions = rows, starts, None
         classes = [(module, type(module)) for module, _ in self.hooks]
         try:
-            for number, (module, hooked) in enumerate(self.hooks):
+            for number, (module, hook) in enumerate(self.hooks):
                 key = number, type(module)
                 if key not in self._classes:
-                    self._classes[key] = _with_hook(type(module), hooked)
+                    self._classes[key] = _with_hook(type(module), hook)
                 module.__class__ = self._classes[key]
             yield
         finally:
@@ -260,14 +261,11 @@ class Sight:
     def note_layers(self) -> None:
         """Has the tower's layers note their outputs."""
 
-        def noting(own: Call) -> Call:
-            def call(*given: Any, **named: Any) -> mx.array:
-                output = own(*given, **named)
-                if self._outputs is not None:
-                    self._outputs.append(output)
-                return output
-
-            return call
+        def noting(own: Call, *given: Any, **named: Any) -> mx.array:
+            output = own(*given, **named)
+            if self._outputs is not None:
+                self._outputs.append(output)
+            return output
 
         modules = self.tower.named_modules()
         towers = (each for name, each in modules if not name.startswith("language_model"))
@@ -351,7 +349,7 @@ def give_sight(model: nn.Module, folder: Path, config: Mapping[str, Any]) -> Non
         whole: Any = model
         sight = Sight(vision, model, lambda ids: whole.get_input_embeddings(ids).inputs_embeds, 1.0)
         sight.note_layers()
-        sight.hooks.append((model, _passing_embeddings(sight)))
+        sight.hooks.append((model, partial(_passing_embeddings, sight)))
         model.sight = sight
         return
     inner = getattr(model, "language_model", model)
@@ -392,14 +390,14 @@ def _embedding(inner: Any, tower: Any) -> Callable[[mx.array], mx.array]:
 
 
 def hook_model(model: nn.Module, inner: nn.Module, sight: Sight, config: Mapping[str, Any]) -> None:
-    def hook(module: nn.Module, hooked: Callable[[Call], Call]) -> None:
-        sight.hooks.append((module, hooked))
+    def hook(module: nn.Module, call: Callable[..., mx.array], *given: Any) -> None:
+        sight.hooks.append((module, partial(call, sight, *given)))
 
     # their text models take no embeddings
     if config["model_type"] in WRAPPING or isinstance(sight.vision.recipe, Borrowed):
-        hook(_embedder(inner), _embedding_pictures(sight))
+        hook(_embedder(inner), _embedding_pictures)
     else:
-        hook(model, _passing_embeddings(sight))
+        hook(model, _passing_embeddings)
     family, text = sight.vision.family, text_config_of(config)
     deep = len(config["vision_config"].get("deepstack_visual_indexes") or ())
     axes: list[int] = []
@@ -409,50 +407,40 @@ def hook_model(model: nn.Module, inner: nn.Module, sight: Sight, config: Mapping
         axes = axes_of(lengths, family.sections)
     for number, layer in enumerate(inner.layers):
         if number < deep:
-            hook(layer, _adding_features(sight, number + 1))
+            hook(layer, _adding_features, number + 1)
         if axes and "self_attn" in layer:
-            hook(layer.self_attn.rope, _turning(sight, layer.self_attn.rope, axes))
+            hook(layer.self_attn.rope, _turning(layer.self_attn.rope, axes))
         sees_whole = sight.vision.sees_whole
         is_sliding = bool(sees_whole and getattr(layer.self_attn, "is_sliding", False))
         if sees_whole in ("all", "prompt") or is_sliding:
-            hook(layer, _seeing_whole(sight, inner.window_size if is_sliding else None))
+            hook(layer, _seeing_whole, inner.window_size if is_sliding else None)
 
 
-def _with_hook(base: type[nn.Module], hooked: Callable[[Call], Call]) -> type[nn.Module]:
-    """The class of a module that calls `hooked` of its own method; its weights keep their names."""
+def _with_hook(base: type[nn.Module], hook: Call) -> type[nn.Module]:
+    """The class of a module that calls `hook` with its own method; its weights keep their names."""
 
     def call(self: nn.Module, *given: Any, **named: Any) -> mx.array:
-        return hooked(lambda *given, **named: base.__call__(self, *given, **named))(*given, **named)
+        return hook(partial(base.__call__, self), *given, **named)
 
     return type(base.__name__, (base,), {"__call__": call, "__module__": base.__module__})
 
 
-def _passing_embeddings(sight: Sight) -> Callable[[Call], Call]:
-    def hooked(own: Call) -> Call:
-        def call(ids: mx.array, *given: Any, **named: Any) -> mx.array:
-            spans = list(sight.spans(ids.shape[1]))
-            if not spans:
-                return own(ids, *given, **named)
-            ids = mx.where(ids < FIRST_MEDIA_ID, ids, 0)
-            hidden = _with_pictures(sight, sight.embed(ids), spans)
-            return own(ids, *given, input_embeddings=hidden, **named)
-
-        return call
-
-    return hooked
+def _passing_embeddings(
+    sight: Sight, own: Call, ids: mx.array, *given: Any, **named: Any
+) -> mx.array:
+    spans = list(sight.spans(ids.shape[1]))
+    if not spans:
+        return own(ids, *given, **named)
+    ids = mx.where(ids < FIRST_MEDIA_ID, ids, 0)
+    hidden = _with_pictures(sight, sight.embed(ids), spans)
+    return own(ids, *given, input_embeddings=hidden, **named)
 
 
-def _embedding_pictures(sight: Sight) -> Callable[[Call], Call]:
-    def hooked(own: Call) -> Call:
-        def call(ids: mx.array) -> mx.array:
-            # the text within a picture is embedded alone, outside the rows of a pass
-            spans = list(sight.spans(ids.shape[1])) if ids.ndim == 2 else []
-            hidden = own(mx.where(ids < FIRST_MEDIA_ID, ids, 0) if spans else ids)
-            return _with_pictures(sight, hidden, spans)
-
-        return call
-
-    return hooked
+def _embedding_pictures(sight: Sight, own: Call, ids: mx.array) -> mx.array:
+    # the text within a picture is embedded alone, outside the rows of a pass
+    spans = list(sight.spans(ids.shape[1])) if ids.ndim == 2 else []
+    hidden = own(mx.where(ids < FIRST_MEDIA_ID, ids, 0) if spans else ids)
+    return _with_pictures(sight, hidden, spans)
 
 
 def _with_pictures(sight: Sight, hidden: mx.array, spans: Sequence[Span]) -> mx.array:
@@ -462,32 +450,27 @@ def _with_pictures(sight: Sight, hidden: mx.array, spans: Sequence[Span]) -> mx.
     return hidden
 
 
-def _adding_features(sight: Sight, number: int) -> Callable[[Call], Call]:
-    def hooked(own: Call) -> Call:
-        def call(*given: Any, **named: Any) -> mx.array:
-            hidden = own(*given, **named)
-            for span in sight.spans(hidden.shape[1]):
-                features = sight.features(span)[number][span.tokens]
-                hidden[span.row, span.columns] += features.astype(hidden.dtype)
-            return hidden
-
-        return call
-
-    return hooked
+def _adding_features(sight: Sight, number: int, own: Call, *given: Any, **named: Any) -> mx.array:
+    hidden = own(*given, **named)
+    for span in sight.spans(hidden.shape[1]):
+        features = sight.features(span)[number][span.tokens]
+        hidden[span.row, span.columns] += features.astype(hidden.dtype)
+    return hidden
 
 
-def _seeing_whole(sight: Sight, window: int | None) -> Callable[[Call], Call]:
+def _seeing_whole(
+    sight: Sight,
+    window: int | None,
+    own: Call,
+    hidden: mx.array,
+    mask: Any = None,
+    cache: Any = None,
+    **named: Any,
+) -> mx.array:
     """Has the tokens of a picture see those after them, too. window: how far back they see."""
-
-    def hooked(own: Call) -> Call:
-        def call(hidden: mx.array, mask: Any = None, cache: Any = None, **named: Any) -> mx.array:
-            if hidden.shape[1] > 1:
-                mask = sight.mask(mask, hidden.shape[1], window)
-            return own(hidden, mask, cache, **named)
-
-        return call
-
-    return hooked
+    if hidden.shape[1] > 1:
+        mask = sight.mask(mask, hidden.shape[1], window)
+    return own(hidden, mask, cache, **named)
 
 
 def axes_of(lengths: Sequence[int], sections: Sections) -> list[int]:
@@ -498,7 +481,7 @@ def axes_of(lengths: Sequence[int], sections: Sections) -> list[int]:
     return [pair % 3 if pair < 3 * lengths[pair % 3] else 0 for pair in pairs]
 
 
-def _turning(sight: Sight, rope: nn.Module, axes: list[int]) -> Callable[[Call], Call]:
+def _turning(rope: nn.Module, axes: list[int]) -> Callable[..., mx.array]:
     is_scaled = type(rope).__name__ == "DynamicNTKAlphaRoPE"
     is_known = is_scaled or (type(rope) is nn.RoPE and rope.scale == 1)
     if not is_known or 2 * len(axes) != rope.dims:
@@ -507,23 +490,20 @@ def _turning(sight: Sight, rope: nn.Module, axes: list[int]) -> Callable[[Call],
     periods = rope._freqs if is_scaled else rope.base ** (mx.arange(0, rope.dims, 2) / rope.dims)
     is_traditional = not is_scaled and rope.traditional
 
-    def hooked(own: Call) -> Call:
-        def call(x: mx.array, offset: Any = 0) -> mx.array:
-            positions = sight.positions(x.shape[2])
-            if x.shape[2] == 1 and not any(True for _ in sight.spans(1)):
-                return own(x, positions[0, :, 0])  # all are equal after a picture
-            angles = positions[chosen].transpose(1, 2, 0)[:, None] / periods
-            cos, sin = mx.cos(angles), mx.sin(angles)
-            turned, rest = x[..., : rope.dims], x[..., rope.dims :]
-            if is_traditional:
-                a, b = turned[..., 0::2], turned[..., 1::2]
-                pairs = mx.stack([a * cos - b * sin, b * cos + a * sin], -1)
-                turned = pairs.reshape(turned.shape)
-            else:
-                a, b = mx.split(turned, 2, -1)
-                turned = mx.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
-            return mx.concatenate([turned.astype(x.dtype), rest], -1)
-
-        return call
+    def hooked(sight: Sight, own: Call, x: mx.array, offset: Any = 0) -> mx.array:
+        positions = sight.positions(x.shape[2])
+        if x.shape[2] == 1 and not any(True for _ in sight.spans(1)):
+            return own(x, positions[0, :, 0])  # all are equal after a picture
+        angles = positions[chosen].transpose(1, 2, 0)[:, None] / periods
+        cos, sin = mx.cos(angles), mx.sin(angles)
+        turned, rest = x[..., : rope.dims], x[..., rope.dims :]
+        if is_traditional:
+            a, b = turned[..., 0::2], turned[..., 1::2]
+            pairs = mx.stack([a * cos - b * sin, b * cos + a * sin], -1)
+            turned = pairs.reshape(turned.shape)
+        else:
+            a, b = mx.split(turned, 2, -1)
+            turned = mx.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
+        return mx.concatenate([turned.astype(x.dtype), rest], -1)
 
     return hooked
