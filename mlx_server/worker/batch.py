@@ -299,10 +299,6 @@ class Batch:
         """Whether a step of the tier may compute a piece of a prompt."""
         return bool(self.next_prompt(tier)) and not self.is_overdue(tier)
 
-    def wait(self) -> None:
-        """Waits for what steps have launched ahead."""
-        self.decoder.wait()
-
     @property
     def rows(self) -> list[int]:
         return [row.number for row in self._rows]
@@ -404,7 +400,7 @@ class Batch:
             group, at = self.decoder.place(number)
             tokens, row, alone = group.tokens[at], group.samplers[at], len(group) == 1
             cache = group.extract_cache(at) if self._cache.wants(row, tokens) else []
-            self.decoder.remove(number)
+            self.decoder.part_without_cache(number)
             self._cache.store(row, tokens, lambda: cache, handed_over=alone)
         elif self._group and number in self._group.batch.uids:
             self._keep_computed(self._group, number)
@@ -453,22 +449,21 @@ class Batch:
 
     def _set_late_aside(self) -> None:
         """Takes the rows out of decoding that wait for their masks."""
-        if late := {row.number for row in self.decoder.rows if row.late}:
-            self.aside += self.decoder.parts(late)
+        self.set_aside([row.number for row in self.decoder.rows if row.late])
         self._count_late()
 
     def _count_late(self) -> None:
         rows = (one.samplers[0] for one in self.aside)
         self._places.kept = Counter(row.client for row in rows if row.late)
 
-    def set_aside(self, number: int) -> None:
-        """Takes a row out of decoding; it keeps its cache and returns when there is room."""
-        self.aside.append(self.decoder.part(number))
+    def set_aside(self, numbers: Collection[int]) -> None:
+        """Takes rows out of decoding; they keep their caches and return when there is room."""
+        if numbers:
+            self.aside += self.decoder.parts(numbers)
 
     def _change_rows(self, done: StepResult) -> None:
         """Takes paused rows out of decoding and returns others to it if there is room."""
-        for row in [row for row in self.decoder.rows if row.number in self._held]:
-            self.set_aside(row.number)
+        self.set_aside([row.number for row in self.decoder.rows if row.number in self._held])
         for one in self._returning:
             (row,) = one.samplers
             newcomers = {waiting.client for waiting in self._turns} - self._served.keys()
@@ -629,7 +624,7 @@ class Batch:
         if not self._places.fit(following):
             yielding = self._places.yielding(following)
             assert yielding is not None, "there is no room for this prompt"
-            self.set_aside(yielding)
+            self.set_aside([yielding])
         self._turns.begin(following)
         if isinstance(following, PrefillGroup):
             self._group = following

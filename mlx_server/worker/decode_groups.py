@@ -312,17 +312,12 @@ class DecodeBatch(GenerationBatch):
         self.is_read = False
         mx.async_eval(*sampled.pending)
 
-    def part(self, places: list[int]) -> "DecodeBatch":
-        """Removes some rows and returns them as a batch, with their caches."""
-        part = self._copied(places)
-        self.filter([i for i in range(len(self)) if i not in places])
-        return part
-
-    def parts(self, places: list[int]) -> list["DecodeBatch"]:
-        """Removes some rows and returns each as a batch, with its cache."""
-        parts = [self._copied([place]) for place in places]
-        self.filter([i for i in range(len(self)) if i not in places])
-        return parts
+    def taken(self, *parts: list[int]) -> list["DecodeBatch"]:
+        """Removes some rows and returns each part of them as a batch, with their caches."""
+        batches = [self._copied(places) for places in parts]
+        gone = set(chain.from_iterable(parts))
+        self.filter([i for i in range(len(self)) if i not in gone])
+        return batches
 
     def _copied(self, places: list[int]) -> "DecodeBatch":
         part = self._rows(places)
@@ -565,47 +560,43 @@ class DecodeGroups:
         tokens of drafts pay; None: no row drafts."""
         self._costs, self._clock = costs, clock
         self._most_padding = most_padding
-        self._groups: list[DecodeBatch] = []
+        self.groups: list[DecodeBatch] = []
         self.gate = gate
         self.positions = 0
         """The tokens that the latest step computed: one for each row, and those of drafts."""
 
     def __len__(self) -> int:
-        return sum(map(len, self._groups))
+        return sum(map(len, self.groups))
 
     def __contains__(self, number: int) -> bool:
-        return any(number in group.uids for group in self._groups)
+        return any(number in group.uids for group in self.groups)
 
     @property
     def rows(self) -> list[Row]:
-        return [row for group in self._groups for row in group.samplers]
+        return [row for group in self.groups for row in group.samplers]
 
     @property
     def tiers(self) -> set[Tier]:
         """The tiers that steps serve: a group has the tier of its highest row."""
-        return {_tier(group) for group in self._groups}
+        return {_tier(group) for group in self.groups}
 
     def served(self, tier: Tier) -> list[Row]:
         """Returns the rows that a step of this tier serves."""
-        groups = (group.samplers for group in self._groups if _tier(group) is tier)
+        groups = (group.samplers for group in self.groups if _tier(group) is tier)
         return [*chain.from_iterable(groups)]
 
     def wait(self) -> None:
         """Waits until the device has computed what was launched ahead."""
-        mx.eval([group._next_tokens for group in self._groups])
+        mx.eval([group._next_tokens for group in self.groups])
 
     @property
     def lengths(self) -> list[list[int]]:
         """The number of tokens of each row of each group."""
-        return [[len(tokens) for tokens in group.tokens] for group in self._groups]
-
-    @property
-    def groups(self) -> tuple[DecodeBatch, ...]:
-        return tuple(self._groups)
+        return [[len(tokens) for tokens in group.tokens] for group in self.groups]
 
     def place(self, number: int) -> tuple[DecodeBatch, int]:
         """Returns the group of a row, and the row's place in it."""
-        group = next(group for group in self._groups if number in group.uids)
+        group = next(group for group in self.groups if number in group.uids)
         return group, group.uids.index(number)
 
     def next(self, tier: Tier) -> Iterator[tuple[Any, bool]]:
@@ -613,7 +604,7 @@ class DecodeGroups:
         the row is alone in its group. Only a row that is alone frees its memory as soon as it
         finishes: any other group has to be copied without it."""
         rows, self.positions = len(self), 0
-        for group in [group for group in self._groups if _tier(group) is tier]:
+        for group in [group for group in self.groups if _tier(group) is tier]:
             alone = len(group) == 1
             self.positions += len(group)
             drafts = group.drafts(self.gate, self._costs, self._clock) if self.gate else None
@@ -630,33 +621,24 @@ class DecodeGroups:
             self._regroup()
 
     def extend(self, batch: DecodeBatch) -> None:
-        self._groups.append(batch)
+        self.groups.append(batch)
         self._regroup()
-
-    def remove(self, number: int) -> None:
-        group, place = self.place(number)
-        group.filter([row for row in range(len(group)) if row != place])
-        self._regroup()
-
-    def part(self, number: int) -> DecodeBatch:
-        """Removes one row and returns it as a batch, with its cache."""
-        (one,) = self.parts({number})
-        return one
 
     def parts(self, numbers: Collection[int]) -> list[DecodeBatch]:
         """Removes rows and returns each as a batch, with its cache."""
         parts: list[DecodeBatch] = []
-        for group in list(self._groups):
+        for group in list(self.groups):
             places = [at for at, number in enumerate(group.uids) if number in numbers]
             if len(places) == len(group) == 1:
-                self._groups.remove(group)
+                self.groups.remove(group)
                 parts.append(group)
             elif places:
-                parts += group.parts(places)
+                parts += group.taken(*([place] for place in places))
         self._regroup()
         return parts
 
     def part_without_cache(self, number: int) -> DecodeBatch:
+        """Removes one row and returns it as a batch."""
         group, place = self.place(number)
         one = group.part_without_cache(place)
         self._regroup()
@@ -665,12 +647,12 @@ class DecodeGroups:
     def _regroup(self) -> None:
         """Regroups the rows after some have come or left, if a step then costs enough less, or if
         the padding exceeds the memory that is reserved for it."""
-        apart = [group for group in self._groups if group and _is_apart(group)]
-        self._groups = [group for group in self._groups if group and not _is_apart(group)]
-        token = max((self._costs.token(group.prompt_cache) for group in self._groups), default=0.0)
-        numbers = [number for group in self._groups for number in group.uids]
+        apart = [group for group in self.groups if group and _is_apart(group)]
+        self.groups = [group for group in self.groups if group and not _is_apart(group)]
+        token = max((self._costs.token(group.prompt_cache) for group in self.groups), default=0.0)
+        numbers = [number for group in self.groups for number in group.uids]
         now = self.lengths
-        now_of = [_tier(group) for group in self._groups for _ in group.samplers]
+        now_of = [_tier(group) for group in self.groups for _ in group.samplers]
         lengths = [*chain.from_iterable(now)]
 
         def cost(rows: int, longest: int) -> float:
@@ -690,14 +672,14 @@ class DecodeGroups:
         is_of_others = any(now_of[row] is not tier for tier, part in parts.items() for row in part)
         if saved > WORTH * self._costs.weights(1) or is_padded_too_much or is_of_others:
             self._change([{numbers[row] for row in rows} for rows in groups])
-        self._groups += apart
+        self.groups += apart
 
     def _by_tier(
         self, lengths: list[int], cost: Callable[[int, int], float]
     ) -> dict[Tier, list[int]]:
         """Returns the rows, by index, that each tier's steps serve: its own, and those of lower
         tiers with which the steps take hardly longer. These stay where they are if they can."""
-        tiers = [(row.tier, _tier(group)) for group in self._groups for row in group.samplers]
+        tiers = [(row.tier, _tier(group)) for group in self.groups for row in group.samplers]
         left = sorted(range(len(tiers)), key=lambda row: (*tiers[row], lengths[row]))
         parts = dict[Tier, list[int]]()
         while left:
@@ -713,15 +695,15 @@ class DecodeGroups:
         return parts
 
     def _change(self, wanted: list[set[int]]) -> None:
-        parts = list(chain.from_iterable(_split(group, wanted) for group in self._groups))
-        self._groups = []
+        parts = list(chain.from_iterable(_split(group, wanted) for group in self.groups))
+        self.groups = []
         for numbers in wanted:
             largest, *others = sorted(
                 (part for part in parts if part.uids[0] in numbers), key=_padded, reverse=True
             )
             for other in others:
                 largest.extend(other)
-            self._groups.append(largest)
+            self.groups.append(largest)
 
 
 def _tier(group: DecodeBatch) -> Tier:
@@ -738,7 +720,7 @@ def _split(group: DecodeBatch, wanted: list[set[int]]) -> Iterator[DecodeBatch]:
     stay where they are, the others are copied."""
     while len(parts := [numbers for numbers in wanted if not numbers.isdisjoint(group.uids)]) > 1:
         least = min(parts, key=lambda numbers: _padded_of(group, numbers))
-        yield group.part([at for at, number in enumerate(group.uids) if number in least])
+        yield from group.taken([at for at, number in enumerate(group.uids) if number in least])
     yield group
 
 

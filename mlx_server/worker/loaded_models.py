@@ -349,7 +349,7 @@ class LoadedModels:
         if turn is None or turn[1] is self._tier or turn[0] not in self.batches:
             return
         began = self._clock()
-        self.batches[turn[0]].wait()
+        self.batches[turn[0]].decoder.wait()
         now = self._clock()
         self._turns.took(turn[1], now - began, now)
 

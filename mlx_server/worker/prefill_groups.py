@@ -10,7 +10,6 @@ from typing import Any
 import mlx.nn as nn
 
 from mlx_server.engine.messages import PREFILL_PADDING, Prefilled
-from mlx_server.requests import Tier
 from mlx_server.worker.decode_groups import DecodeBatch, PrefillBatch, padding
 from mlx_server.worker.kv_caches import make_caches, one_row
 from mlx_server.worker.mlx_lm_internals import StopSequences, greedy_sampler
@@ -42,17 +41,9 @@ class WaitingPrompt:
     """The state of a preempted row, which continues once the cache of `prompt`, all its tokens so
     far, is computed again."""
 
-    @property
-    def client(self) -> str:
-        return self.row.client
-
-    @property
-    def number(self) -> int:
-        return self.row.number
-
-    @property
-    def tier(self) -> Tier:
-        return self.row.tier
+    def __post_init__(self) -> None:
+        row, self.rows = self.row, [self.row]
+        self.client, self.number, self.tier = row.client, row.number, row.tier
 
     @property
     def left(self) -> int:
@@ -68,10 +59,6 @@ class WaitingPrompt:
     def padded_left(self) -> int:
         """The tokens that pieces compute, without the last one."""
         return self.left - 1
-
-    @property
-    def rows(self) -> list[Row]:
-        return [self.row]
 
     @property
     def context(self) -> int:
