@@ -7,8 +7,6 @@ limit is set before the weights of a load are read, only while no row is running
 falls: the next model uses what an unloaded one leaves.
 """
 
-from dataclasses import dataclass
-
 WORTH_SHARE = 0.5
 """Weights below this share of the working set are not wired: they stay resident while in use."""
 
@@ -16,27 +14,14 @@ MOST_SHARE = 0.9
 """The largest share of the working set to wire; the system and the rows' caches need the rest."""
 
 
-@dataclass(frozen=True)
-class Wiring:
-    limit: int
-    """Bytes to wire; 0 wires nothing."""
-    why: str
-
-
-def wiring(weights: int, working_set: int) -> Wiring:
-    """Decides how much to wire.
+def wiring(weights: int, working_set: int) -> int:
+    """Returns how many bytes to wire: all weights, or none.
 
     weights: bytes of all models in memory and of the one to be loaded. working_set: Metal's
-    recommended one in bytes, 0 without Metal.
+    recommended one in bytes.
     """
-    most = int(MOST_SHARE * working_set)
-    if not working_set:
-        return Wiring(0, "this machine has no Metal")
-    if weights < WORTH_SHARE * working_set:
-        return Wiring(0, f"weights take less than {WORTH_SHARE:.0%} of the working set")
-    if weights > most:
-        return Wiring(0, f"weights take more than {MOST_SHARE:.0%} of the working set")
-    return Wiring(weights, f"weights take {weights / working_set:.0%} of the working set")
+    is_worth = WORTH_SHARE * working_set <= weights <= MOST_SHARE * working_set
+    return weights if is_worth else 0
 
 
 def next_limit(present: int, wanted: int, *, rows: bool) -> int:

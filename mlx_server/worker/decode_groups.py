@@ -22,6 +22,7 @@ import mlx.nn as nn
 from mlx_server.engine.device_errors import device_error
 from mlx_server.engine.messages import Logprobs, Token
 from mlx_server.requests import Tier
+from mlx_server.worker.constrained_decoding.logit_constraints import AdditiveMask, Mask
 from mlx_server.worker.constrained_decoding.mask_threads import SlowMask
 from mlx_server.worker.costs import StepCosts
 from mlx_server.worker.forward_pass import RowAdapters, at_ends, packed, seeing, using
@@ -305,9 +306,9 @@ class DecodeBatch(GenerationBatch):
         (row,) = self.samplers
         late, row.late = row.late, None
         assert late
-        sampler = Sampler([row])
-        mask = sampler.late_mask(late.mask, late.logits.shape[-1])
-        sampled = _drawn(sampler, late.logits, late.inputs, mask)
+        bitmask = late.mask.bitmask if late.mask.restricts else None
+        mask = AdditiveMask.of([bitmask], late.logits.shape[-1])
+        sampled = _drawn(Sampler([row]), late.logits, late.inputs, mask)
         self._next_tokens, self._next_logprobs = sampled.tokens, sampled.logprobs
         self.is_read = False
         mx.async_eval(*sampled.pending)
@@ -352,7 +353,7 @@ def _drawn(
     sampler: Sampler,
     logits: mx.array,
     inputs: mx.array,
-    mask: mx.array | None,
+    mask: Mask | None,
     noise: mx.array | None = None,
 ) -> Sampled:
     try:
@@ -368,7 +369,7 @@ def _sampled_but(
     rows: list[Row],
     logits: mx.array,
     inputs: mx.array,
-    mask: mx.array | None,
+    mask: Mask | None,
 ) -> Sampled:
     """Draws for all rows but the late ones, which keep what their draws need."""
     for at, slow in late.items():
@@ -378,7 +379,7 @@ def _sampled_but(
     logprobs = dict[int, RowLogprobs | None]()
     if places:
         others = mx.array(places)
-        their_mask = None if mask is None else mask[others]
+        their_mask = None if mask is None else mask[places]
         sampler = Sampler([rows[place] for place in places])
         drawn = _drawn(sampler, logits[others], inputs[others], their_mask)
         tokens[others] = drawn.tokens.astype(mx.uint32)

@@ -161,15 +161,14 @@ class WiredLimit:
             return
         working_set = int(mx.device_info()["max_recommended_working_set_size"])
         total = nbytes + sum(a.nbytes for model in present for a in weights.arrays(model))
-        wanted = wiring(total, working_set)
-        limit = next_limit(self._limit, wanted.limit, rows=rows)
+        limit = next_limit(self._limit, wiring(total, working_set), rows=rows)
         if limit == self._limit:
             return
         try:
             mx.clear_cache()  # freed buffers would be wired too
             mx.set_wired_limit(limit)
             self._limit = limit
-            log.info("wired %d MB of weights: %s", limit // 10**6, wanted.why)
+            log.info("wired %.1f GB of weights, of at most %.1f", limit / 1e9, working_set / 1e9)
         except (RuntimeError, ValueError) as error:  # for example before macOS 15
             log.warning("the weights can't be wired: %s", error)
 

@@ -19,7 +19,11 @@ from mlx_server.engine.device_errors import device_error
 from mlx_server.engine.messages import Logprobs
 from mlx_server.errors import public_message
 from mlx_server.requests import SamplingParams
-from mlx_server.worker.constrained_decoding.logit_constraints import MAX_LOGIT_SHIFT, AdditiveMask
+from mlx_server.worker.constrained_decoding.logit_constraints import (
+    MAX_LOGIT_SHIFT,
+    AdditiveMask,
+    Mask,
+)
 from mlx_server.worker.constrained_decoding.mask_threads import SlowMask
 from mlx_server.worker.row import Row
 
@@ -39,7 +43,7 @@ class LogprobReports:
 
     def __call__(self, raw: mx.array, tokens: mx.array) -> "StepLogprobs":
         if not self.places:
-            return StepLogprobs(None, None, None)
+            return StepLogprobs()
         at = mx.array([*self.places])
         return step_logprobs(raw[at], tokens[at], self.most)
 
@@ -48,10 +52,9 @@ def step_logprobs(logits: mx.array, tokens: mx.array, most: int) -> "StepLogprob
     """logits: [rows, vocabulary]; tokens: [rows], the chosen ones; most: alternatives per row."""
     logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
     chosen = mx.take_along_axis(logprobs, tokens[:, None], axis=-1)[:, 0]
-    most = min(most, logits.shape[-1])
     if not most:
-        return StepLogprobs(chosen, None, None)
-    likeliest = places_of_largest(logprobs, most)
+        return StepLogprobs(chosen)
+    likeliest = places_of_largest(logprobs, min(most, logits.shape[-1]))
     return StepLogprobs(chosen, likeliest, mx.take_along_axis(logprobs, likeliest, axis=-1))
 
 
@@ -83,27 +86,22 @@ def _partition(values: mx.array, count: int) -> mx.array:
 class StepLogprobs:
     """One step's log probabilities, read back once for all rows that requested them."""
 
-    def __init__(
-        self, chosen: mx.array | None, likeliest: mx.array | None, values: mx.array | None
-    ) -> None:
-        self._chosen, self._likeliest, self._values = chosen, likeliest, values
-
-    def arrays(self) -> list[mx.array]:
-        arrays = (self._chosen, self._likeliest, self._values)
-        return [array for array in arrays if array is not None]
+    def __init__(self, *arrays: mx.array) -> None:
+        """Those of the chosen tokens; and the places and values of the likeliest, if there are any
+        alternatives."""
+        self.arrays = arrays
 
     @cached_property
     def chosen(self) -> list[float]:
-        assert self._chosen is not None
-        chosen: list[float] = np.array(self._chosen).tolist()
+        chosen: list[float] = np.array(self.arrays[0]).tolist()
         return chosen
 
     @cached_property
     def tops(self) -> list[list[tuple[int, float]]]:
         """Each row's alternatives, best first; of equals, the one that greedy decoding takes."""
-        if self._likeliest is None or self._values is None:
+        if len(self.arrays) == 1:
             return [[] for _ in self.chosen]
-        ids, values = np.array(self._likeliest).tolist(), np.array(self._values).tolist()
+        ids, values = (np.array(array).tolist() for array in self.arrays[1:])
         return [
             sorted(zip(*row, strict=True), key=lambda top: (-top[1], top[0]))
             for row in zip(ids, values, strict=True)
@@ -166,13 +164,12 @@ class Sampler:
         """Returns the noise of the next draws, which needs no logits; None if nothing is drawn."""
         return self._draws.noise(width) if self._draws.rows else None
 
-    def mask(self, inputs: mx.array, width: int) -> mx.array | None:
+    def mask(self, inputs: mx.array, width: int) -> Mask | None:
         """Returns the mask of the constrained rows, [rows, width], or None if nothing is masked.
         Waits until the inputs are computed. Rows whose masks take too long are `late` then."""
         ids = cast(list[int], inputs.tolist())
         drawn = [id if row.sampled else None for id, row in zip(ids, self.rows, strict=True)]
-        mask = self._masks.mask.step(drawn, width)
-        return None if mask is None else mx.array(mask)
+        return self._masks.mask.step(drawn, width)
 
     @property
     def late(self) -> dict[int, SlowMask]:
@@ -180,16 +177,11 @@ class Sampler:
         yet."""
         return self._masks.mask.late
 
-    def late_mask(self, slow: SlowMask, width: int) -> mx.array | None:
-        """Returns the mask of the sampler's only row, which was late."""
-        mask = self._masks.mask.put(slow, width)
-        return None if mask is None else mx.array(mask)
-
     def __call__(
         self,
         logits: mx.array,
         inputs: mx.array,
-        mask: mx.array | None = None,
+        mask: Mask | None = None,
         noise: mx.array | None = None,
     ) -> Sampled:
         """logits: [rows, vocabulary]; inputs: [rows], the tokens that they follow. noise: that of
@@ -211,12 +203,12 @@ class Sampler:
         return Sampled(
             tokens,
             [readers.get(i) for i in range(len(self.rows))],
-            [faults.fine, *self._penalties.state(), *reported.arrays()],
+            [faults.fine, *self._penalties.state(), *reported.arrays],
         )
 
 
 def sample_rows_alone(
-    rows: Sequence[Row], logits: mx.array, inputs: mx.array, mask: mx.array | None = None
+    rows: Sequence[Row], logits: mx.array, inputs: mx.array, mask: Mask | None = None
 ) -> Sampled:
     """Samples each row by itself after a Sampler of all rows raised: only the faulty row fails."""
     each = []
@@ -230,7 +222,7 @@ def sample_rows_alone(
     )
 
 
-def _sampled_alone(row: Row, logits: mx.array, inputs: mx.array, mask: mx.array | None) -> Sampled:
+def _sampled_alone(row: Row, logits: mx.array, inputs: mx.array, mask: Mask | None) -> Sampled:
     try:
         return Sampler([row])(logits, inputs, mask)
     except Exception as error:
@@ -336,9 +328,9 @@ class _Masks:
         if any(pushed):
             self.least = mx.array([[-MAX_LOGIT_SHIFT if row else MINUS_INFINITY] for row in pushed])
 
-    def __call__(self, logits: mx.array, mask: mx.array) -> mx.array:
+    def __call__(self, logits: mx.array, mask: Mask) -> mx.array:
         allowed = logits if self.least is None else mx.maximum(logits, self.least)
-        return mx.minimum(allowed, mask)
+        return mx.minimum(allowed, mx.array(mask))
 
 
 class _Draws:

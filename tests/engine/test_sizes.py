@@ -47,7 +47,7 @@ GB = 10**9
 
 @cases
 def test_what_is_wired(weights: int, working_set: int, limit: int) -> None:
-    assert wiring(weights * GB, working_set * GB).limit // GB == limit
+    assert wiring(weights * GB, working_set * GB) // GB == limit
 
 
 def test_the_limit_never_falls_nor_moves_while_rows_are_under_way() -> None:

@@ -615,6 +615,10 @@ class _Source(NamedTuple):
     written: Stamp
 
 
+Mask = NDArray[np.float32]
+"""[rows, vocabulary]"""
+
+
 class AdditiveMask:
     """The mask of a batch's rows, one float for each token: -inf where the token is banned, and inf
     in rows that are not restricted, whose logits it leaves as they are.
@@ -633,7 +637,7 @@ class AdditiveMask:
         self.late: dict[int, SlowMask] = {}
         """The rows whose masks were not made in the latest step, with their masks."""
 
-    def step(self, tokens: Sequence[int | None], width: int) -> NDArray[np.float32] | None:
+    def step(self, tokens: Sequence[int | None], width: int) -> Mask | None:
         """Returns the mask, [rows, width], or None if no row is restricted.
 
         tokens: the last token of each row, None before its first. The result is valid until the
@@ -670,19 +674,15 @@ class AdditiveMask:
             self._mask[row] = np.inf
             self._restricted.remove(row)
 
-    def of(self, bitmasks: Sequence[Bitmask | None], width: int) -> NDArray[np.float32]:
+    @classmethod
+    def of(cls, bitmasks: Sequence[Bitmask | None], width: int) -> Mask | None:
         """Returns the mask of bitmasks, one for each row; None for a row that is not restricted."""
-        self._widen(width)
+        mask = cls([None] * len(bitmasks))
+        mask._widen(width)
         for row, bitmask in enumerate(bitmasks):
             if bitmask is not None:
-                self._put(row, bitmask, True)
-        return self._mask.reshape(self._rows, -1)[:, :width]
-
-    def put(self, slow: SlowMask, width: int) -> NDArray[np.float32] | None:
-        """Returns the mask of the only row, which was made meanwhile."""
-        self._widen(width)
-        self._put(0, slow.bitmask, bool(slow.restricts))
-        return self._mask.reshape(1, -1)[:, :width] if self._restricted else None
+                mask._put(row, bitmask, True)
+        return mask._mask.reshape(len(bitmasks), -1)[:, :width] if mask._restricted else None
 
     def _widen(self, width: int) -> None:
         words = -(-width // 32)

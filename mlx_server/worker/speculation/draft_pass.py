@@ -14,7 +14,11 @@ from typing import TypeVar
 import mlx.core as mx
 import numpy as np
 
-from mlx_server.worker.constrained_decoding.logit_constraints import AdditiveMask, LogitConstraint
+from mlx_server.worker.constrained_decoding.logit_constraints import (
+    AdditiveMask,
+    LogitConstraint,
+    Mask,
+)
 from mlx_server.worker.constrained_decoding.vocabulary import Bitmask
 from mlx_server.worker.row import Fault, Row
 
@@ -150,11 +154,9 @@ class DraftPass:
         return mx.array([token for each in self.rows for token in each.inputs])
 
     @property
-    def mask(self) -> mx.array | None:
+    def mask(self) -> Mask | None:
         bitmasks = [bitmask for each in self.rows for bitmask in each.bitmasks]
-        if all(bitmask is None for bitmask in bitmasks):
-            return None
-        return mx.array(AdditiveMask([None] * len(bitmasks)).of(bitmasks, self._width))
+        return AdditiveMask.of(bitmasks, self._width)
 
     def by_row(self, values: Sequence[T]) -> list[list[T]]:
         """Cuts what was computed at each draw by the rows."""
