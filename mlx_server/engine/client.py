@@ -318,40 +318,32 @@ class EngineClient:
     async def load(self, command: messages.LoadModel, progress: OnLoading) -> messages.ModelLoaded:
         self._on_loading[command.model] = progress
         try:
-            loaded: messages.ModelLoaded = await self._ask(command, command.model)
+            loaded: messages.ModelLoaded = await self._ask(command)
         finally:
             self._on_loading.pop(command.model, None)
         return loaded
 
     async def unload(self, model: str) -> None:
         """Returns when the engine has freed the model's memory."""
-        await self._ask(messages.UnloadModel(model), model)
+        await self._ask(messages.UnloadModel(model))
 
     async def kv_cost(self, command: messages.MeasureCache) -> KvCost:
         """Returns the bytes that a row of the model takes by its tokens. The model need not be
         loaded."""
-        cost: KvCost = await self._ask(command, command.model)
+        cost: KvCost = await self._ask(command)
         return cost
 
     async def load_adapter(self, model: str, adapter: str, path: str) -> messages.AdapterLoaded:
         """adapter: the name that rows use for it; different weights need different names."""
-        loaded: messages.AdapterLoaded = await self._ask(
-            messages.LoadAdapter(model, adapter, path), model, adapter
-        )
+        loaded: messages.AdapterLoaded = await self._ask(messages.LoadAdapter(model, adapter, path))
         return loaded
 
     async def unload_adapter(self, model: str, adapter: str) -> None:
-        await self._ask(messages.UnloadAdapter(model, adapter), model, adapter)
+        await self._ask(messages.UnloadAdapter(model, adapter))
 
-    async def _ask(self, command: Command, model: str, adapter: str = "") -> Any:
-        key = type(command).__name__, model, adapter
-        return await self._replies.next(key, lambda: self._send(command))
-
-    def limit_cache(self, max_bytes: int) -> None:
-        self._send(messages.LimitCache(max_bytes))
-
-    def limit_memory(self, max_bytes: int) -> None:
-        self._send(messages.LimitMemory(max_bytes))
+    async def _ask(self, command: messages.Replied) -> Any:
+        key = type(command).__name__, command.model, getattr(command, "adapter", "")
+        return await self._replies.next(key, lambda: self.send(command))
 
     def generate(self, rows: Sequence[Generate]) -> AbstractAsyncContextManager[RowStream]:
         """Generates the rows' tokens: see `_running`."""
@@ -387,7 +379,7 @@ class EngineClient:
     def add(self, row: Generate, answers: RowStream) -> None:
         """Adds a row to a running request; it is cancelled with the request's other rows."""
         self._number(row, answers)
-        self._send(row)
+        self.send(row)
 
     def _number(self, row: Generate | Embed, answers: RowStream) -> None:
         if isinstance(row, Generate) and row.own_seed is None:
@@ -401,28 +393,19 @@ class EngineClient:
         """Frees the rows at the engine's next step; ignores rows that have finished."""
         unfinished = [row for row in rows if self.row_streams.pop(row, None)]
         if unfinished and self.alive:
-            self._send(messages.CancelRows(unfinished))
-
-    def preempt(self, rows: Sequence[int]) -> None:
-        """Takes the rows' caches away until `resume`; ignores rows that have finished."""
-        self._send(messages.PreemptRows(list(rows)))
-
-    def resume(self, rows: Sequence[int]) -> None:
-        self._send(messages.ResumeRows(list(rows)))
-
-    def compute_ahead(self, command: messages.ComputeAhead) -> None:
-        self._send(command)
+            self.send(messages.CancelRows(unfinished))
 
     def _pause(self, answers: RowStream) -> None:
         answers.is_paused = True
-        self._send(messages.PauseRows(answers.rows))
+        self.send(messages.PauseRows(answers.rows))
 
     def _unpause(self, answers: RowStream) -> None:
         answers.is_paused = False
         if self.alive:
-            self._send(messages.UnpauseRows(answers.rows))
+            self.send(messages.UnpauseRows(answers.rows))
 
-    def _send(self, command: Command) -> None:
+    def send(self, command: Command) -> None:
+        """Sends what is not replied to. The engine ignores rows that have finished."""
         self._check_alive()
         self._outbox.send(command)
 

@@ -360,12 +360,11 @@ class LimitMemory(msgspec.Struct, tag=True):
     max_bytes: int
 
 
+Replied = LoadModel | UnloadModel | MeasureCache | LoadAdapter | UnloadAdapter
+"""The commands with a reply."""
+
 Command = (
-    LoadModel
-    | UnloadModel
-    | MeasureCache
-    | LoadAdapter
-    | UnloadAdapter
+    Replied
     | Generate
     | Embed
     | CancelRows

@@ -19,6 +19,7 @@ from mlx_server.engine.messages import (
     ComputedAhead,
     DeviceFailed,
     DiskCacheUse,
+    LimitMemory,
     StepOutput,
 )
 from mlx_server.engine.supervisor import Supervisor
@@ -72,7 +73,7 @@ class NextPrompts:
 
     async def _send(self, model: str, render: Callable[[], ComputeAhead]) -> None:
         try:
-            self._engine().compute_ahead(await in_thread(render, model=model))
+            self._engine().send(await in_thread(render, model=model))
         except ServerError:
             pass  # the template or context takes no further message, or the server is busy
         except Exception:
@@ -230,7 +231,7 @@ class EngineModels:
         self._set_budget()
         if self.supervisor.ready:
             with suppress(EngineDied):
-                self.engine.limit_memory(self.budget.mlx_limit)
+                self.engine.send(LimitMemory(self.budget.mlx_limit))
             self._limit()
 
     def _limit(self) -> None:
@@ -323,7 +324,7 @@ class EngineModels:
 
     def _started(self) -> None:
         with suppress(EngineDied):
-            self.engine.limit_memory(self.budget.mlx_limit)
+            self.engine.send(LimitMemory(self.budget.mlx_limit))
         self.scheduler.limit_cache()
         for entry in self.entries.values():
             if entry.spec.preload and not self._is_relayed:

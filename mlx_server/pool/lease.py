@@ -8,7 +8,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from mlx_server.engine.client import EngineClient
-from mlx_server.engine.messages import Embed, Generate, KvCost, PrefillProgress, Token
+from mlx_server.engine.messages import (
+    Embed,
+    Generate,
+    KvCost,
+    PreemptRows,
+    PrefillProgress,
+    ResumeRows,
+    Token,
+)
 from mlx_server.errors import EngineDied, ServerError
 from mlx_server.events import RowProgress
 from mlx_server.pool.models import LoadedModel, PoolEntry, PrefillView
@@ -111,7 +119,7 @@ class Lease:
         """Registers rows that were sent to the engine. It must be called in the same turn of the
         event loop, so that the engine gets the prompt cache's new limit before its next step."""
         if self.preempted:
-            self._leases.engine().preempt([row.row for row in rows])
+            self._leases.engine().send(PreemptRows([row.row for row in rows]))
         for row in rows:
             self._tokens[row.row] = row.length
             self._leases.of_row[row.row] = self
@@ -189,13 +197,13 @@ class Leases:
         lease.preempted = True
         log.info("memory is short: an answer of %s is paused", lease.model.prepared.id)
         with suppress(EngineDied):
-            self.engine().preempt(lease.rows)
+            self.engine().send(PreemptRows(lease.rows))
 
     def resume(self, ticket: Ticket) -> None:
         lease = self._by_ticket[ticket]
         lease.preempted = False
         with suppress(EngineDied):
-            self.engine().resume(lease.rows)
+            self.engine().send(ResumeRows(lease.rows))
 
     def prefilled(self, progress: PrefillProgress) -> None:
         if lease := self.of_row.get(progress.row):

@@ -11,7 +11,7 @@ from typing import Any
 
 from mlx_server.engine.client import EngineClient
 from mlx_server.engine.device_errors import Streak
-from mlx_server.engine.messages import DeviceFailed, StepOutput
+from mlx_server.engine.messages import DeviceFailed, LimitCache, LimitMemory, StepOutput
 from mlx_server.errors import (
     EngineDied,
     ModelReplaced,
@@ -100,7 +100,7 @@ class CacheLimit:
     def send(self, max_bytes: int) -> None:
         if max_bytes != self._sent:
             with suppress(EngineDied):
-                self._engine().limit_cache(max_bytes)
+                self._engine().send(LimitCache(max_bytes))
                 self._sent = max_bytes
 
     def engine_lost(self) -> None:
@@ -247,7 +247,7 @@ class MemoryScheduler:
             size(before),
         )
         with suppress(EngineDied):
-            self._engine().limit_memory(self.policy.budget)
+            self._engine().send(LimitMemory(self.policy.budget))
 
     def stepped(self, step: StepOutput) -> None:
         if any(token.finish for token in step.tokens):

@@ -3,6 +3,7 @@
 from mlx_server.engine.client import EngineClient, OnLoading
 from mlx_server.engine.messages import (
     NO_CACHES,
+    Command,
     KvCost,
     LoadModel,
     MeasureCache,
@@ -27,9 +28,7 @@ class StubEngine(EngineClient):
 
     async def stop(self, error: ServerError | None = None) -> None: ...
 
-    def limit_memory(self, max_bytes: int) -> None: ...
-
-    def limit_cache(self, max_bytes: int) -> None: ...
+    def send(self, command: Command) -> None: ...
 
     async def load(self, command: LoadModel, progress: OnLoading) -> ModelLoaded:
         self.read(command.path)

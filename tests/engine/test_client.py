@@ -20,6 +20,7 @@ from mlx_server.engine.messages import (
     CommandFailed,
     ComputeAhead,
     Generate,
+    LimitCache,
     LoadModel,
     ModelLoading,
     PromptLogprobs,
@@ -215,12 +216,12 @@ async def _commands_after_a_death() -> None:
     theirs.close()
     while not engine.lost.is_set():
         try:
-            engine.limit_cache(0)
+            engine.send(LimitCache(0))
         except EngineDied:
             assert not engine.alive
         await asyncio.sleep(0)
     with pytest.raises(EngineDied):
-        engine.limit_cache(0)
+        engine.send(LimitCache(0))
     await reading
 
 
@@ -262,7 +263,7 @@ async def test_messages_of_megabytes_pass_both_ways(tiny_path: Path) -> None:
                 pieces = [item for item in await feed.take() if isinstance(item, PromptLogprobs)]
                 tops += [len(entry.top) for piece in pieces for entry in piece.logprobs]
         assert set(tops) == {320}
-        engine.compute_ahead(ComputeAhead("tiny", [5] * 10**6, most=100))
+        engine.send(ComputeAhead("tiny", [5] * 10**6, most=100))
 
 
 @asynchronous

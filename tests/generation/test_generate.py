@@ -8,7 +8,7 @@ from threading import get_ident
 
 import pytest
 
-from mlx_server.engine.messages import ComputeAhead, Logprobs, PromptLogprobs, Stop
+from mlx_server.engine.messages import Command, ComputeAhead, Logprobs, PromptLogprobs, Stop
 from mlx_server.errors import BadRequest, GenerationFailed
 from mlx_server.events import Event, Finished, Started, TokenCounts
 from mlx_server.generation.generate import generate
@@ -121,8 +121,9 @@ class Hearing(Engine):
         super().__init__(batches)
         self.ahead: list[ComputeAhead] = []
 
-    def compute_ahead(self, command: ComputeAhead) -> None:
-        self.ahead.append(command)
+    def send(self, command: Command) -> None:
+        if isinstance(command, ComputeAhead):
+            self.ahead.append(command)
 
 
 def ahead(

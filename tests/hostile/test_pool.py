@@ -39,7 +39,7 @@ class Engine(EngineClient):
         self.commands: list[Command] = []
         self.there: set[str] = set()
 
-    def _send(self, command: Command) -> None:
+    def send(self, command: Command) -> None:
         self.commands.append(command)
 
     def answer(self, *, works: bool) -> None:

@@ -13,7 +13,16 @@ import pytest
 from numpy.typing import NDArray
 
 from mlx_server.engine.client import EngineClient, RowStream
-from mlx_server.engine.messages import Embed, Embedded, Generate, LoadModel, PromptLogprobs, Token
+from mlx_server.engine.messages import (
+    Embed,
+    Embedded,
+    Generate,
+    LoadModel,
+    PreemptRows,
+    PromptLogprobs,
+    ResumeRows,
+    Token,
+)
 from mlx_server.engine.worker_arguments import Mode, RankGroup, WorkerArguments
 from mlx_server.errors import EngineDied, ModelUnusable
 from mlx_server.requests import SamplingParams
@@ -224,8 +233,8 @@ async def test_rows_come_and_go_at_any_step(tmp_path: Path) -> None:
                 for _ in range(dice.randrange(12)):
                     await feed.take()
                 if dice.random() < 0.5:
-                    group.preempt(feed.rows)
-                    group.resume(feed.rows)
+                    group.send(PreemptRows(feed.rows))
+                    group.send(ResumeRows(feed.rows))
                     await feed.take()
 
         async with asyncio.TaskGroup() as tasks:

@@ -168,7 +168,7 @@ class Engine(EngineClient):
     async def kv_cost(self, command: MeasureCache) -> KvCost:
         return BYTES
 
-    def _send(self, command: Command) -> None:
+    def send(self, command: Command) -> None:
         if self._death:
             raise self._death
         (sent,) = decode_commands(encode_commands([command]))

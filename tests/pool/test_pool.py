@@ -7,7 +7,15 @@ from typing import Any, cast
 import pytest
 
 from mlx_server.engine.client import EngineClient
-from mlx_server.engine.messages import ComputeAhead, Generate, KvCost, StepOutput, Stop, Token
+from mlx_server.engine.messages import (
+    Command,
+    ComputeAhead,
+    Generate,
+    KvCost,
+    StepOutput,
+    Stop,
+    Token,
+)
 from mlx_server.errors import Overloaded, ServerError
 from mlx_server.generation.plan import plan
 from mlx_server.pool import lease as lease_of_rows
@@ -207,8 +215,9 @@ class Engine:
     def __init__(self) -> None:
         self.ahead: list[ComputeAhead] = []
 
-    def compute_ahead(self, command: ComputeAhead) -> None:
-        self.ahead.append(command)
+    def send(self, command: Command) -> None:
+        if isinstance(command, ComputeAhead):
+            self.ahead.append(command)
 
 
 @pytest.mark.parametrize(
