@@ -37,9 +37,8 @@ from tests.live.server import (
     serving,
 )
 from tests.tiny import tiny_embedder, tiny_llama, tiny_reranker
-from tests.worker.kinds import GPT_OSS, Kind
+from tests.worker.kinds import KINDS
 from tests.worker.lora_files import mlx_adapter
-from tests.worker.prefill.disk_runs import QWEN3_5
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 OLLAMA, COMPLETIONS = "/api/chat", "/v1/completions"
@@ -315,11 +314,11 @@ def configuration(folder: Path, *, demo: bool) -> dict[str, Any]:
             "adapters": {"x": {"path": str(mlx_adapter(folder / "x", llama))}},
         },
     }
-    for kind in (Kind("gpt-oss", GPT_OSS), QWEN3_5):
-        path = kind.save(folder / kind.name)
+    for kind in ("gpt_oss", "qwen3_5"):
+        path = KINDS[kind].save(folder / kind)
         for name in ("tokenizer.json", "tokenizer_config.json"):
             (path / name).write_bytes((llama / name).read_bytes())
-        models[kind.name] = {"source": str(path), "family": "smollm2"}
+        models[kind] = {"source": str(path), "family": "smollm2"}
     thinker = tiny_llama(folder / "thinker")
     settings = json.loads((thinker / "tokenizer_config.json").read_text())
     settings["chat_template"] += "{% if add_generation_prompt %}<think>{% endif %}"

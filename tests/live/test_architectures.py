@@ -14,30 +14,15 @@ from mlx_server.families import family_named
 from mlx_server.sources.replay_checkpoint import TEMPLATE, built_in_tokenizer
 from tests.live.common import Models, common_models
 from tests.live.server import LiveServer
-from tests.worker.architectures import CONFIGS
-from tests.worker.kinds import GPT_OSS, LLAMA, Kind
+from tests.worker.kinds import CONFIGS, Kind
 
 GOLDEN = Path(__file__).parents[1] / "families" / "golden"
 TOOLS = yaml.safe_load((GOLDEN / "tools.yaml").read_text("utf-8"))
 
-QWEN3: dict[str, Any] = {"model_type": "qwen3"}
-GEMMA3: dict[str, Any] = {
-    "model_type": "gemma3_text",
-    "sliding_window": 32,
-    "sliding_window_pattern": 2,
-    "rope_local_base_freq": 10000.0,
-    "query_pre_attn_scalar": 32,
-}
-GLM4: dict[str, Any] = {"model_type": "glm4", "attention_bias": True, "partial_rotary_factor": 0.5}
-
 ARCHITECTURES = {
-    "gpt_oss": GPT_OSS,
-    "qwen3": QWEN3,
-    "llama3": LLAMA,
-    "gemma3": GEMMA3,
-    "glm4": GLM4,
-    "llama4": CONFIGS["llama4"],
-    "gemma4": CONFIGS["gemma4"],
+    **{name: CONFIGS[name] for name in ("gpt_oss", "qwen3", "glm4", "llama4", "gemma4")},
+    "llama3": CONFIGS["llama"],
+    "gemma3": CONFIGS["gemma3_text"],
 }
 """By family."""
 

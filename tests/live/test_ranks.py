@@ -30,10 +30,9 @@ from tests.engine.clients import asynchronous
 from tests.live.ranks import loopback_group
 from tests.live.server import assert_gone
 from tests.tiny import IM_END, tiny_llama
-from tests.worker.architectures import CONFIGS
 from tests.worker.batch_runs import a_prompt
 from tests.worker.engine_runs import grammar_of
-from tests.worker.kinds import Kind
+from tests.worker.kinds import CONFIGS, Kind
 
 NOTICED = 20.0
 """Seconds in which the loss of a rank is an error, on a busy machine too."""

@@ -15,8 +15,7 @@ import pytest
 from mlx_server.engine.messages import KvCost
 from mlx_server.pool.memory import MemoryParts, footprint, memory_budget
 from mlx_server.worker.kv_caches import cache_cost
-from tests.worker.architectures import CONFIGS
-from tests.worker.kinds import SIZES
+from tests.worker.kinds import CONFIGS, SIZES
 
 GB, MIB = 10**9, 1 << 20
 

@@ -6,8 +6,7 @@ import mlx.core as mx
 
 from mlx_server.worker.kv_caches import why_alone
 from mlx_server.worker.weights import model_classes
-from tests.worker.architectures import CONFIGS
-from tests.worker.kinds import SIZES
+from tests.worker.kinds import CONFIGS, SIZES
 
 
 def reasons() -> dict[str, str]:

@@ -1,4 +1,5 @@
-"""Tiny random checkpoints of every kind of model whose cache or weights are special."""
+"""Tiny random checkpoints: one of every architecture of mlx-lm that has a family here, and those
+whose weights are kept in other ways."""
 
 import json
 from dataclasses import dataclass
@@ -7,6 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+import yaml
 from mlx.utils import tree_flatten
 
 from mlx_server.worker.weights import model_classes
@@ -66,62 +68,22 @@ def _fits(path: str, module: nn.Module) -> bool:
     return hasattr(module, "to_quantized") and module.weight.shape[-1] % 64 == 0
 
 
-GPT_OSS = {
-    "model_type": "gpt_oss",
-    "num_local_experts": 4,
-    "num_experts_per_tok": 2,
-    "sliding_window": 32,
-    "rope_scaling": None,
-    "layer_types": ["sliding_attention", "full_attention"],
-}
-LLAMA = {"model_type": "llama"}
-MAMBA2: dict[str, Any] = {
-    "model_type": "mamba2",
-    "num_heads": 4,
-    "head_dim": 32,
-    "state_size": 16,
-    "conv_kernel": 4,
-    "n_groups": 1,
-    "expand": 2,
-    "chunk_size": 64,
-    "use_bias": False,
-    "use_conv_bias": True,
-    "layer_norm_epsilon": 1e-5,
-    "time_step_limit": [0.0, 100.0],
-    "time_step_rank": 4,
-}
-CONVOLUTIONS = {
-    "norm_eps": 1e-5,
-    "conv_bias": False,
-    "conv_L_cache": 3,
-    "num_hidden_layers": 4,  # with two, a wrong state changes hardly an answer
-    "full_attn_idxs": [1, 3],
-}
-BLOCKS = {
-    "block_dim": 64,
-    "block_ff_dim": 128,
-    "block_multiple_of": 32,
-    "block_ffn_dim_multiplier": 1.0,
-    "block_auto_adjust_ff_dim": False,
-}
+FILE = Path(__file__).with_name("architectures.yaml")
+CONFIGS: dict[str, dict[str, Any]] = yaml.load(FILE.read_text("utf-8"), yaml.CSafeLoader)["configs"]
+WINDOW = 32
+"""The tokens of sliding windows."""
+LLAMA = CONFIGS["llama"]
 
-KINDS = (
-    Kind("llama", LLAMA),
+ARCHITECTURES = tuple(Kind(name, config) for name, config in CONFIGS.items())
+STORED = (
     Kind("llama-4bit", LLAMA, {"group_size": 32, "bits": 4}),
     Kind("llama-8bit", LLAMA, {"group_size": 64, "bits": 8}),
     Kind("llama-mxfp4", LLAMA, {"group_size": 32, "bits": 4, "mode": "mxfp4"}),
     Kind("llama-sharded", LLAMA, shards=3),
-    Kind("gpt-oss", GPT_OSS),
-    Kind(
-        "gemma3",
-        {
-            "model_type": "gemma3_text",
-            "sliding_window": 32,
-            "sliding_window_pattern": 2,
-            "rope_local_base_freq": 10000.0,
-            "query_pre_attn_scalar": 32,
-        },
-    ),
-    Kind("mamba2", MAMBA2),
-    Kind("lfm2", {"model_type": "lfm2", **CONVOLUTIONS, **BLOCKS}),
 )
+KINDS = {kind.name: kind for kind in (*ARCHITECTURES, *STORED)}
+
+CACHES = ("llama", "gpt_oss", "gemma3_text", "mamba2", "lfm2")
+"""One of each kind of cache: all keys and values, windows, and states with and without them."""
+ONE_OF_EACH = ("llama", "gpt_oss", "mamba2", "qwen3_5")
+"""As few as have all of these."""

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 
 from mlx_server.engine.messages import CancelRows, LimitCache
-from tests.worker.architectures import WINDOW
 from tests.worker.bench import Bench
-from tests.worker.kinds import Kind
+from tests.worker.kinds import WINDOW, Kind
 from tests.worker.one_pass import expected
 
 TOKENS = 8

@@ -6,32 +6,17 @@ import pytest
 
 from mlx_server.engine.messages import ComputeAhead, ComputedAhead, Unloaded, UnloadModel
 from mlx_server.worker.prefill.schedule import LEAST
-from tests.worker.architectures import LINEAR
 from tests.worker.bench import TOKENS, Bench
 from tests.worker.engine_runs import active_memory
-from tests.worker.kinds import KINDS, Kind
 from tests.worker.lora_files import network
 from tests.worker.one_pass import expected
 from tests.worker.prefill.disk_runs import words
 
 pytestmark = pytest.mark.slow
 
-QWEN3_5 = Kind("qwen3_5", {"model_type": "qwen3_5_text", **LINEAR})
-LLAMA = next(kind for kind in KINDS if kind.name == "llama")
-ONE_OF_EACH = [*(kind for kind in KINDS if kind.name in ("llama", "gpt-oss", "mamba2")), QWEN3_5]
 ROOM = 1 << 30
 
 HISTORY, ANSWER, QUESTION = 150, 200, 30
-
-
-@pytest.fixture(scope="module", params=ONE_OF_EACH, ids=lambda kind: kind.name)
-def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return Path(request.param.save(tmp_path_factory.mktemp("ahead") / request.param.name))
-
-
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return Path(LLAMA.save(tmp_path_factory.mktemp("ahead") / "llama"))
 
 
 class Engine(Bench):

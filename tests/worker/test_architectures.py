@@ -13,8 +13,8 @@ from mlx_server.families import FAMILIES
 from mlx_server.models.architectures import module_of
 from mlx_server.worker import ragged_caches
 from mlx_server.worker.kv_caches import make_caches
-from tests.worker.architectures import ARCHITECTURES, CONFIGS
 from tests.worker.bench import GREEDY
+from tests.worker.kinds import ARCHITECTURES, CONFIGS
 from tests.worker.lora_files import linears_of, mlx_adapter, with_adapter
 from tests.worker.served import TOKENS, Served
 from tests.worker.speculation.drafted_runs import Asked, DraftedRun, drafted

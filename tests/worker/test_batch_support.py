@@ -6,8 +6,7 @@ import pytest
 
 from mlx_server.worker import kv_caches
 from tests.worker import batching_table
-from tests.worker.architectures import CONFIGS
-from tests.worker.kinds import Kind
+from tests.worker.kinds import CONFIGS, Kind
 from tests.worker.served import LENGTHS, Served
 
 README = Path(__file__).parents[2] / "mlx_server" / "worker" / "README.md"

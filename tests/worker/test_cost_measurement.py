@@ -11,7 +11,6 @@ from mlx_server.worker.costs import CostCurve, Drift, MeasuredCurve
 from mlx_server.worker.engine import Engine
 from mlx_server.worker.prefill.schedule import DEFAULT_SCHEDULE, PrefillBudget, PrefillPiece
 from tests.clocks import Clock
-from tests.worker.kinds import KINDS
 
 
 class Measured:
@@ -40,32 +39,26 @@ class Measured:
         return count
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    kind = next(kind for kind in KINDS if kind.name == "llama")
-    return kind.save(tmp_path_factory.mktemp("measured") / "llama")
-
-
-def test_an_idle_engine_measures_once_and_the_next_one_reads_it(path: Path, tmp_path: Path) -> None:
-    first = Measured(path, tmp_path)
+def test_an_idle_engine_measures_once_and_the_next_reads_it(llama: Path, tmp_path: Path) -> None:
+    first = Measured(llama, tmp_path)
     assert first.engine.pause == pytest.approx(IDLE_SECONDS, abs=0.1), "a request may come at once"
     assert first.passes() > 2 * len(STEPS)
     (file,) = tmp_path.iterdir()
     assert file.stat().st_mode & 0o077 == 0
-    assert Measured(path, tmp_path).engine.pause is None
+    assert Measured(llama, tmp_path).engine.pause is None
     whole = file.read_text()
     for damaged in ('{"steps": {"1": 0}}', whole[:-9], whole.replace("0.", "1e300", 1), "[]"):
         file.write_text(damaged)
-        assert Measured(path, tmp_path).engine.pause, "a damaged file is made again"
+        assert Measured(llama, tmp_path).engine.pause, "a damaged file is made again"
 
 
-def test_without_a_folder_nothing_is_measured(path: Path) -> None:
-    assert Measured(path, None).engine.pause is None
+def test_without_a_folder_nothing_is_measured(llama: Path) -> None:
+    assert Measured(llama, None).engine.pause is None
 
 
-def test_a_request_goes_first_and_what_was_measured_is_kept(path: Path, tmp_path: Path) -> None:
-    whole = Measured(path, tmp_path / "a").passes()
-    measured = Measured(path, tmp_path / "b")
+def test_a_request_goes_first_and_what_was_measured_is_kept(llama: Path, tmp_path: Path) -> None:
+    whole = Measured(llama, tmp_path / "a").passes()
+    measured = Measured(llama, tmp_path / "b")
     measured.clock.now += IDLE_SECONDS
     for _ in range(10):
         measured.engine.step()
@@ -77,8 +70,8 @@ def test_a_request_goes_first_and_what_was_measured_is_kept(path: Path, tmp_path
     assert measured.passes() == whole - 10
 
 
-def test_sizes_whose_passes_take_long_are_left_out(path: Path, tmp_path: Path) -> None:
-    measured = Measured(path, tmp_path)
+def test_sizes_whose_passes_take_long_are_left_out(llama: Path, tmp_path: Path) -> None:
+    measured = Measured(llama, tmp_path)
     measured.clock.tick = 2 * MOST_SECONDS
     assert measured.passes() == 4, "two passes of a step of one row and of a piece of one token"
 

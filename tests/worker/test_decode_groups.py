@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from mlx_server.worker.costs import CostCurve, StepCosts
 from mlx_server.worker.decode_groups import cheapest_groups, padding
 from tests.worker.bench import Bench
-from tests.worker.kinds import KINDS, Kind
+from tests.worker.kinds import STORED
 
 SHORT, LONG = 300, 30_000
 
@@ -63,12 +63,9 @@ def test_a_step_is_padded_to_the_next_kernel_where_that_takes_less_time(
     assert (took < 0.98 * seconds(machine, model, 1, [310] * rows)) is bool(padding)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.quantized], ids=lambda k: k.name)
-def test_padded_rows_answer_as_without_padding(
-    kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("path", [kind.name for kind in STORED if kind.quantized], indirect=True)
+def test_padded_rows_answer_as_without_padding(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prompts = [list(range(n, n + 20)) for n in (1, 30, 90)]
-    path = kind.save(tmp_path / kind.name)
     expected = Bench(path).together(prompts)
     monkeypatch.setattr(CostCurve, "padding", lambda self, rows: 5)
     assert Bench(path).together(prompts) == expected
@@ -82,12 +79,11 @@ def steps_cost(monkeypatch: pytest.MonkeyPatch, *, weights: float, token: float)
 @pytest.mark.slow
 @pytest.mark.parametrize("most", [0, 85, 200])
 def test_groups_are_never_padded_by_more_than_there_is_memory_for(
-    most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    most: int, llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where no padding is worth another group."""
     steps_cost(monkeypatch, weights=1e9, token=0.0)
-    path = ONE_OF_EACH[0].save(tmp_path / "llama")
-    bench = Bench(path, most_padding=most)
+    bench = Bench(llama, most_padding=most)
     decoder = bench.engine.models.batches["m"].decoder
     sizes = list[list[int]]()
     for length in (5, 90, 6, 90, 40, 7):
@@ -99,17 +95,12 @@ def test_groups_are_never_padded_by_more_than_there_is_memory_for(
     assert (max(map(max, sizes)) > 2) is (most > 0), "rows share a group where that is allowed"
 
 
-ONE_OF_EACH = [kind for kind in KINDS if kind.name in ("llama", "gpt-oss", "lfm2", "mamba2")]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ONE_OF_EACH, ids=lambda kind: kind.name)
 def test_rows_that_change_groups_answer_as_alone(
-    kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows come and go, so that groups are made, split and joined: any padding is worth one."""
     steps_cost(monkeypatch, weights=1.0, token=1.0)
-    path = kind.save(tmp_path / kind.name)
     dice, cold, grouped = random.Random(1), Bench(path), Bench(path)
     decoder = grouped.engine.models.batches["m"].decoder
     prompts = [[dice.randrange(250) for _ in range(length)] for length in (5, 90, 6, 90, 40, 7)]

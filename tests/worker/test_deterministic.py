@@ -2,7 +2,7 @@
 cache."""
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +27,12 @@ from mlx_server.worker.mlx_lm_internals import BatchKVCache
 from tests.worker.batch_runs import a_prompt
 from tests.worker.bench import Bench
 from tests.worker.engine_runs import of, tokens_of
-from tests.worker.kinds import KINDS, Kind
 from tests.worker.lora_files import mlx_adapter
-from tests.worker.prefill.disk_runs import QWEN3_5
 from tests.worker.speculation.mixed_requests import any_draft_is_sent
 
 PIECE = 32
 DRAWN = SamplingParams(temperature=0.9, top_p=0.95, seed=3, logprobs=3, frequency_penalty=0.1)
-NAMES = ("llama-4bit", "gpt-oss", "mamba2", "lfm2")
-FAMILIES = [*(kind for kind in KINDS if kind.name in NAMES), QWEN3_5]
+FAMILIES = ("llama-4bit", "gpt_oss", "mamba2", "lfm2", "qwen3_5")
 """Dense and quantised, experts and sliding windows, recurrent states, convolutions, linear
 attention."""
 
@@ -58,17 +55,10 @@ def _short_pieces_and_drafts() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module", params=FAMILIES, ids=lambda kind: kind.name)
-def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    kind: Kind = request.param
-    return kind.save(tmp_path_factory.mktemp("deterministic") / kind.name)
-
-
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(made: Callable[[str], Path]) -> Path:
     """Not quantised: on a CPU, then, most shapes show in the bits."""
-    (kind,) = (kind for kind in KINDS if kind.name == "gpt-oss")
-    return kind.save(tmp_path_factory.mktemp("deterministic") / kind.name)
+    return made("gpt_oss")
 
 
 def asked(number: int, prompt: Sequence[int], *, tokens: int = 5, **fields: Any) -> Generate:

@@ -26,7 +26,7 @@ from tests.tables import cases
 from tests.tiny import tiny_embedder
 from tests.worker.batch_runs import a_prompt
 from tests.worker.engine_runs import ask, drain, failures, load, of, tokens_of, until
-from tests.worker.kinds import GPT_OSS, Kind
+from tests.worker.kinds import CONFIGS, Kind
 
 TEXTS = [a_prompt(length) for length in (1, 7, 30, 2, 64, 129, 300)]
 
@@ -77,7 +77,7 @@ def test_each_is_what_it_is_alone(
 @pytest.mark.parametrize(
     "kind",
     [
-        Kind("gpt_oss", GPT_OSS),
+        Kind("gpt_oss", CONFIGS["gpt_oss"]),
         Kind("qwen3", {"model_type": "qwen3", "tie_word_embeddings": True}),
     ],
     ids=lambda kind: kind.name,

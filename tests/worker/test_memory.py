@@ -24,9 +24,8 @@ from mlx_server.worker.ragged_caches import leaves, ragged
 from mlx_server.worker.speculation.gate import MOST_DRAFTED
 from mlx_server.worker.weights import model_classes
 from tests.tables import cases
-from tests.worker.architectures import ARCHITECTURES, CONFIGS
 from tests.worker.engine_runs import ask, load, of
-from tests.worker.kinds import SIZES
+from tests.worker.kinds import ARCHITECTURES, CONFIGS, SIZES
 
 LAYERS = SIZES["num_hidden_layers"]
 TOKENS = (1, STEP, 300, 2 * STEP + 3)

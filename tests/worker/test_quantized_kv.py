@@ -14,9 +14,8 @@ from mlx_server.engine.messages import CacheMeasured, CommandFailed, MeasureCach
 from mlx_server.worker.engine import Engine
 from mlx_server.worker.kv_caches import cache_cost, make_caches, set_kv_bits
 from mlx_server.worker.ragged_caches import QuantizedRow
-from tests.worker.architectures import LINEAR
 from tests.worker.bench import Bench
-from tests.worker.kinds import KINDS, SIZES, Kind
+from tests.worker.kinds import CONFIGS, SIZES
 from tests.worker.lora_files import network
 from tests.worker.prefill.disk_runs import words
 from tests.worker.test_kinds import prompts
@@ -24,16 +23,12 @@ from tests.worker.test_kinds import prompts
 pytestmark = pytest.mark.slow
 
 BITS = (8, 4)
-QUANTIZED = [
-    *(kind for kind in KINDS if kind.name in ("llama", "llama-4bit", "gemma3")),
-    Kind("qwen3_5", {"model_type": "qwen3_5_text", **LINEAR}),
-]
 HEADS, WIDTH = 2, 32
 
 
-@pytest.fixture(scope="module", params=QUANTIZED, ids=lambda kind: kind.name)
-def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return Path(request.param.save(tmp_path_factory.mktemp("bits") / request.param.name))
+QUANTIZED = pytest.mark.parametrize(
+    "path", ["llama", "llama-4bit", "gemma3_text", "qwen3_5"], indirect=True
+)
 
 
 # The cache
@@ -90,6 +85,7 @@ def differences(a: mx.array, b: mx.array) -> list[float]:
     return list(found)
 
 
+@QUANTIZED
 @pytest.mark.parametrize("bits", BITS)
 def test_rows_of_a_batch_are_computed_as_alone(path: Path, bits: int) -> None:
     net = network(path)
@@ -108,11 +104,6 @@ def test_rows_of_a_batch_are_computed_as_alone(path: Path, bits: int) -> None:
     assert furthest < NOISE
 
 
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return Path(QUANTIZED[0].save(tmp_path_factory.mktemp("bits") / "llama"))
-
-
 @pytest.mark.parametrize("bits", BITS)
 def test_a_batch_answers_as_each_row_alone(llama: Path, bits: int) -> None:
     asked = prompts(8)
@@ -121,6 +112,7 @@ def test_a_batch_answers_as_each_row_alone(llama: Path, bits: int) -> None:
     assert Bench(llama, kv_bits=bits).together(asked) == expected
 
 
+@QUANTIZED
 def test_eight_bits_say_nearly_the_same(path: Path) -> None:
     """Random weights are the hardest: no token is much likelier than others."""
     prompt = words(3, 200)
@@ -132,21 +124,20 @@ def test_eight_bits_say_nearly_the_same(path: Path) -> None:
 
 
 def config_of(name: str) -> dict[str, Any]:
-    kind = next(kind for kind in KINDS if kind.name == name)
-    return {**SIZES, **kind.config, "dtype": "float32"}
+    return {**SIZES, **CONFIGS[name], "dtype": "float32"}
 
 
 def test_a_row_takes_half_the_memory_or_less() -> None:
     whole, eight, four = (cache_cost(config_of("llama"), bits) for bits in (None, 8, 4))
     assert eight.per_token < 0.55 * whole.per_token
     assert four.per_token <= 0.6 * eight.per_token
-    windowed = cache_cost(config_of("gemma3"), 8)
-    assert windowed.windowed_per_token == cache_cost(config_of("gemma3")).windowed_per_token
+    windowed = cache_cost(config_of("gemma3_text"), 8)
+    assert windowed.windowed_per_token == cache_cost(config_of("gemma3_text")).windowed_per_token
 
 
 @pytest.mark.parametrize(
     ("name", "why"),
-    [("gpt-oss", "attention sinks"), ("mamba2", "no effect"), ("lfm2", "multiples of 32")],
+    [("gpt_oss", "attention sinks"), ("mamba2", "no effect"), ("lfm2", "multiples of 32")],
 )
 def test_a_model_whose_cache_has_no_such_form_is_refused(
     tmp_path: Path, name: str, why: str

@@ -17,9 +17,8 @@ from mlx_server.worker.kernels import Chip
 from mlx_server.worker.kv_caches import cache_cost
 from mlx_server.worker.prefill.stored_prompt import layout_of
 from mlx_server.worker.weights import arrays
-from tests.worker.architectures import CONFIGS
 from tests.worker.engine_runs import ask, drain, load, of, tokens, tokens_of, until
-from tests.worker.kinds import SIZES, Kind
+from tests.worker.kinds import CONFIGS, SIZES, Kind
 from tests.worker.lora_files import network
 from tests.worker.one_pass import generated
 from tests.worker.served import TOKENS, prompts

@@ -19,7 +19,7 @@ from mlx_server.models.adapter_reader import read_adapter
 from mlx_server.worker.rows import prompt_logprobs
 from tests.worker.batch_runs import Ask, a_prompt, alone
 from tests.worker.engine_runs import scored_of
-from tests.worker.kinds import GPT_OSS, KINDS, LLAMA, Kind
+from tests.worker.kinds import CONFIGS, KINDS, LLAMA, Kind
 from tests.worker.lora.desk import (
     GREEDY,
     SEEN,
@@ -43,10 +43,9 @@ from tests.worker.lora_files import (
 
 TIED = Kind("llama-tied", {**LLAMA, "tie_word_embeddings": True})
 TIED_4BIT = replace(TIED, name="llama-tied-4bit", quantized={"group_size": 32, "bits": 4})
-GPT_OSS_4BIT = Kind("gpt-oss-4bit", GPT_OSS, {"group_size": 32, "bits": 4})
-ALIKE = ("llama-4bit", "llama-8bit", "llama-mxfp4", "llama-sharded", "gemma3")
-"""What an adapter finds in them it finds in others: layers of llama, quantised or not."""
-EVERY_KIND = (*(kind for kind in KINDS if kind.name not in ALIKE), GPT_OSS_4BIT, TIED, TIED_4BIT)
+GPT_OSS_4BIT = Kind("gpt-oss-4bit", CONFIGS["gpt_oss"], {"group_size": 32, "bits": 4})
+OTHERS = ("llama", "gpt_oss", "mamba2", "lfm2")
+EVERY_KIND = (*map(KINDS.__getitem__, OTHERS), GPT_OSS_4BIT, TIED, TIED_4BIT)
 
 
 @pytest.fixture(scope="module", params=EVERY_KIND, ids=lambda kind: kind.name)
@@ -189,11 +188,10 @@ class Coming:
         return RowRequest(dice.choice(self._prompts), *dice.choice(list(self.references)))
 
 
-@pytest.fixture(scope="module", params=["llama", "gpt-oss"])
+@pytest.fixture(scope="module", params=["llama", "gpt_oss"])
 def coming(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Coming:
     folder = tmp_path_factory.mktemp(request.param)
-    (kind,) = [kind for kind in KINDS if kind.name == request.param]
-    return Coming(kind.save(folder / "base"), folder)
+    return Coming(KINDS[request.param].save(folder / "base"), folder)
 
 
 def test_a_prompt_is_known_only_to_what_computed_it(case: Case) -> None:

@@ -13,9 +13,8 @@ from mlx.utils import tree_unflatten
 from mlx_server.engine.messages import CommandFailed
 from mlx_server.models.adapter_catalog import read_base_shapes
 from mlx_server.models.adapter_reader import read_adapter
-from tests.worker.architectures import CONFIGS
 from tests.worker.batch_runs import a_prompt
-from tests.worker.kinds import Kind
+from tests.worker.kinds import CONFIGS, Kind
 from tests.worker.lora.desk import Desk, Reference, RowRequest, assert_same
 from tests.worker.lora_files import contents, mlx_adapter, peft_adapter, save, weights_of
 

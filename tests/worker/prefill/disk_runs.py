@@ -8,27 +8,6 @@ from typing import Any
 from mlx_server.engine.messages import DiskCacheUse, LimitCache, LoadAdapter
 from mlx_server.prompt_files import PromptFolder
 from tests.worker.bench import Bench
-from tests.worker.kinds import KINDS, SIZES, Kind
-
-QWEN3_5 = Kind(
-    "qwen3_5",
-    {
-        "model_type": "qwen3_5",
-        "text_config": {
-            **SIZES,
-            "model_type": "qwen3_5_text",
-            "linear_num_value_heads": 4,
-            "linear_num_key_heads": 2,
-            "linear_key_head_dim": 32,
-            "linear_value_head_dim": 32,
-            "linear_conv_kernel_dim": 4,
-            "full_attention_interval": 2,
-            "partial_rotary_factor": 0.5,
-        },
-    },
-)
-NAMES = ("llama", "gpt-oss", "mamba2")
-ON_DISK = [*(kind for kind in KINDS if kind.name in NAMES), QWEN3_5]
 
 BLOCK = 64
 MOST = 1 << 30

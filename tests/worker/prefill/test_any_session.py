@@ -13,14 +13,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mlx_server.engine.messages import ComputeAhead, LimitCache
-from tests.worker.kinds import KINDS
 from tests.worker.lora_files import mlx_adapter, weakened, with_adapter
 from tests.worker.one_pass import expected
-from tests.worker.prefill.disk_runs import QWEN3_5, Process, words
+from tests.worker.prefill.disk_runs import Process, words
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("_at_once")]
 
-ONE_OF_EACH = [*(kind for kind in KINDS if kind.name in ("llama", "gpt-oss", "lfm2")), QWEN3_5]
 TOKENS = 2
 DISK = 350_000
 """Bytes: sessions push each other's files off it."""
@@ -88,12 +86,11 @@ class Files:
         return {key: with_adapter(self.model, adapter) for key, adapter in adapters.items()}
 
 
-@pytest.fixture(scope="module", params=ONE_OF_EACH, ids=lambda kind: kind.name)
-def files(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Files:
+@pytest.fixture(scope="module")
+def files(path: Path, tmp_path_factory: pytest.TempPathFactory) -> Files:
     folder = tmp_path_factory.mktemp("any")
-    model = Path(request.param.save(folder / request.param.name))
-    adapter = mlx_adapter(folder / "lora", model)
-    return Files(model, adapter, weakened(folder / "half", adapter, 0.5))
+    adapter = mlx_adapter(folder / "lora", path)
+    return Files(path, adapter, weakened(folder / "half", adapter, 0.5))
 
 
 @contextmanager

@@ -27,7 +27,6 @@ from mlx_server.prompt_files import (
     written,
 )
 from mlx_server.worker.prefill import disk_tier
-from tests.worker.kinds import KINDS
 from tests.worker.prefill.disk_runs import BLOCK, Process, words
 
 pytestmark = pytest.mark.usefixtures("_at_once")
@@ -39,9 +38,8 @@ BRANCHES = [70, 150]
 class Saved:
     """The files of two prompts, and the answer of an engine that never saw them."""
 
-    def __init__(self, kind: str, folder: Path) -> None:
-        self.path = next(each for each in KINDS if each.name == kind).save(folder / "model")
-        self.folder = folder / "files"
+    def __init__(self, path: Path, folder: Path) -> None:
+        self.path, self.folder = path, folder
         self.answer = Process(self.path, None).answer(PROMPT)
         process = Process(self.path, self.folder)
         for prompt in (PROMPT, OTHER):
@@ -62,14 +60,12 @@ class Saved:
 
 @pytest.fixture(scope="module", params=["llama", "lfm2"])
 def saved(
-    request: pytest.FixtureRequest, _at_once: None, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    made: Callable[[str], Path],
+    _at_once: None,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Saved:
-    return Saved(request.param, tmp_path_factory.mktemp(request.param))
-
-
-@pytest.fixture(scope="module")
-def llama(_at_once: None, tmp_path_factory: pytest.TempPathFactory) -> Saved:
-    return Saved("llama", tmp_path_factory.mktemp("llama"))
+    return Saved(made(request.param), tmp_path_factory.mktemp("files"))
 
 
 def files(folder: Path) -> list[Path]:
@@ -120,12 +116,12 @@ def test_damaged_bytes(
 
 @pytest.mark.parametrize("what", ["link", "pipe", "folder", "giant", "nothing", "no folder"])
 def test_what_took_a_files_place_after_the_lookup(
-    llama: Saved, tmp_path: Path, what: str, caplog: pytest.LogCaptureFixture
+    saved: Saved, tmp_path: Path, what: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    paths = llama.copied(tmp_path / "d")
+    paths = saved.copied(tmp_path / "d")
     elsewhere = tmp_path / "elsewhere"
     elsewhere.write_bytes(paths[0].read_bytes())
-    process = Process(llama.path, tmp_path / "d")
+    process = Process(saved.path, tmp_path / "d")
     for path in paths:
         path.unlink()
         match what:
@@ -140,7 +136,7 @@ def test_what_took_a_files_place_after_the_lookup(
                     file.truncate(1 << 40)
     if what == "no folder":
         shutil.rmtree(tmp_path / "d")
-    assert process.answer(PROMPT) == llama.answer
+    assert process.answer(PROMPT) == saved.answer
     assert process.known == 0
     process.stop()
     assert elsewhere.exists()
@@ -148,7 +144,7 @@ def test_what_took_a_files_place_after_the_lookup(
 
 
 def test_a_file_that_is_cut_short_while_it_is_read(
-    llama: Saved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    saved: Saved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After its first piece."""
 
@@ -157,8 +153,8 @@ def test_a_file_that_is_cut_short_while_it_is_read(
             for path in files(tmp_path / "d"):
                 os.truncate(path, 100)
 
-    llama.copied(tmp_path / "d")
-    process = Process(llama.path, tmp_path / "d")
+    saved.copied(tmp_path / "d")
+    process = Process(saved.path, tmp_path / "d")
     row = process.begin(PROMPT)
     with monkeypatch.context() as patched:
         patched.setattr(prompt_files, "PIECE_BYTES", 64)
@@ -234,17 +230,17 @@ def test_forged_arrays(saved: Saved, tmp_path: Path, change: str) -> None:
 
 
 def test_contents_of_another_prompt(
-    llama: Saved, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    saved: Saved, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Under a name that says nothing of it, or with a right checksum."""
-    paths = llama.copied(tmp_path / "swapped")
+    paths = saved.copied(tmp_path / "swapped")
     bodies = [path.read_bytes() for path in paths]
     for path, body in zip(paths, [*bodies[1:], bodies[0]], strict=True):
         path.write_bytes(body)
-    assert llama.asked(tmp_path / "swapped") == 0
-    for path in llama.copied(tmp_path / "forged"):
+    assert saved.asked(tmp_path / "swapped") == 0
+    for path in saved.copied(tmp_path / "forged"):
         forge(path, lambda tensors: None, others=1)
-    assert llama.asked(tmp_path / "forged") == 0
+    assert saved.asked(tmp_path / "forged") == 0
     assert "other tokens than its name says" in caplog.text
 
 
@@ -284,16 +280,16 @@ WRITES: dict[str, tuple[Any, str, Any]] = {
 
 @pytest.mark.parametrize("why", WRITES)
 def test_a_disk_that_takes_nothing_until_it_does(
-    llama: Saved,
+    saved: Saved,
     tmp_path: Path,
     why: str,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    process = Process(llama.path, tmp_path)
+    process = Process(saved.path, tmp_path)
     with monkeypatch.context() as patched:
         patched.setattr(*WRITES[why])
-        assert process.answer(PROMPT) == llama.answer
+        assert process.answer(PROMPT) == saved.answer
         process.answer(OTHER)
         process.write()
     assert caplog.text.count("can't be written to disk") == 1
@@ -303,7 +299,7 @@ def test_a_disk_that_takes_nothing_until_it_does(
     now = time.monotonic() + disk_tier.PAUSE_SECONDS
     monkeypatch.setattr(time, "monotonic", lambda: now)
     process.forget_memory()
-    assert process.answer(PROMPT) == llama.answer
+    assert process.answer(PROMPT) == saved.answer
     process.stop()
     assert len(files(tmp_path)) >= 200 // BLOCK + 1
 
@@ -320,11 +316,11 @@ READS: dict[str, tuple[int, bool]] = {
 
 @pytest.mark.parametrize("why", READS)
 def test_files_that_cant_be_read(
-    llama: Saved, tmp_path: Path, why: str, monkeypatch: pytest.MonkeyPatch
+    saved: Saved, tmp_path: Path, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = llama.copied(tmp_path / "d")
+    before = saved.copied(tmp_path / "d")
     code, are_kept = READS[why]
-    process = Process(llama.path, tmp_path / "d")
+    process = Process(saved.path, tmp_path / "d")
     row = process.begin(PROMPT)
     with monkeypatch.context() as patched:
         patched.setattr(os, "open", open_of(".safetensors", code))
@@ -334,13 +330,13 @@ def test_files_that_cant_be_read(
     process.finish()
     assert process.known == 0
     process.stop()
-    assert llama.asked(tmp_path / "d") == 199, "they are there, or were written again"
+    assert saved.asked(tmp_path / "d") == 199, "they are there, or were written again"
 
 
-def test_a_folder_may_be_a_link_and_its_lock_may_not(llama: Saved, tmp_path: Path) -> None:
+def test_a_folder_may_be_a_link_and_its_lock_may_not(saved: Saved, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
-    process = Process(llama.path, tmp_path / "link")
+    process = Process(saved.path, tmp_path / "link")
     process.answer(PROMPT)
     process.stop()
     assert files(tmp_path / "elsewhere")
@@ -359,21 +355,21 @@ def test_a_folder_that_cant_be_had_is_a_line_in_the_log(
     assert "can't be used" in caplog.text
 
 
-def test_a_clock_that_was_set_back_turns_no_order_around(llama: Saved, tmp_path: Path) -> None:
+def test_a_clock_that_was_set_back_turns_no_order_around(saved: Saved, tmp_path: Path) -> None:
     """The files are of tomorrow. What is used later is kept longer all the same, also after a
     restart."""
-    paths = llama.copied(tmp_path / "d")
+    paths = saved.copied(tmp_path / "d")
     tomorrow = time.time_ns() + 24 * 3600 * 10**9
     for at, path in enumerate(paths):
         os.utime(path, ns=(tomorrow + at, tomorrow + at))
     most = 2 * sum(path.stat().st_blocks * 512 for path in paths)
     for seeds in (range(10, 13), range(13, 16)):
-        process = Process(llama.path, tmp_path / "d", most)
+        process = Process(saved.path, tmp_path / "d", most)
         for seed in seeds:
             process.answer(words(seed, 200))
             process.write()
         process.stop()
-    after = Process(llama.path, tmp_path / "d", most)
+    after = Process(saved.path, tmp_path / "d", most)
     known = []
     for prompt in (words(15, 200), words(14, 200), PROMPT):
         after.answer(prompt)
@@ -385,15 +381,16 @@ def test_a_clock_that_was_set_back_turns_no_order_around(llama: Saved, tmp_path:
 MISSES = ["FORMAT", "mlx", "mlx-lm", "weights", "bits"]
 
 
+@pytest.mark.parametrize("saved", ["llama"], indirect=True)
 @pytest.mark.parametrize("what", MISSES)
 def test_files_of_another_version_or_model_are_not_used_and_stay(
-    llama: Saved, tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch
+    saved: Saved, tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before, path = llama.copied(tmp_path / "d"), llama.path
+    before, path = saved.copied(tmp_path / "d"), saved.path
     if what == "FORMAT":
         monkeypatch.setattr(disk_tier, "FORMAT", "0")
     elif what == "weights":
-        path = shutil.copytree(llama.path, tmp_path / "model")
+        path = shutil.copytree(saved.path, tmp_path / "model")
         weights = bytearray((path / "model.safetensors").read_bytes())
         weights[-1] ^= 1
         (path / "model.safetensors").write_bytes(weights)

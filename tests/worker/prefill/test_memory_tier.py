@@ -2,7 +2,6 @@
 
 import gc
 from collections import Counter
-from operator import attrgetter
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -24,9 +23,10 @@ from mlx_server.prompt_files import Ids, common_length
 from mlx_server.worker.prefill import memory_tier
 from mlx_server.worker.prefill.memory_tier import CachedPrompt, MemoryTier, Snapshot, ids_of
 from tests.worker.batch_runs import a_prompt
-from tests.worker.bench import Bench
+from tests.worker.bench import TOKENS, Bench
 from tests.worker.engine_runs import active_memory
-from tests.worker.kinds import KINDS, Kind
+from tests.worker.lora_files import network
+from tests.worker.one_pass import expected
 
 TOKEN = 2 * 2 * 16 * 4
 """Bytes that `full` keeps for a token: keys and values of 2 heads, 16 wide, in float32."""
@@ -354,16 +354,8 @@ def test_a_prompt_that_was_replaced_by_a_longer_one_is_not_kept_next_to_it() -> 
     assert memory.fetch(KEY, prompt)[1] == 1000
 
 
-SOME = [kind for kind in KINDS if kind.name in ("llama", "gpt-oss", "lfm2", "mamba2")]
-NAME = attrgetter("name")
 FIRST = a_prompt(500, seed=1)
 SECOND = [*FIRST, *a_prompt(30, seed=2)]
-
-
-@pytest.fixture(scope="module", params=SOME, ids=NAME)
-def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    kind: Kind = request.param
-    return kind.save(tmp_path_factory.mktemp("held") / kind.name)
 
 
 @pytest.fixture
@@ -405,13 +397,10 @@ def test_a_row_that_leaves_holds_nothing(bench: Bench) -> None:
     assert_nothing_is_held(bench)
 
 
-SMALL = [kind for kind in SOME if kind.name in ("llama", "lfm2")]
-"""Those whose snapshots take a small part of a prompt's memory."""
-
-
-@pytest.mark.parametrize("path", SMALL, indirect=True, ids=NAME)
+@pytest.mark.parametrize("path", ["llama", "lfm2"], indirect=True)
 def test_the_next_turn_finds_the_snapshots_too(bench: Bench) -> None:
-    """Of the layers that can't be cut, though the prompt that had them was dropped."""
+    """Of the layers that can't be cut, though the prompt that had them was dropped, where snapshots
+    take a small part of a prompt's memory."""
     row = bench.begin(SECOND)
     bench.engine.handle(LimitCache(bench.engine.prompts.memory.nbytes - 1))
     bench.finish()
@@ -419,3 +408,25 @@ def test_the_next_turn_finds_the_snapshots_too(bench: Bench) -> None:
     again = bench.begin([*FIRST, *a_prompt(30, seed=3)])
     bench.finish()
     assert bench.cached[again] >= len(FIRST) - 1
+
+
+@pytest.mark.slow
+def test_a_place_where_prompts_have_parted_is_known_the_next_time(path: Path) -> None:
+    bench, model, shared = Bench(path, cache_bytes=ROOM), network(path), a_prompt(250, seed=1)
+    for number in range(4):
+        prompt = [*shared, *a_prompt(60, seed=2 + number)]
+        answer = bench.answer(prompt)
+        assert answer == expected(model, prompt, answer, TOKENS)
+    assert all(250 <= known < 255 for known in [*bench.cached.values()][2:])
+
+
+@pytest.mark.slow
+def test_a_prompt_whose_client_left_goes_on_where_it_was(path: Path) -> None:
+    bench, prompt = Bench(path, cache_bytes=ROOM), a_prompt(600, seed=4)
+    row = bench.begin(prompt)
+    while not bench.cached:
+        bench.step()
+    bench.handle(CancelRows([row]))
+    answer = bench.answer(prompt)
+    assert bench.cached[row + 1] > 0
+    assert answer == expected(network(path), prompt, answer, TOKENS)

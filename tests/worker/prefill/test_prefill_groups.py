@@ -15,7 +15,6 @@ from mlx_server.worker.row import Row
 from tests.tables import cases
 from tests.worker.batch_runs import Ask, Run, a_prompt, alone, computed, ids, together
 from tests.worker.bench import Bench
-from tests.worker.kinds import KINDS, Kind
 
 PAIR = "m4-max:gpt-oss-120b"
 
@@ -154,15 +153,11 @@ def test_prompts_that_wait_are_looked_up_again_only_for_more(
     assert len(looked) <= 3 * 10, "as each comes, after the first, and before it is stored"
 
 
-ONE_OF_EACH = [kind for kind in KINDS if kind.name in ("llama", "gpt-oss", "lfm2", "mamba2")]
-
-
-@pytest.mark.parametrize("kind", ONE_OF_EACH, ids=lambda kind: kind.name)
 def test_prompts_that_share_several_pieces_answer_as_alone(
-    kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also if one of them is cancelled and a shorter one comes meanwhile."""
-    model = Bench(kind.save(tmp_path / kind.name)).batch.model
+    model = Bench(path).batch.model
     asks = [Ask(a_prompt(length)) for length in (70, 33, 61, 64, 5)]
     expected = [ids(alone(model, ask)) for ask in asks]
     pieces, run = computed(monkeypatch), Run(model, piece=48)

@@ -8,20 +8,12 @@ from typing import Any
 import pytest
 
 from mlx_server.worker.prefill.schedule import PrefillBudget
-from tests.worker.architectures import CONFIGS
 from tests.worker.bench import Bench
-from tests.worker.kinds import Kind
 from tests.worker.prefill.disk_runs import words
 
 pytestmark = pytest.mark.slow
 
 PREFIX, OWN, CLIENTS = words(0, 1000), 60, 4
-
-
-@pytest.fixture(scope="module", params=["llama", "gpt_oss", "qwen3_5-text"])
-def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("shared")
-    return Kind(request.param, CONFIGS[request.param]).save(folder / request.param)
 
 
 @contextmanager
@@ -63,10 +55,10 @@ def test_they_take_the_passes_of_one(path: Path, monkeypatch: pytest.MonkeyPatch
     assert [answers[row] for row in rows] == expected
 
 
-def test_a_prompt_with_few_new_tokens_is_copied_at_its_end(tmp_path: Path) -> None:
+def test_a_prompt_with_few_new_tokens_is_copied_at_its_end(llama: Path) -> None:
     """The keys and values of a long conversation take gigabytes: a copy for its last line would be
     for nobody."""
-    bench = Bench(Kind("llama", CONFIGS["llama"]).save(tmp_path / "llama"), cache_bytes=1 << 30)
+    bench = Bench(llama, cache_bytes=1 << 30)
     memory = bench.engine.prompts.memory
     bench.begin(PREFIX, 2)
     bench.finish()

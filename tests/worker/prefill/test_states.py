@@ -10,8 +10,6 @@ import pytest
 from mlx_server.engine.messages import ComputeAhead
 from mlx_server.worker.mlx_lm_internals import RotatingKVCache
 from mlx_server.worker.prefill.stored_prompt import arrays_of, layers_of
-from tests.worker.architectures import CONFIGS
-from tests.worker.kinds import Kind
 from tests.worker.lora_files import network
 from tests.worker.one_pass import expected
 from tests.worker.prefill.disk_runs import Process, words
@@ -52,10 +50,13 @@ class Engines:
     params=[*((name, None) for name in NAMES), *((name, 8) for name in IN_EIGHT_BITS)],
     ids=lambda each: f"{each[0]}, {each[1]} bits" if each[1] else each[0],
 )
-def engines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Engines:
+def engines(
+    request: pytest.FixtureRequest,
+    made: Callable[[str], Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Engines:
     name, bits = request.param
-    folder = tmp_path_factory.mktemp("states")
-    return Engines(Kind(name, CONFIGS[name]).save(folder / name), folder / "files", bits)
+    return Engines(made(name), tmp_path_factory.mktemp("files"), bits)
 
 
 def test_answers_are_those_of_a_cold_engine(engines: Engines) -> None:

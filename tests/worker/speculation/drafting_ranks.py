@@ -18,8 +18,7 @@ from mlx_server.worker.ranks import follower, leader
 from mlx_server.worker.server_connection import HeartbeatMonitor, OwnInputs
 from tests.live.ranks import loopback_group
 from tests.tiny import TOKENS
-from tests.worker.architectures import CONFIGS
-from tests.worker.kinds import Kind
+from tests.worker.kinds import CONFIGS, Kind
 from tests.worker.speculation.mixed_requests import MixedRun, Model, Outcome, any_draft_is_sent
 
 MODULE = "tests.worker.speculation.drafting_ranks"

@@ -14,7 +14,6 @@ import mlx.core as mx
 from mlx_server.sources.demo import demo_checkpoint
 from mlx_server.worker import ragged_caches
 from tests.tiny import TOKENS, tiny_llama
-from tests.worker.architectures import ARCHITECTURES
 from tests.worker.kinds import KINDS, Kind
 from tests.worker.lora_files import linears_of, mlx_adapter
 from tests.worker.speculation.drafting_ranks import RING, ring_outcome
@@ -55,7 +54,7 @@ def demo(folder: Path, tokenizer: Path, seed: int, count: int) -> Outcome:
 
 
 def models() -> Iterator[tuple[str, Compared]]:
-    kinds = {kind.name: kind for kind in (*KINDS, *ARCHITECTURES) if kind.name not in ALONE}
+    kinds = {name: kind for name, kind in KINDS.items() if name not in ALONE}
     yield from ((name, partial(tiny, kind)) for name, kind in kinds.items())
     yield from ((f"{name} in 8 bits", partial(tiny, kinds[name], bits=8)) for name in EIGHT_BITS)
     yield from ((f"{name} with pictures", partial(with_pictures, name)) for name in SEEING)

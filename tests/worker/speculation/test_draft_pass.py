@@ -18,11 +18,10 @@ from mlx_server.worker.decode_groups import DecodeBatch
 from mlx_server.worker.kernels import SORTED
 from mlx_server.worker.replay_model import ReplayModel
 from tests.tiny import TOKENS
-from tests.worker.architectures import CONFIGS
 from tests.worker.batch_runs import MIXED, a_prompt
 from tests.worker.bench import GREEDY
 from tests.worker.constrained_decoding.grammars import WORDS
-from tests.worker.kinds import KINDS, Kind
+from tests.worker.kinds import KINDS
 from tests.worker.lora_files import mlx_adapter, network
 from tests.worker.speculation import mixed_requests
 from tests.worker.speculation.drafted_runs import (
@@ -37,15 +36,12 @@ from tests.worker.speculation.drafted_runs import (
 from tests.worker.speculation.drafting_ranks import RING, ring_outcome
 from tests.worker.speculation.mixed_requests import SHARE, Model, drafted_run, seeing_model
 
-KEPT = {
-    **{kind.name: kind for kind in KINDS if kind.name in ("llama", "gpt-oss", "lfm2", "mamba2")},
-    "qwen3_5": Kind("qwen3_5", CONFIGS["qwen3_5"]),
-}
+KEPT = ("llama", "gpt_oss", "lfm2", "mamba2", "qwen3_5")
 """All keys and values, windows, and recurrent states with and without them."""
 
 
 def plain(name: str, folder: Path, tokenizer: Path, **how: Any) -> Model:
-    return Model(KEPT[name].save(folder / "m"), TOKENS, tokenizer, **how)
+    return Model(KINDS[name].save(folder / "m"), TOKENS, tokenizer, **how)
 
 
 def adapted(name: str, folder: Path, tokenizer: Path) -> Model:
@@ -153,12 +149,12 @@ def test_a_pass_asks_for_no_more_drafts_once_its_time_is_over(
     assert on.steps < off.steps - 1 <= none.steps
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt-oss", "lfm2", "mamba2"])
+@pytest.mark.parametrize("name", KEPT[:4])
 def test_the_next_turn_after_drafts_is_answered_as_without_a_cache(
     name: str, tmp_path: Path
 ) -> None:
     """Also if the turn before ended within a draft; what it computed is used again."""
-    loaded = network(KEPT[name].save(tmp_path / name))
+    loaded = network(KINDS[name].save(tmp_path / name))
     asked = [Asked(a_prompt(40), GREEDY, 30, right=1.0), Asked(a_prompt(70), GREEDY, 30, 0.6)]
     off = DraftedRun(loaded, asked, None).finish()
     for one, answer in zip(asked, off.answers, strict=True):
@@ -181,8 +177,7 @@ def test_matrices_compute_only_real_positions_and_what_reaches_a_cheaper_kernel(
 ) -> None:
     """Two rows without drafts don't cost as much as the one with the longest; nor do they on a
     rank, whose layers have other classes."""
-    (quantized,) = (kind for kind in KINDS if kind.name == "llama-4bit")
-    loaded = network(quantized.save(tmp_path / "m"))
+    loaded = network(KINDS["llama-4bit"].save(tmp_path / "m"))
     whole = products_of(loaded)
     if is_split:
         loaded.shard(mx.distributed.init())
@@ -214,7 +209,7 @@ def test_matrices_compute_only_real_positions_and_what_reaches_a_cheaper_kernel(
 def test_experts_that_are_read_once_for_all_positions_change_no_token(
     padding: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loaded = network(KEPT["gpt-oss"].save(tmp_path / "m"))
+    loaded = network(KINDS["gpt_oss"].save(tmp_path / "m"))
     asked = [Asked(a_prompt(9, n), GREEDY, 20, right=[1.0, 0.7, None][n]) for n in range(3)]
     off = DraftedRun(loaded, asked, None).finish()
     monkeypatch.setattr(CostCurve, "padding", lambda self, rows: padding)
