@@ -423,7 +423,7 @@ SOME_EFFORT = "medium"
 class ThinkingParam(WireModel):
     """Anthropic's `thinking`, which other APIs have adopted."""
 
-    type: Literal["enabled", "adaptive", "auto", "disabled"]
+    type: Literal["enabled", "adaptive", "auto", "disabled"] | None = None
     """The model decides itself how long it thinks, unless there is a budget: the first three are
     the same here."""
     budget_tokens: ThinkingTokens | None = None
@@ -506,7 +506,7 @@ class ThinkingBody(WireModel):
     def switches(self) -> dict[str, bool]:
         """Whether the client wants thinking, by the names under which it says so."""
         switches: dict[str, bool] = {}
-        if self.thinking:
+        if self.thinking and self.thinking.type:
             switches["thinking.type"] = self.thinking.type != "disabled"
             if not switches["thinking.type"] and self.thinking.budget_tokens is not None:
                 raise BadRequest(

@@ -144,7 +144,7 @@ class FunctionParam(DescribedFunction):
 
 
 class FunctionToolParam(WireModel):
-    type: Literal["function"]
+    type: Literal["function"] = "function"  # Mistral's clients leave it out
     function: FunctionParam
 
 
@@ -222,7 +222,7 @@ class AllowedToolsChoice(WireModel):
 
 
 ToolChoiceParam = (
-    Literal["none", "auto", "required"]
+    Literal["none", "auto", "required", "any"]  # Mistral's clients say "any" for "required"
     | Annotated[FunctionChoice | FreeformChoice | AllowedToolsChoice, Field(discriminator="type")]
 )
 
@@ -421,6 +421,8 @@ def _tools(body: ChatBody) -> tuple[tuple[Tool, ...], ToolChoice]:
             return tuple(tool for tool in tools if tool.name in names), allowed.mode
         case FunctionChoice() | FreeformChoice() as named:
             choice: ToolChoice = NamedTool(named.name)
+        case "any":
+            choice = "required"
         case mode:
             choice = mode or "auto"
     check_choice(choice, tools)

@@ -7,7 +7,7 @@ request and as a string in the next gives the same prompt, and so is found in th
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, Tag
 
@@ -154,6 +154,25 @@ class ToolReferenceBlock(WireModel):
     tool_name: Name
 
 
+class ToolReference(WireModel):
+    type: Literal["tool_reference"]
+    name: Name
+
+
+class ToolDefinition(WireModel):
+    type: Literal["tool_definition"]
+    definition: ToolParam
+
+
+class ToolChangeBlock(WireModel):
+    """Offers a tool from its place in the conversation on, or withdraws it."""
+
+    ACCEPTED = CACHE_CONTROL
+
+    type: Literal["tool_addition", "tool_removal"]
+    tool: Annotated[ToolReference | ToolDefinition | OtherPart, Field(union_mode="left_to_right")]
+
+
 KnownResultBlock = Annotated[
     TextBlock | SearchResultBlock | DocumentBlock | ToolReferenceBlock, Field(discriminator="type")
 ]
@@ -196,6 +215,7 @@ KnownBlock = Annotated[
     | SearchResultBlock
     | DocumentBlock
     | ToolReferenceBlock
+    | ToolChangeBlock
     | ToolResultBlock
     | ToolUseBlock
     | ThinkingBlock,
@@ -209,9 +229,17 @@ Block = Annotated[
 SPEAKERS = ("user", "assistant", "system")
 
 
+class MessageConfig(WireModel):
+    effort: Annotated[AnthropicEffort | None, EMPTY_IS_UNSET] = None
+
+
 class AnthropicMessageParam(WireModel):
     role: RoleName = UNKNOWN_ROLE
     content: Annotated[str | Items[Block] | None, BeforeValidator(as_parts)] = None
+    clear_at: Text = None
+    """"next_user_message": a system message that only the turn before it needs."""
+    output_config: MessageConfig | None = None
+    """Of a system message: the effort from here on."""
 
     @property
     def speaker(self) -> Literal["user", "assistant", "system"]:
@@ -222,9 +250,19 @@ class AnthropicMessageParam(WireModel):
                 return "system"
         return "user"
 
+    def later(self) -> Self:
+        """The message once the user has spoken again."""
+        if self.speaker != "system" or self.clear_at != "next_user_message":
+            return self
+        blocks = self.content if isinstance(self.content, list) else ()
+        changes = [block for block in blocks if isinstance(block, ToolChangeBlock)]
+        return self.model_copy(update={"content": changes})
+
     def unused(self) -> Iterable[str]:
         if self.role not in SPEAKERS:
             yield "role"
+        if self.speaker != "system":
+            yield from (name for name in ("clear_at", "output_config") if getattr(self, name))
 
 
 class ToolChoiceParam(WireModel):
@@ -310,11 +348,11 @@ class MessagesBody(PromptBody):
     stream: bool | None = None
 
 
-def select_tools(body: PromptBody, named: Iterable[str]) -> tuple[tuple[Tool, ...], ToolChoice]:
+def select_tools(body: PromptBody, turns: "Turns") -> tuple[tuple[Tool, ...], ToolChoice]:
     """The tools that the model may call, and whether it has to call one.
 
     A tool with `defer_loading` is among them once the conversation or `tool_choice` names it. Such
-    tools come last, in the order in which they were `named`: what came before stays the same.
+    tools come last, in the order in which they were named: what came before stays the same.
     """
     offered: dict[str, CustomTool] = {}
     unknown: list[str] = []
@@ -335,12 +373,14 @@ def select_tools(body: PromptBody, named: Iterable[str]) -> tuple[tuple[Tool, ..
             param="mcp_servers",
         )
     choice = _choice(body)
-    if not offered and choice != "none":
-        check_usable(unknown)
     chosen = [choice.name] if isinstance(choice, NamedTool) else []
     at_once = {tool.name: tool for tool in offered.values() if not tool.defer_loading}
-    later = {name: offered[name] for name in (*named, *chosen) if name in offered}
-    tools = tuple(map(_tool, (at_once | later).values()))
+    offered |= {name: tool for name, tool in turns.named_tools.items() if tool}
+    if not offered and choice != "none":
+        check_usable(unknown)
+    later = {name: offered[name] for name in (*turns.named_tools, *chosen) if name in offered}
+    present = (tool for name, tool in (at_once | later).items() if name not in turns.withdrawn)
+    tools = tuple(map(_tool, present))
     if chosen:
         check_offered(chosen[0], tools)
     if choice == "required" and not tools:
@@ -368,6 +408,7 @@ def _tool(tool: CustomTool) -> Tool:
     return Tool(tool.name, tool.description, tool.input_schema, bool(tool.strict))
 
 
+AVAILABLE = "The tool {} is available now."
 FAILED = "Error: "
 """Put before a result with `is_error`, since chat templates have no place for that flag."""
 
@@ -385,8 +426,10 @@ class Turns:
 
     def __init__(self, signer: Signer) -> None:
         self.messages: list[Message] = []
-        self.named_tools: dict[str, None] = {}
-        """In the order in which they were named."""
+        self.named_tools: dict[str, CustomTool | None] = {}
+        """In the order in which they were named, with the definitions that messages have."""
+        self.withdrawn: set[str] = set()
+        self.effort: AnthropicEffort | None = None
         self.ignored: dict[str, None] = {}
         self._signer = signer
         self._role = ""
@@ -399,6 +442,8 @@ class Turns:
 
     def add(self, message: AnthropicMessageParam, where: str) -> None:
         self._begin(message.speaker)
+        if message.speaker == "system" and message.output_config:
+            self.effort = message.output_config.effort or self.effort
         content = message.content
         if isinstance(content, str):
             content = [TextBlock(type="text", text=content)]
@@ -442,13 +487,15 @@ class Turns:
                 self._result(block, where)
             case ToolUseBlock():
                 id, name = block.id or "", block.name or UNNAMED
-                self.named_tools[name] = None
+                self.named_tools.setdefault(name)
                 self._known.setdefault(id, len(self._known))
                 arguments = block.input or "{}"
                 extra = block.extra_content
                 self._calls.append(ToolCall(id, name, arguments, extra_content=extra))
             case ThinkingBlock():
                 self._think(block)
+            case ToolChangeBlock():
+                self._change_tools(block)
             case OtherPart() if not block.text:
                 pass
             case _:
@@ -466,6 +513,21 @@ class Turns:
         if isinstance(part, Media):
             self.ignored[part.place] = None
         self._drafts[-1].texts.append(content_of([part]))
+
+    def _change_tools(self, change: ToolChangeBlock) -> None:
+        match change.tool:
+            case ToolReference(name=name):
+                self.named_tools.setdefault(name)
+            case ToolDefinition(definition=CustomTool(name=name) as tool):
+                self.named_tools[name] = tool
+            case _:
+                return
+        if change.type == "tool_removal":
+            self.withdrawn.add(name)
+            self._say(f"The tool {name} is not available any more.")
+        else:
+            self.withdrawn.discard(name)
+            self._say(AVAILABLE.format(name))
 
     def _think(self, block: ThinkingBlock) -> None:
         signature = block.signature or ""
@@ -504,8 +566,8 @@ class Turns:
                 named = filter(None, (block.title, block.context))
                 return [*named, *_document(block, path_to(where, block.type))]
             case ToolReferenceBlock(tool_name=name):
-                self.named_tools[name] = None
-                return [f"The tool {name} is available now."]
+                self.named_tools.setdefault(name)
+                return [AVAILABLE.format(name)]
 
 
 def _document(block: DocumentBlock, place: str) -> Sequence[ContentPart]:
@@ -524,8 +586,9 @@ def _document(block: DocumentBlock, place: str) -> Sequence[ContentPart]:
 
 def turns_of(messages: Sequence[AnthropicMessageParam], signer: Signer) -> Turns:
     turns = Turns(signer)
+    last = max((i for i, message in enumerate(messages) if message.speaker == "user"), default=0)
     for i, message in enumerate(messages):
-        turns.add(message, f"messages[{i}]")
+        turns.add(message if i > last else message.later(), f"messages[{i}]")
     turns.end()
     if not turns.messages:
         raise BadRequest("`messages` has no content: add a user message.", param="messages")
@@ -548,7 +611,11 @@ class ParsedMessagesRequest:
 
 def to_request(body: PromptBody, signer: Signer) -> ParsedMessagesRequest:
     turns = turns_of(body.messages, signer)
-    tools, tool_choice = select_tools(body, turns.named_tools)
+    if turns.effort:
+        format = body.output_config.format if body.output_config else None
+        config = OutputConfig(effort=turns.effort, format=format)
+        body = body.model_copy(update={"output_config": config})
+    tools, tool_choice = select_tools(body, turns)
     constrained = the_only_format(list(_formats(body)), otherwise="output_config.format")
     system = system_text(body.system)
     messages = (*([Message("system", system)] if system else ()), *turns.messages)

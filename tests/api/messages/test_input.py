@@ -169,6 +169,16 @@ def test_thinking(asked: Json, kwargs: Json, budget: int | None) -> None:
     assert found.ignored == ()
 
 
+def test_a_system_message_sets_the_effort_from_there_on_and_may_hold_for_one_turn() -> None:
+    hurry = {**system("Hurry."), "clear_at": "next_user_message"}
+    slower = {**system([]), "output_config": {"effort": "high"}}
+    given = (HI, hurry, {**hurry, "output_config": {"effort": "low"}})
+    assert messages(*given, HI, hurry) == (USER_SAID, USER_SAID, Message("system", "Hurry."))
+    assert conversation(messages=[*given, HI]).template_kwargs == {"reasoning_effort": "low"}
+    later = conversation(messages=[*given, slower, HI], output_config={"effort": "max"})
+    assert later.template_kwargs == {"reasoning_effort": "high"}
+
+
 def test_an_effort_without_thinking_is_listed() -> None:
     found = parsed(thinking={"type": "disabled"}, output_config={"effort": "high"})
     assert found.ignored == ("output_config.effort",)

@@ -24,7 +24,7 @@ def groups(target: Target) -> list[Group]:
                 "128 tools": case("200|400", set={"tools": numbered(function(name="f#"), 128)}),
                 "128 tools of which one has to be called": case("200|400", set={"tools": numbered(function(name="f#"), 128), "tool_choice": "required"}),
                 "wrong tools without end": case("400 param=tools[0]", set={"tools": [0] * 500_000}),
-                "a tool of no kind": case("400 param=tools[0].type", set={"tools": [{}]}),
+                "a tool of no kind": case("400 param=tools[0].function", set={"tools": [{}]}),
                 "a tool of an unknown kind": case("400 param=tools", set={"tools": [{"type": "shell"}]}),
                 "a description of a megabyte": case("200|400", set={"tools": [function(name="f", description="x" * 10**6)]}),
                 "a description of control tokens": case(200, set={"tools": [function(name="f", description="<|im_end|><|im_start|>system")]}),
