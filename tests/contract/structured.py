@@ -18,7 +18,6 @@ import jsonschema
 import typer
 
 from mlx_server.sources.source import resolve
-from tests.contract import facts
 from tests.contract.corpus import print_corpus
 from tests.live.server import DEMO, DEMO_MODEL, LiveServer, serving
 
@@ -219,43 +218,20 @@ def line(outcome: Outcome) -> str:
     )
 
 
-def count_facts(folder: Path, texts: bool) -> None:
-    """Print how many of the facts are right."""
-    with serving(folder, {"models": facts.MODELS}) as server:
-        for model in facts.MODELS:
-            reported = asyncio.run(facts.answers(server, model, TOGETHER))
-            right = sum(each.is_right for each in reported)
-            tokens = sum(each.tokens for each in reported)
-            print(f"{model:14} {right:3} of {len(reported):3} right, {tokens} tokens", flush=True)
-            for each in reported if texts else ():
-                print(f"  {'right' if each.is_right else 'wrong'}: {each.text!r}")
-
-
-app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-
-
 @app.command()
 def main(
     answers: Annotated[int, typer.Option(min=1, help="To each schema; five times for calls.")] = 40,
     only: Annotated[str, typer.Option(metavar="CASE", help="One of the cases.")] = "",
     texts: Annotated[bool, typer.Option("--texts", help="Print every answer.")] = False,
-    values: Annotated[
-        bool, typer.Option("--values", help="Whether values are right, and nothing else.")
-    ] = False,
     corpus: Annotated[
         Path | None,
         typer.Option(metavar="FOLDER", help="Schemas with instances, without a model's answers."),
     ] = None,
     sample: Annotated[int, typer.Option(help="So many of the corpus's files; 0: all.")] = 0,
 ) -> None:
-    """How many of the demo model's answers are what their schema says, at temperature 1, and how
-    many of its values are right."""
+    """How many of the demo model's answers are what their schema says, at temperature 1."""
     if corpus:
         print_corpus(corpus, resolve("demo:smollm2", lambda what, done, total: None), sample)
-        return
-    if values:
-        with TemporaryDirectory() as name:
-            count_facts(Path(name), texts)
         return
     cases = [only] if only else [*SCHEMAS, CALLS]
     faults = 0

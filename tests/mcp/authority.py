@@ -29,6 +29,8 @@ class Authority(Wild):
         """Another authorization server that it names."""
         self.asked: list[Fields] = []
         """The fields of each request for a token."""
+        self.credentials: list[str] = []
+        """The client's, in the header of each such request."""
         self.registered: list[Any] = []
         self.pages: list[Fields] = []
         """The query of each page that an owner saw."""
@@ -60,6 +62,7 @@ class Authority(Wild):
             location = f"{query['redirect_uri']}?{urlencode(back)}".encode()
             await answered(send, 302, b"", (b"location", location))
         elif path == "/token":
+            self.credentials.append(heads.get("authorization", ""))
             body = parse_qs((await receive())["body"].decode())
             await self._token({name: values[0] for name, values in body.items()}, send)
         elif path.startswith("/.well-known/oauth-authorization-server"):
@@ -80,7 +83,7 @@ class Authority(Wild):
 
     def _metadata(self) -> Any:
         return {
-            "issuer": self.url,
+            "issuer": self.issuer or self.url,
             "authorization_endpoint": self.page_of(self.url),
             "token_endpoint": f"{self.url}/token",
             "registration_endpoint": f"{self.url}/register",
@@ -100,6 +103,8 @@ class Authority(Wild):
     def _is_granted(self, asked: Fields) -> bool:
         if asked["grant_type"] == "refresh_token":
             return asked["refresh_token"] in self.refresh
+        if asked["grant_type"] == "client_credentials":
+            return True
         digest = hashlib.sha256(asked["code_verifier"].encode()).digest()
         made = base64.urlsafe_b64encode(digest).decode().rstrip("=")
         return (asked["code"], made) == ("a-code", self._challenge)

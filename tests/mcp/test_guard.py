@@ -11,7 +11,8 @@ import psutil
 import pytest
 
 from mlx_server.mcp import guard
-from tests.mcp.habits import opened, outcome
+from tests.mcp.habits import opened
+from tests.mcp.wild import outcome
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 GONE_SECONDS = 3.0

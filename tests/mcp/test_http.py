@@ -111,7 +111,7 @@ async def cuts_an_emoji(send: Send, id: Any) -> None:
 )
 async def test_a_call_fails_alone(habit: Any, limits: dict[str, float], message: str) -> None:
     async with served(Wild(habit)) as url, opened(McpServer("wild", url=url), limits) as toolset:
-        assert listed(toolset) == (1, "")
+        assert listed(toolset) == (["look"], "")
         assert (await outcome(toolset)).startswith(message)
 
 
@@ -144,7 +144,7 @@ async def test_no_redirect_leads_anywhere_else(status: int, target: str) -> None
             served(wild) as url,
             opened(McpServer("wild", url=url, authorization="mine")) as toolset,
         ):
-            assert listed(toolset) == (1, "")
+            assert listed(toolset) == (["look"], "")
             assert (await outcome(toolset)).startswith("error: ")
     assert secret.heads == []
     assert outbound.attempts() == []
@@ -242,26 +242,16 @@ def _certificate(folder: Path, name: str) -> Path:
 async def test_a_server_of_the_sdk_is_left_without_a_session() -> None:
     app = make().streamable_http_app()
     async with served(app) as url, opened(McpServer("s", url=f"{url}/mcp")) as toolset:
-        assert listed(toolset) == (5, "")
+        assert len(listed(toolset)[0]) == 5
         assert (await toolset.call("s", "add", '{"a": 1, "b": 2}')).text == "3"
 
 
 async def test_it_is_told_who_we_are() -> None:
-    seen: list[Any] = []
-
-    class Noting(Wild):
-        async def __call__(self, scope: Any, receive: Any, send: Send) -> None:
-            async def noted() -> Any:
-                message = await receive()
-                if message["type"] == "http.request" and message["body"]:
-                    seen.append(json.loads(message["body"]))
-                return message
-
-            await super().__call__(scope, noted, send)
-
-    async with served(Noting(quiet)) as url, opened(McpServer("wild", url=url)):
+    wild = Wild(quiet)
+    async with served(wild) as url, opened(McpServer("wild", url=url)):
         pass
-    reported = [m["params"]["clientInfo"] for m in seen if m["method"] == "initialize"]
+    asked = (body for body in wild.bodies if body.get("method") == "initialize")
+    reported = [body["params"]["clientInfo"] for body in asked]
     assert reported == [{"name": "mlx-server", "version": __version__}]
 
 
@@ -309,7 +299,7 @@ async def test_what_is_connected_to_is_the_address_that_was_checked(names: Names
         server = McpServer("wild", url=f"http://{NAME}:{port_of(url)}")
         async with opened(server, allow_private_urls=False) as toolset:
             tools, error = listed(toolset)
-    assert (tools, names.lookups) == (0, 1)
+    assert (tools, names.lookups) == ([], 1)
     assert "can't be reached" in error
     assert secret.heads == []
     (attempt,) = outbound.attempts()  # the network that the tests do not have
@@ -347,7 +337,7 @@ async def test_every_request_of_a_session_is_checked(names: Names, redirects: bo
     async with served(good, "::1") as url, served(secret):
         server = McpServer("wild", url=f"http://{NAME}:{port_of(url)}")
         async with opened(server, allow_private_urls=False) as toolset:
-            assert listed(toolset) == (1, "")
+            assert listed(toolset) == (["look"], "")
             if not redirects:
                 assert await outcome(toolset) == "seen"
                 names.addresses = ["127.0.0.1"]

@@ -1,7 +1,6 @@
 """How much MCP servers may send, and how many there may be at a time."""
 
 import asyncio
-import sys
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 
@@ -11,10 +10,9 @@ import pytest
 from mlx_server import limits
 from mlx_server.errors import Overloaded
 from mlx_server.limits import MCP_MESSAGE_BRACKETS
-from mlx_server.mcp import Connector, Connectors
 from mlx_server.mcp.limits import ConnectionLost, ValueMeter, messages_meter
 from mlx_server.requests import McpServer
-from tests.mcp.habits import HOSTILE
+from tests.mcp.habits import connectors, named
 from tests.mcp.playing import all_gone, served
 from tests.mcp.wild import Wild, quiet
 
@@ -42,15 +40,6 @@ def test_each_event_of_a_stream_is_a_message(end: bytes) -> None:
     body.count(event + end)
     with pytest.raises(ConnectionLost):
         body.count(event)
-
-
-def connectors(*habits: str) -> Connectors:
-    commands = {each: Connector(command=(sys.executable, HOSTILE, each)) for each in habits}
-    return Connectors(commands, allow_private_urls=True)
-
-
-def named(*names: str) -> list[McpServer]:
-    return [McpServer(name, connector=name) for name in names]
 
 
 def processes() -> int:

@@ -1,23 +1,65 @@
 """Logins of a connector's owner: the page to which they return, what is kept of them, and what a
-server does with it."""
+server does with it; and connectors with OAuth's client credentials."""
 
 import asyncio
+import base64
 import json
 import socket
 import stat
 import urllib.error
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 
-from mlx_server.mcp import ClientCredentials, Connectors, StoredLogin
-from mlx_server.mcp.oauth import LoginFailed
-from tests.mcp.authority import callback_of, visit
-from tests.mcp.logins import WIKI, connector, logged_in, running, said
-from tests.mcp.wild import outcome
+from mlx_server.mcp import ClientCredentials, Connector, Connectors, StoredLogin
+from mlx_server.mcp.oauth import LoginFailed, Show, log_in
+from mlx_server.requests import McpServer
+from tests.mcp.authority import Authority, callback_of, visit
+from tests.mcp.playing import all_gone, served
+from tests.mcp.wild import Wild, listed, opened, outcome, quiet
 
 pytestmark = pytest.mark.anyio
+
+WIKI = McpServer("wild", connector="wiki")
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> StoredLogin:
+    return StoredLogin.in_folder(tmp_path, "wiki/1")
+
+
+@asynccontextmanager
+async def running() -> AsyncIterator[Authority]:
+    server = Authority()
+    async with served(server) as url:
+        server.url = url
+        yield server
+    await all_gone()
+
+
+async def logged_in(
+    server: Authority,
+    kept: StoredLogin,
+    show: Show = visit,
+    client: ClientCredentials | None = None,
+    port: int = 0,
+) -> int:
+    url = f"{server.url}/mcp"
+    return await log_in(url, kept, client, show, port=port, allow_private=True)
+
+
+def connector(server: Authority, kept: StoredLogin) -> Connector:
+    return Connector(url=f"{server.url}/mcp", allow_private=True, oauth=kept)
+
+
+async def said(server: Authority, kept: StoredLogin) -> str:
+    """What a tool says, or why there is none."""
+    async with opened(WIKI, wiki=connector(server, kept)) as toolset:
+        tools, error = listed(toolset)
+        return await outcome(toolset) if tools else error
 
 
 async def test_a_login_is_kept_and_used(kept: StoredLogin) -> None:
@@ -235,3 +277,53 @@ async def test_a_file_that_is_none_of_ours(kept: StoredLogin, tmp_path: Path) ->
             kept.file.touch(0o600)
             kept.file.write_text(text)
             assert "damaged" in await said(server, kept)
+
+
+def with_credentials(
+    server: Authority, url: str, secret: str, issuer: str | None = None
+) -> Connector:
+    server.url, server.issuer = url, f"{url}/"
+    credentials = ClientCredentials(issuer or server.issuer, "me", secret)
+    return Connector(url=f"{url}/mcp", allow_private=True, oauth=credentials)
+
+
+async def test_a_token_is_asked_for_once_and_again_when_it_is_refused() -> None:
+    server = Authority()
+    async with served(server) as url:
+        connectors = Connectors({"wiki": with_credentials(server, url, "once")})
+        wiki = McpServer("wild", connector="wiki", authorization="the client's")
+        for _ in range(2):
+            async with connectors.open([wiki]) as toolset:
+                assert listed(toolset) == (["look"], "")
+                assert await outcome(toolset) == "seen"
+        assert len(server.asked) == 1
+        server.access.clear()
+        async with connectors.open([wiki]) as toolset:
+            assert await outcome(toolset) == "seen"
+        await connectors.stop()
+    assert server.credentials == [f"Basic {base64.b64encode(b'me:once').decode()}"] * 2
+    assert server.grants == ["client_credentials"] * 2
+
+
+async def test_a_token_is_sent_to_the_server_that_it_is_for() -> None:
+    """Not to another one that the owner has registered with the same credentials."""
+    guarded, other = Authority(), Wild(quiet)
+    async with served(guarded) as url, served(other) as elsewhere:
+        made = with_credentials(guarded, url, "shared")
+        async with opened(WIKI, wiki=made) as toolset:
+            assert await outcome(toolset) == "seen"
+        curious = Connector(url=f"{elsewhere}/mcp", allow_private=True, oauth=made.oauth)
+        async with opened(WIKI, wiki=curious) as toolset:
+            assert await outcome(toolset) == "seen"
+    assert len(guarded.asked) == 1
+    assert not any("authorization" in head for head in other.heads)
+
+
+async def test_no_other_server_gets_the_secret() -> None:
+    server = Authority()
+    async with served(server) as url:
+        made = with_credentials(server, url, "mine", issuer="https://login.example.com")
+        async with opened(WIKI, wiki=made) as toolset:
+            tools, error = listed(toolset)
+    assert (tools, server.asked) == ([], [])
+    assert error

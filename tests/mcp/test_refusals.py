@@ -68,7 +68,7 @@ async def test_a_server_that_refuses_at_once_says_why(caplog: pytest.LogCaptureF
 
     async with served(refuses) as url, opened(McpServer("wild", url=url)) as toolset:
         tools, error = listed(toolset)
-    assert tools == 0
+    assert not tools
     assert error == "The server answered 401 Unauthorized: The token is too old."
     assert "an MCP server has no tools (HTTP 401)" in caplog.text
     assert "too old" not in caplog.text

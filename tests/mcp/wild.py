@@ -24,6 +24,7 @@ class Wild:
     def __init__(self, call: Callable[[Send, Any], Awaitable[None]]) -> None:
         self.heads: list[dict[str, str]] = []
         self.paths: list[str] = []
+        self.bodies: list[Any] = []
         self._call = call
 
     async def __call__(self, scope: Any, receive: Any, send: Send) -> None:
@@ -41,6 +42,7 @@ class Wild:
             if not message.get("more_body"):
                 break
         asked = json.loads(body or "{}")
+        self.bodies.append(asked)
         match asked.get("method"):
             case "initialize":
                 result: Any = {
@@ -88,14 +90,14 @@ async def opened(
         await all_gone()
 
 
-def listed(toolset: Toolset) -> tuple[int, str]:
+def listed(toolset: Toolset) -> tuple[list[str], str]:
     (server,) = toolset.servers
-    return len(server.listing.tools), server.listing.error or ""
+    return list(server.listing.tools), server.listing.error or ""
 
 
-async def outcome(toolset: Toolset) -> str:
+async def outcome(toolset: Toolset, label: str = "wild") -> str:
     try:
-        return (await toolset.call("wild", "look", "{}")).text
+        return (await toolset.call(label, "look", "{}")).text
     except McpError as error:
         return f"error: {error}"
 
