@@ -24,11 +24,15 @@ from mlx_server.api.completions import CompletionBody
 from mlx_server.api.fields import WireModel
 from mlx_server.events import Event
 from mlx_server.http import errors
+from mlx_server.http.middleware import VERSIONED, served_path
 from mlx_server.models.tokenizer import Tokenizer
 from mlx_server.request_threads import SMALL_BYTES, in_thread
 from mlx_server.requests import GenerateRequest, JsonFormat
 from tests.api import wire
+from tests.api.messages.talking import BODY
+from tests.api.test_routes import routes
 from tests.api.wire import MODEL, Json, ScriptedEngine
+from tests.tables import cases
 
 HI: Json = {"role": "user", "content": "hi"}
 MESSAGES: Json = {"model": MODEL, "messages": [HI]}
@@ -204,3 +208,43 @@ def test_only_large_bodies_are_parsed_in_a_thread_and_none_is_kept(
 def test_what_is_wrong_is_said_from_either_place(padding: int) -> None:
     answer = post({"text": 5, "padding": "x" * padding})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "text")
+
+
+@cases
+def test_the_path_that_was_meant(asked: str, served: str) -> None:
+    assert served_path(asked) == served
+
+
+def test_no_route_is_hidden_and_all_of_v1_is_found_without_it() -> None:
+    paths = {path for _, path in routes()}
+    assert {served_path(path) for path in paths} == paths
+    below = {path.split("/")[2] for path in paths if path.startswith("/v1/")}
+    assert below - {"pool", "adapters"} == VERSIONED
+
+
+@pytest.mark.slow
+def test_head_asks_whether_the_server_answers(client: TestClient) -> None:
+    paths = {path for methods, path in routes() if "GET" in methods and "{" not in path}
+    for path in paths | {"//models/", f"/v1/models/{wire.MODEL}", "/v1/responses"}:
+        asked = client.head(path)
+        assert not asked.content
+        if path != "/page/events":  # it has no end
+            assert asked.status_code == client.get(path).status_code
+
+
+def test_every_client_s_way_to_answer(client: TestClient) -> None:
+    chat = {"model": wire.MODEL, "messages": [{"role": "user", "content": "a"}]}
+    assert wire.ok(client.post("/chat/completions", json=chat))["object"] == "chat.completion"
+    assert wire.ok(client.post("/v1/v1/messages", json=BODY))["type"] == "message"
+    assert wire.ok(client.get("/models"))["data"]
+    assert wire.ok(client.get("/v1/api/tags"))["models"]
+    assert client.post("/v1/v1/messages", json={}).json()["type"] == "error", "in Anthropic's form"
+    with suppress(*wire.CANCELLED), client.websocket_connect("ws://localhost/responses") as socket:
+        socket.send_text("{")
+        assert socket.receive_json()["type"] == "error"
+
+
+def test_keys_are_asked_for_all_the_same(tiny_path: Path) -> None:
+    with wire.client(tiny_path, wire.ScriptedEngine(), api_keys=(wire.key("key"),)) as client:
+        for path in ("/models", "/v1/v1/models", "/v1/api/tags"):
+            assert client.get(path).status_code == 401

@@ -1,12 +1,20 @@
 """All commands: their help, their exit codes, and how they tell of mistakes."""
 
+import io
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from rich.console import Console
+from typer.testing import CliRunner
 
+from mlx_server.cli import app
+from mlx_server.cli.terminal import printable
+from mlx_server.config.models_yaml import check_file, load_settings
 from mlx_server.families.table import markdown
 from tests.live.fork_server import ran
+from tests.tables import cases
 
 pytestmark = pytest.mark.usefixtures("folder")
 
@@ -79,3 +87,35 @@ def test_exit_codes() -> None:
     out = subprocess.run(command, capture_output=True, text=True)
     said = [f"{stderr}\nexit code {code}".strip() for _, code, stderr in ENDS]
     assert (out.stderr.strip(), out.stdout) == ("\n".join(said), "")
+
+
+def shown(text: str) -> str:
+    out = io.StringIO()
+    Console(file=out, force_terminal=True, color_system="truecolor").print(printable(text))
+    return out.getvalue().removesuffix("\n")
+
+
+@cases
+def test_text_is_shown_as_it_is(text: str) -> None:
+    assert shown(text) == text
+
+
+@cases
+def test_control_characters_become_spaces(text: str, expected: str) -> None:
+    assert printable(text).plain == expected
+    assert "\x1b" not in shown(text)
+
+
+@pytest.mark.usefixtures("studio")
+def test_a_first_file_is_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "models.yaml"
+    done = CliRunner().invoke(app, ["init"])
+    assert done.exit_code == 0, done.output
+    assert check_file(file) == []
+    assert list(load_settings(file).models) == ["smollm2-135m", "recorded", "org/one", "org/two"]
+    file.write_text("models: {}\n", "utf-8")
+    again = CliRunner().invoke(app, ["init"])
+    assert again.exit_code == 1
+    assert "models.yaml is there already" in str(again.exception)
+    assert file.read_text("utf-8") == "models: {}\n"

@@ -218,6 +218,9 @@ def line(outcome: Outcome) -> str:
     )
 
 
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
 @app.command()
 def main(
     answers: Annotated[int, typer.Option(min=1, help="To each schema; five times for calls.")] = 40,

@@ -12,7 +12,9 @@ from mlx_server.errors import CompilerTooSlow, CompilerUnavailable, InvalidGramm
 from mlx_server.generation import constraints
 from mlx_server.grammars import compiled as module
 from mlx_server.grammars.compiled import PROCESSES, compiled
+from mlx_server.grammars.compiler import fault, first_text, in_a_line
 from mlx_server.messages import Tool
+from tests.tables import cases
 
 SLOW: dict[str, Any] = {
     "type": "object",
@@ -115,3 +117,25 @@ def test_a_schema_that_nothing_can_match_is_refused_with_the_reason(
     with pytest.raises(InvalidGrammar) as refused:
         compiled(schema)
     assert reason in refused.value.message
+
+
+def test_a_fault_is_named() -> None:
+    assert fault('start: "a"\n') == ""
+    assert 'unknown name: "nobody"' in fault("start: nobody\n")
+    costly = "start: A\nA: " + " & ".join(f"/(a|b|{n})*a(a|b){{{n}}}/" for n in range(20, 24))
+    assert "fuel" in fault(costly)
+
+
+@cases
+def test_a_message_loses_its_listings_and_the_names_of_rules(message: str, line: str) -> None:
+    assert in_a_line(message) == line
+
+
+@cases
+def test_it_ends_as_early_as_the_grammar_may(rule: str, text: str) -> None:
+    assert first_text(f"start: {rule}\n", ()) == text
+
+
+def test_what_is_no_grammar_is_refused() -> None:
+    with pytest.raises(InvalidGrammar, match="nobody"):
+        first_text("start: nobody\n", ())

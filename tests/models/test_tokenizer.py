@@ -6,6 +6,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
+import sentencepiece
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models
@@ -13,8 +14,10 @@ from tokenizers import Tokenizer as Whole
 from tokenizers.processors import TemplateProcessing
 
 from mlx_server.errors import ModelUnusable
+from mlx_server.models.sentencepiece_model import sentencepiece_tokenizer
 from mlx_server.models.tokenizer import WINDOW, Tokenizer
 from tests.families import CONTROL, SAMPLES, byte_fallback, byte_level, write_checkpoint
+from tests.models.test_byte_level import texts
 
 TEXTS = st.lists(st.sampled_from(SAMPLES) | st.text(max_size=12), max_size=4).map("".join)
 
@@ -200,3 +203,35 @@ def test_special_tokens_of_a_text_are_added_or_not(tmp_path: Path, length: int) 
     assert tokenizer.encode_prompt(text, 10**9, add_special_tokens=False) == plain
     assert tokenizer.encode_prompt(text, 10**9) == [1, *plain, 2]
     assert tokenizer.with_special_tokens(plain) == [1, *plain, 2]
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+@pytest.mark.parametrize("prefix", [True, False])
+def test_sentencepiece_s_own_ids(tmp_path: Path, kind: str, prefix: bool) -> None:
+    files = [Path(__file__), Path(__file__).with_name("test_tokenizer.py")]
+    lines = "".join(file.read_text("utf-8") for file in files)
+    (tmp_path / "text.txt").write_text(lines)
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(tmp_path / "text.txt"),
+        model_prefix=str(tmp_path / "tokenizer"),
+        vocab_size=600,
+        model_type=kind,
+        byte_fallback=True,
+        character_coverage=0.99,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        add_dummy_prefix=prefix,
+        minloglevel=2,
+    )
+    theirs = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "tokenizer.model"))
+    ours = sentencepiece_tokenizer(tmp_path / "tokenizer.model", {})
+    for text in texts():
+        ids = ours.encode(text, add_special_tokens=False).ids
+        assert ids == theirs.encode(text)
+        assert ours.decode(ids) == theirs.decode(ids)
+
+
+def test_a_tokenizer_model_that_is_none(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(b"YQ== 0\nYg== 1\n")
+    with pytest.raises(ModelUnusable, match="Use a checkpoint with"):
+        sentencepiece_tokenizer(tmp_path / "tokenizer.model", {})

@@ -1,6 +1,7 @@
 """Adapters in memory: loaded once, leased, dropped. The engine does what the test tells it to."""
 
 import asyncio
+import json
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -10,16 +11,21 @@ from typing import Any, cast
 
 import pytest
 
+from mlx_server import limits as table
 from mlx_server.engine.client import EngineClient
 from mlx_server.engine.messages import AdapterLoaded
-from mlx_server.errors import AdapterInvalid, AdapterNotFound, EngineDied
+from mlx_server.errors import AdapterInvalid, AdapterNotFound, BadRequest, EngineDied
 from mlx_server.models import adapter_catalog as catalog_module
 from mlx_server.models.adapter_catalog import AdapterCatalog, AdapterLocation, BaseModelShapes
 from mlx_server.models.adapter_reader import AdapterSpec, read_adapter, stamp_of
 from mlx_server.pool.adapters import AdapterPool, LeasedAdapter, allowed_folder, find_adapter
 from mlx_server.pool.pool import Pool
 from mlx_server.pool.prepare import ModelSpec
-from tests.pool.adapter_sizes import FILE, LOADED
+from tests.pool.machine import TWO, asks, running, turns
+
+FILE, LOADED = 90, 100
+"""Bytes of every adapter: by its file, and once it is there."""
+
 
 pytestmark = pytest.mark.anyio
 
@@ -78,11 +84,6 @@ def an_adapter(name: str, *, digest: str | None = None) -> LeasedAdapter:
 
 
 A, B, C = map(an_adapter, "abc")
-
-
-async def turns(count: int = 10) -> None:
-    for _ in range(count):
-        await asyncio.sleep(0)
 
 
 @pytest.fixture
@@ -340,3 +341,50 @@ def test_a_list_of_models_reads_each_adapter_once(
 
     assert asyncio.run(names()) == [["pirate"]] * 3
     assert len(read) == 1
+
+
+@pytest.fixture
+def samples(tmp_path: Path) -> Path:
+    """One adapter, for any base."""
+    shutil.copytree(Path(__file__).parents[2] / "adapters" / "pirate", tmp_path / "pirate")
+    config = tmp_path / "pirate" / "adapter_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text("utf-8")) | {"model": None}))
+    return tmp_path
+
+
+async def test_an_adapter_that_was_unloaded_while_its_request_waited_is_not_loaded_again(
+    a: ModelSpec, samples: Path
+) -> None:
+    limits = replace(TWO, budget=10**9)
+
+    async with running(a, limits=limits, adapter_dirs=[samples]) as (pool, machine):
+        await pool.add_adapter("a", "new", str(samples / "pirate"))
+        prepared = await pool.prepared("a")
+        adapter = await pool.adapter(prepared, "new")
+        async with pool.lease(prepared, asks(0), adapter):
+            pass
+        await pool.remove_adapter("a", "new")
+        with pytest.raises(AdapterNotFound):
+            async with pool.lease(prepared, asks(0), adapter):
+                raise AssertionError
+        await turns()
+        assert pool.engines[0].scheduler.adapters.loaded_for("a") == []
+        loaded = f"load a {adapter.spec.digest}"
+        assert machine.log == ["load a", loaded, f"un{loaded}"]
+        for remove in ("new", "nobody"):
+            with pytest.raises(AdapterNotFound):
+                await pool.remove_adapter("a", remove)
+
+
+async def test_clients_load_so_many_adapters_and_no_more(
+    a: ModelSpec, samples: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table, "ADDED_ADAPTERS", 2)
+
+    async with running(a, adapter_dirs=[samples]) as (pool, _):
+        for name in ("one", "two", "one"):
+            await pool.add_adapter("a", name, str(samples / "pirate"))
+        with pytest.raises(BadRequest, match="Clients have loaded 2 adapters"):
+            await pool.add_adapter("a", "three", str(samples / "pirate"))
+        await pool.remove_adapter("a", "two")
+        await pool.add_adapter("a", "three", str(samples / "pirate"))

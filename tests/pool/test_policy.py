@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from collections.abc import Iterable
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -23,10 +24,21 @@ from mlx_server.pool.policy import (
 from mlx_server.pool.reservations import ModelFacts
 from mlx_server.requests import Tier
 from tests.calls import calls_of
-from tests.pool.policies import policy_of
 from tests.pool.policy_books import WAIT
 from tests.pool.policy_machine import PolicyMachine
 from tests.tables import cases
+
+BUDGET = 10
+
+
+def policy_of(*, budget: int = BUDGET, ready: Iterable[str] = (), **facts: ModelFacts) -> Policy:
+    """Models in `ready` were loaded one after the other, at 0, 1, 2 ..."""
+    policy = Policy(facts, budget=budget, wait_seconds=WAIT)
+    for now, model in enumerate(ready):
+        assert policy.preload(model, now) == (LoadAction(model),)
+        assert policy.loaded(model, facts[model].weights, now) == ()
+    return policy
+
 
 MANY = settings(
     max_examples=150,

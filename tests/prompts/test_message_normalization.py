@@ -22,10 +22,16 @@ from mlx_server.prompts.message_normalization import (
     fit_to_template,
     to_turns,
 )
+from mlx_server.prompts.template_capabilities import default_system, template_capabilities
 from mlx_server.prompts.template_prompt import as_given
-from tests.prompts.normalized import call
+from mlx_server.system.sandbox.chat_template import ChatTemplate
 from tests.slowness import slowness
 from tests.tables import cases, messages_of
+
+
+def call(id: str, name: str = "f", arguments: str = "{}") -> ToolCall:
+    return ToolCall(id, name, arguments)
+
 
 ROLES = {"developer": "system"}
 
@@ -208,3 +214,32 @@ def test_calls_as_text_close_all_that_is_not_the_familys(
     write: Callable[..., str], expected: str
 ) -> None:
     assert write(CALLED, closed) == expected
+
+
+TOOLS = "{% if tools %}{{ tools | tojson }}{% endif %}"
+EACH = "{% for m in messages %}"
+END = "{% endfor %}"
+
+
+@cases
+def test_a_template_is_asked_for_its_manners(body: str, capabilities: dict[str, Any]) -> None:
+    expected = msgspec.convert(capabilities, TemplateCapabilities)
+    assert template_capabilities(ChatTemplate(TOOLS + EACH + body + END), {}) == expected
+
+
+SAY = EACH + "{{ m.role }}: {{ m.content }}" + END
+
+
+@cases
+def test_a_template_may_render_the_schema_itself(source: str, expected: str) -> None:
+    assert template_capabilities(ChatTemplate(source), {}).schema == expected
+
+
+def test_the_system_prompt_of_a_template_that_has_its_own() -> None:
+    own = "{% if messages[0].role != 'system' %}<s>Be kind. {{ day }}</s>{% endif %}"
+    source = own + EACH + "{% if m.role == 'system' %}<s>{{ m.content }}</s>{% else %}"
+    template = ChatTemplate(source + "<u>{{ m.content }}</u>{% endif %}" + END)
+    assert default_system(template, {"day": "Monday"}) == "Be kind. Monday"
+    assert default_system(ChatTemplate(SAY), {}) == ""
+    refusing = "{% if messages | length < 2 %}{{ raise_exception('') }}{% endif %}"
+    assert default_system(ChatTemplate(refusing + SAY), {}) == ""

@@ -10,13 +10,53 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlx_server import limits
-from mlx_server.events import ToolCallFinished, ToolCallStarted
+from mlx_server.events import Event, ToolCallDelta, ToolCallFinished, ToolCallStarted
+from mlx_server.messages import Tool
+from mlx_server.tool_parsers import keyed_calls
 from mlx_server.tool_parsers import values as reader
+from mlx_server.tool_parsers.call_format import CallFormat, parse_calls
+from mlx_server.tool_parsers.calls import ToolCallEmitter
 from mlx_server.tool_parsers.model_json import Malformed
-from mlx_server.tool_parsers.source import complete_source
-from mlx_server.tool_parsers.values import JSON, Syntax, gemma_syntax
+from mlx_server.tool_parsers.source import Source, Steps, complete_source
+from mlx_server.tool_parsers.tag_formats import QWEN3_CODER, SEED_OSS
+from mlx_server.tool_parsers.values import JSON, Syntax, gemma_syntax, python_syntax, read_json
 from tests.slowness import slowness
-from tests.tool_parsers.values import PYTHON, TYPED, arguments, read
+
+TYPED = {"type": "object", "properties": {"s": {"type": "string"}, "t": {"type": "string"}}}
+"""Values of `s` and `t` stream."""
+
+PYTHON = python_syntax()
+
+
+def read(pieces: list[str], schema: Any = TYPED) -> list[Event]:
+    """The arguments of one call, from the opening brace on."""
+    events: list[Event] = []
+    calls = ToolCallEmitter(0, [Tool("f", parameters=schema)], events.append)
+    source = Source()
+
+    def steps() -> Steps[None]:
+        call = calls.start("f")
+        yield from source.space()
+        yield from source.expect("{")
+        yield from reader.arguments(source, JSON, lambda: call)
+        call.finish()
+        assert not (yield from source.space()).strip()
+        if (yield from source.peek()):
+            raise Malformed("more than an object")
+
+    reading = steps()
+    for piece in pieces:
+        source.feed(piece)
+        next(reading, None)
+    source.close(cut=False)
+    for _ in reading:
+        pytest.fail("a closed source has nothing to wait for")
+    return events
+
+
+def arguments(events: list[Event]) -> str:
+    return "".join(e.arguments for e in events if isinstance(e, ToolCallDelta))
+
 
 scalars = st.one_of(
     st.none(),
@@ -147,3 +187,48 @@ def test_line_breaks_and_control_characters_in_strings_are_let_pass(character: s
     for key in ("s", "other"):
         events = read([f'{{"{key}": "a{character}b"}}'])
         assert json.loads(arguments(events)) == {key: f"a{character}b"}
+
+
+TOOL = Tool("keep", parameters={"type": "object", "properties": {"it": {"type": "object"}}})
+ENDS = ("</parameter>", "</function>", "</tool_call>", "</seed:tool_call>", "\n", "'", "}", '"')
+DELIMITERS = st.lists(
+    st.sampled_from(
+        (*ENDS, "</arg_value>", "<arg_key>", "<tool_call>", "<function=keep>", "a", "\\")
+    ),
+    max_size=6,
+).map("".join)
+VALUES = st.dictionaries(
+    DELIMITERS, st.recursive(DELIMITERS, st.lists, max_leaves=4), min_size=1, max_size=3
+)
+
+
+def read_ahead(text: str) -> tuple[str, str]:
+    """What is read_ahead, and what is left."""
+    source = complete_source(text)
+    with pytest.raises(StopIteration) as end:
+        next(read_json(source))
+    return end.value.value, source.ahead()
+
+
+def test_only_whole_json_is_read() -> None:
+    assert read_ahead('{"a": "</x>"}</x>') == ('{"a": "</x>"}', "</x>")
+    assert read_ahead('[1, "]"], 2') == ('[1, "]"]', ", 2")
+    assert read_ahead(" \n{} ") == (" \n{}", " ")
+    for none in ("", "a", '"a"', "{", '{"a": 1', "{'a': 1}</x>", '{"a": "</x>"', "[1,]"):
+        assert read_ahead(none) == ("", none)
+
+
+def called(call_format: CallFormat, text: str) -> Any:
+    ((call),) = parse_calls(call_format, text, [TOOL])
+    return call["arguments"]
+
+
+@pytest.mark.slow
+@given(VALUES)
+def test_strings_of_a_value_may_spell_every_delimiter(value: dict[str, Any]) -> None:
+    written = json.dumps(value)
+    tags = f"<function=keep>\n<parameter=it>\n{written}\n</parameter>\n</function>\n"
+    assert called(QWEN3_CODER, f"{tags}</tool_call>") == {"it": value}
+    assert called(SEED_OSS, f"{tags}</seed:tool_call>") == {"it": value}
+    pairs = f"keep\n<arg_key>it</arg_key>\n<arg_value>{written}</arg_value>\n</tool_call>"
+    assert called(keyed_calls.GLM, pairs) == {"it": value}

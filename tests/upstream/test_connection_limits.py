@@ -9,8 +9,18 @@ import pytest
 from starlette.testclient import TestClient
 
 from mlx_server import limits
-from mlx_server.upstream.failures import FIRST_PAUSE
+from mlx_server.errors import UpstreamFailed
+from mlx_server.upstream.connection import (
+    FAILURES,
+    FIRST_PAUSE,
+    MOST_CLIENTS,
+    CircuitBreaker,
+    UpstreamBreaker,
+)
+from mlx_server.upstream.failures import FIRST_PAUSE as FIRST_RETRY
+from mlx_server.upstream.responses import MEMORY_PER_BYTE, Allowance
 from tests.api.leaving import Leaver
+from tests.clocks import Clock
 from tests.upstream.failing import error_of
 from tests.upstream.playing import (
     PlayingServer,
@@ -52,7 +62,7 @@ def test_a_pause_that_is_asked_for(
 ) -> None:
     upstream.plays(whole({}, 503), whole({}, 429, **{"retry-after": "20"}), says("Yes"))
     answered(client, model="patient")
-    assert pauses[0] <= FIRST_PAUSE
+    assert pauses[0] <= FIRST_RETRY
     assert pauses[1:] == [20]
     too_long = str(limits.UPSTREAM_PAUSE_SECONDS + 1)
     upstream.plays(whole({}, 429, **{"retry-after": too_long}), says("Yes"))
@@ -298,3 +308,79 @@ def test_more_requests_than_connections(
     upstream.plays(Reply((sse(delta(content="Yes"), done=False),), hangs=True))
     response = chat(client, model="hasty", n=2)
     assert response.status_code in (503, 504), response.text
+
+
+def failing(breaker: CircuitBreaker, times: int = 1) -> None:
+    for _ in range(times):
+        breaker.begin()
+        breaker.failed()
+
+
+def test_one_probe_at_a_time_decides() -> None:
+    breaker = CircuitBreaker(clock := Clock())
+    failing(breaker, FAILURES)
+    clock.now += FIRST_PAUSE
+    assert breaker.seconds_left() == 0
+    breaker.begin()
+    assert breaker.seconds_left() > 0
+    breaker.failed()
+    assert breaker.seconds_left() == 2 * FIRST_PAUSE
+    clock.now += 2 * FIRST_PAUSE
+    breaker.begin()
+    breaker.abandoned()
+    assert breaker.seconds_left() == 0
+    breaker.begin()
+    breaker.succeeded()
+    assert not breaker.is_open
+    failing(breaker, FAILURES)
+    assert breaker.seconds_left() == FIRST_PAUSE
+
+
+def test_a_failure_that_began_before_does_not_lengthen_the_pause() -> None:
+    breaker = CircuitBreaker(Clock())
+    for each in (breaker.begin, breaker.failed):
+        for _ in range(FAILURES + 3):
+            each()
+    assert breaker.seconds_left() == FIRST_PAUSE
+
+
+def test_few_clients_are_remembered() -> None:
+    breaker = UpstreamBreaker(Clock())
+    for _ in range(FAILURES):
+        breaker.failed("first")
+    for number in range(MOST_CLIENTS):
+        breaker.failed(f"{number}")
+    assert breaker.seconds_left("first") == 0
+
+
+@pytest.fixture
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "UPSTREAM_MEMORY", 100 * MEMORY_PER_BYTE)
+    monkeypatch.setattr(limits, "UPSTREAM_ALL_MEMORY", 150 * MEMORY_PER_BYTE)
+
+
+@pytest.mark.usefixtures("_small")
+def test_an_answer_has_so_much_and_no_more() -> None:
+    one = Allowance(60)
+    one.charge(100)
+    with pytest.raises(UpstreamFailed, match="too many bytes"):
+        one.charge(1)
+    one.release()
+
+
+@pytest.mark.usefixtures("_small")
+def test_of_all_answers_only_the_large_ones_fail() -> None:
+    large, small = Allowance(60), Allowance(60)
+    large.charge(90)
+    small.charge(60)
+    with pytest.raises(UpstreamFailed, match="together"):
+        large.charge(1)
+    small.charge(5)
+    large.release()
+    small.charge(35)
+    for each in (small, large):  # a second release changes nothing
+        each.release()
+        each.release()
+    alone = Allowance(60)
+    alone.charge(100)
+    alone.release()

@@ -5,7 +5,9 @@ import pytest
 from ollama import ListResponse, ProcessResponse, ShowResponse
 from starlette.testclient import TestClient
 
-from mlx_server.api.ollama import NEVER, rfc3339
+from mlx_server.api.ollama import NEVER, OllamaChatBody, chat_request, rfc3339, seconds_of
+from mlx_server.errors import BadRequest
+from mlx_server.messages import Conversation
 from tests.api import wire
 from tests.api.ollama.talking import (
     BODIES,
@@ -210,3 +212,34 @@ def test_an_overflow_has_its_exact_number(client: TestClient) -> None:
     assert said.startswith("the prompt is longer than the context length currently available")
     assert "maximum context length is 2048 tokens" in said
     assert "resulted in 3000 tokens" in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("names", [("f",), ("f", "g")])
+def test_thousands_of_results_find_their_calls(names: tuple[str, ...]) -> None:
+    """Without looking through all calls for each result, which would take minutes."""
+    many = 20_000
+    calls = [{"function": {"name": names[n % len(names)]}} for n in range(many)]
+    turns = [{"role": "tool", "tool_name": names[-1]} for _ in range(many)]
+    turns += [{"role": "tool"}] * many
+    messages = [{"role": "assistant", "tool_calls": calls}, *turns]
+    body = OllamaChatBody.model_validate({"model": "m", "messages": messages})
+    (conversation,) = chat_request(body, "m").prompts
+    assert isinstance(conversation, Conversation)
+    ids = [message.tool_call_id for message in conversation.messages[1:]]
+    named = [f"call_0_{n}" for n in range(len(names) - 1, many, len(names))]
+    others = [f"call_0_{n}" for n in range(0, many, 2)] if len(names) > 1 else []
+    assert ids == [*named, *[None] * (many - len(named)), *others, *[None] * (many - len(others))]
+
+
+@cases
+def test_durations(given: int | float | str, seconds: float) -> None:
+    assert seconds_of(given) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    "given", ["", "-", "m", "5 m", "5d", "--1", "1e5", "5m!", "nan", "inf", "٣m", "1m" * 50]
+)
+def test_what_is_no_duration(given: str) -> None:
+    with pytest.raises(BadRequest, match="5m or 1h30m"):
+        seconds_of(given)

@@ -8,13 +8,38 @@ from typing import Any, Literal
 import openai
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.tools import tool
 from pydantic import BaseModel
 
 from mlx_server.clients.langchain import ChatMLX
 from mlx_server.clients.providers import LLMProvider, ProviderConfig
 from mlx_server.errors import GenerationFailed
-from tests.clients.langchain.made import CALLED, PARIS, REPAIRS, USAGE, get_weather
 from tests.clients.recorded import Wire, call, chunks, completion, recorded
+
+PARIS = '{"city": "Paris"}'
+USAGE = {
+    "prompt_tokens": 7,
+    "completion_tokens": 5,
+    "total_tokens": 12,
+    "prompt_tokens_details": {"cached_tokens": 4},
+    "completion_tokens_details": {"reasoning_tokens": 3},
+}
+
+
+REPAIRS = {"repairs": [{"index": 0, "what": "name", "where": "tool_calls[0].function.name"}]}
+
+
+@tool
+def get_weather(city: str) -> str:
+    """The weather in a city."""
+    return f"It rains in {city}."
+
+
+CALLED = {
+    **completion(None, reasoning_content="Paris?", tool_calls=[call("get_weather", PARIS)]),
+    "usage": USAGE,
+    "mlx_server": REPAIRS,
+}
 
 
 def streamed() -> list[Wire]:
