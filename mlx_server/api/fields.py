@@ -529,6 +529,16 @@ class DescribedFunction(WireModel):
         return Tool(self.name, self.description, self.parameters or {}, strict)
 
 
+class OtherTool(WireModel):
+    """A tool that another provider runs or that only its models know, which clients offer to every
+    server. It is not offered."""
+
+    type: Annotated[str, Field(min_length=1)]
+
+    def ignored_as(self) -> str:
+        return self.type
+
+
 def check_choice(choice: ToolChoice, tools: Sequence[Tool]) -> None:
     if choice == "required" and not tools:
         raise BadRequest("`tool_choice: required` needs `tools`.", param="tool_choice")

@@ -8,6 +8,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import starmap
 from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeVar
@@ -19,6 +20,7 @@ from pydantic import Field
 from mlx_server import __version__, limits
 from mlx_server.api import formats
 from mlx_server.api.accumulator import Accumulator, Wire, arguments_object, logprob_json
+from mlx_server.api.chat_completions.input import FunctionCallParam
 from mlx_server.api.content import Content, of_data, parts_of
 from mlx_server.api.embeddings import Dimensions, embedded, numbers, vectors_response
 from mlx_server.api.embeddings import checked as checked_inputs
@@ -28,7 +30,6 @@ from mlx_server.api.fields import (
     SOME_EFFORT,
     UNKNOWN_ROLE,
     WHOLE,
-    Arguments,
     DescribedFunction,
     Items,
     RoleName,
@@ -52,7 +53,6 @@ from mlx_server.http.errors import ollama_error, ollama_prompt_too_long
 from mlx_server.http.security import keyed_router
 from mlx_server.http.sse import Frames, StreamedOutput
 from mlx_server.messages import (
-    UNNAMED,
     ContentPart,
     Conversation,
     Message,
@@ -161,20 +161,6 @@ class AnswerBody(OllamaBody):
         return self.keep_seconds is not None and math.isclose(self.keep_seconds, 0)
 
 
-class CalledFunction(WireModel):
-    ACCEPTED = frozenset({"index"})
-
-    name: Text = None
-    arguments: Arguments = None
-
-
-class ToolCallParam(WireModel):
-    ACCEPTED = frozenset({"type"})
-
-    id: Text = None
-    function: CalledFunction | None = None
-
-
 READ_BY_ROLE = {"assistant": ("thinking", "tool_calls"), "tool": ("tool_name", "tool_call_id")}
 """The fields of a message that have an effect, besides its content."""
 
@@ -184,7 +170,7 @@ class OllamaMessageParam(WireModel):
     content: Content | None = None
     thinking: Text = None
     images: Images | None = None
-    tool_calls: Items[ToolCallParam] | None = None
+    tool_calls: Items[FunctionCallParam] | None = None
     tool_name: Text = None
     tool_call_id: Text = None
 
@@ -339,11 +325,11 @@ def _messages(params: Sequence[OllamaMessageParam]) -> Iterator[Message]:
         )
 
 
-def _calls(params: Sequence[ToolCallParam], place: int) -> Iterator[ToolCall]:
-    for number, call in enumerate(params):
-        function = call.function or CalledFunction()
-        id = call.id or f"call_{place}_{number}"
-        yield ToolCall(id, function.name or UNNAMED, function.arguments or "{}")
+def _calls(params: Sequence[FunctionCallParam], place: int) -> Iterator[ToolCall]:
+    for number, param in enumerate(params):
+        call = param.call()
+        id, arguments = call.id or f"call_{place}_{number}", call.arguments or "{}"
+        yield replace(call, id=id, arguments=arguments)
 
 
 def _images(images: Sequence[str] | None, place: str) -> Iterator[ContentPart]:
@@ -588,9 +574,6 @@ async def version() -> Response:
     return json_response({"version": API_VERSION, "server": f"mlx-server {__version__}"})
 
 
-@router.head("/api/version", include_in_schema=False)
-@router.head("/api/tags", include_in_schema=False)
-@router.head("/", include_in_schema=False)
 @router.get("/")
 async def is_running() -> Response:
     """Answers the request by which clients find out whether a server runs."""

@@ -30,6 +30,7 @@ from mlx_server.api.fields import (
     GenerationBody,
     Items,
     MaxTokens,
+    OtherTool,
     ResponseTokens,
     RoleName,
     Text,
@@ -63,6 +64,8 @@ from mlx_server.requests import GenerateRequest, NamedTool, ToolChoice
 class FunctionCall(WireModel):
     """An earlier call. A model may have written no name, and any arguments."""
 
+    ACCEPTED = frozenset({"index"})
+
     name: Text = None
     arguments: Arguments = None
 
@@ -75,6 +78,11 @@ class FunctionCallParam(WireModel):
     function: FunctionCall | None = None
     extra_content: dict[str, Any] | None = None
     """What an upstream sent with the call, such as Gemini's signature."""
+
+    def call(self) -> ToolCall:
+        function = self.function or FunctionCall()
+        name, arguments = function.name or UNNAMED, function.arguments or ""
+        return ToolCall(self.id or "", name, arguments, extra_content=self.extra_content)
 
 
 class FreeformCall(WireModel):
@@ -89,6 +97,12 @@ class FreeformCallParam(WireModel):
     type: Literal["custom"]
     custom: FreeformCall | None = None
     extra_content: dict[str, Any] | None = None
+
+    def call(self) -> ToolCall:
+        custom = self.custom
+        arguments = arguments_of_text(custom.input or "") if custom else ""
+        name = (custom and custom.name) or UNNAMED
+        return ToolCall(self.id or "", name, arguments, extra_content=self.extra_content)
 
 
 ToolCallParam = Annotated[
@@ -166,19 +180,10 @@ class FreeformToolParam(WireModel):
     custom: FreeformParam
 
 
-class OtherToolParam(WireModel):
-    """A tool that another provider runs, which its clients offer to every server."""
-
-    type: str
-
-    def ignored_as(self) -> str:
-        return self.type
-
-
 ToolParam = Annotated[
     Annotated[FunctionToolParam, Tag("<function>")]
     | Annotated[FreeformToolParam, Tag("<custom>")]
-    | Annotated[OtherToolParam, Tag("<other>")],
+    | Annotated[OtherTool, Tag("<other>")],
     by_type("function", "custom", untyped="function"),
 ]
 
@@ -345,21 +350,10 @@ def _reasoning(message: MessageParam) -> str | None:
 
 
 def _calls(message: MessageParam, place: int) -> tuple[ToolCall, ...]:
-    calls = tuple(_with_details(map(_call, message.tool_calls or ()), message))
+    calls = tuple(_with_details((call.call() for call in message.tool_calls or ()), message))
     if calls or (function := message.function_call) is None:
         return calls
     return (ToolCall(f"function_call_{place}", function.name or UNNAMED, function.arguments or ""),)
-
-
-def _call(call: ToolCallParam) -> ToolCall:
-    match call:
-        case FreeformCallParam(custom=FreeformCall() as custom):
-            name, arguments = custom.name, arguments_of_text(custom.input or "")
-        case FreeformCallParam() | FunctionCallParam(function=None):
-            name, arguments = "", ""
-        case FunctionCallParam(function=FunctionCall() as function):
-            name, arguments = function.name, function.arguments or ""
-    return ToolCall(call.id or "", name or UNNAMED, arguments, extra_content=call.extra_content)
 
 
 def _with_details(calls: Iterable[ToolCall], message: MessageParam) -> Iterator[ToolCall]:
@@ -408,7 +402,7 @@ def to_request(body: ChatBody) -> GenerateRequest:
 
 def _tools(body: ChatBody) -> tuple[tuple[Tool, ...], ToolChoice]:
     """The tools that the model may call, and whether it has to call one."""
-    usable = [tool for tool in body.tools or () if not isinstance(tool, OtherToolParam)]
+    usable = [tool for tool in body.tools or () if not isinstance(tool, OtherTool)]
     if not usable and body.tool_choice != "none":
         check_usable([tool.type for tool in body.tools or ()])
     tools = tuple(map(_tool, usable))

@@ -34,6 +34,7 @@ from mlx_server.api.fields import (
     WHOLE,
     Arguments,
     Items,
+    OtherTool,
     RoleName,
     SamplingBody,
     StopStrings,
@@ -82,18 +83,9 @@ class CustomTool(WireModel):
     defer_loading: bool | None = None
 
 
-class AnthropicTool(WireModel):
-    """A tool that runs at Anthropic, or whose schema only its models know. It is not offered."""
-
-    type: Annotated[str, Field(min_length=1)]
-
-    def ignored_as(self) -> str:
-        return self.type
-
-
 ToolParam = Annotated[
-    Annotated[CustomTool, Tag("<custom>")] | Annotated[AnthropicTool, Tag("<anthropic>")],
-    by_type("custom", otherwise="anthropic", untyped="custom"),
+    Annotated[CustomTool, Tag("<custom>")] | Annotated[OtherTool, Tag("<other>")],
+    by_type("custom", untyped="custom"),
 ]
 
 
@@ -357,7 +349,7 @@ def select_tools(body: PromptBody, turns: "Turns") -> tuple[tuple[Tool, ...], To
     offered: dict[str, CustomTool] = {}
     unknown: list[str] = []
     for i, tool in enumerate(body.tools or ()):
-        if isinstance(tool, AnthropicTool):
+        if isinstance(tool, OtherTool):
             unknown.append(tool.type)
             continue
         if tool.name in offered:

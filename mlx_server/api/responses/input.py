@@ -10,7 +10,13 @@ from typing import Any
 from mlx_server import limits
 from mlx_server.api import formats
 from mlx_server.api.content import parts_of, thoughts_of
-from mlx_server.api.fields import check_choice, check_stream_options, check_usable, role_of
+from mlx_server.api.fields import (
+    OtherTool,
+    check_choice,
+    check_stream_options,
+    check_usable,
+    role_of,
+)
 from mlx_server.api.freeform import arguments_of_text
 from mlx_server.api.histories import AssistantDraft, assistant_messages
 from mlx_server.api.responses.items import (
@@ -39,7 +45,6 @@ from mlx_server.api.responses.tools import (
     TOOL_SEARCH,
     ApprovalFilter,
     McpTool,
-    OtherTool,
     ToolChoiceAllowed,
     ToolChoiceFunction,
     ToolChoiceMcp,

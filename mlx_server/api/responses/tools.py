@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, Tag
 
 from mlx_server import limits
-from mlx_server.api.fields import Items, WireModel, by_type
+from mlx_server.api.fields import Items, OtherTool, WireModel, by_type
 from mlx_server.api.freeform import FreeformText, TextGrammar, freeform_tool
 from mlx_server.errors import BadRequest
 from mlx_server.generation.tool_loop import callable_name, unused_name
@@ -85,15 +85,6 @@ class McpTool(WireModel):
     def unused(self) -> Iterable[str]:
         if self.server_description:
             yield "server_description"
-
-
-class OtherTool(WireModel):
-    """A tool hosted by OpenAI, which clients offer to every server."""
-
-    type: Annotated[str, Field(min_length=1)]
-
-    def ignored_as(self) -> str:
-        return self.type
 
 
 NamespacedTool = Annotated[
