@@ -54,7 +54,6 @@ from mlx_server.grammars.view import (
     required_by,
 )
 from mlx_server.system.sandbox.child import (
-    Served,
     end_with_server,
     enter_sandbox,
     serve,
@@ -197,12 +196,9 @@ def main() -> None:
     decoder = msgspec.msgpack.Decoder(Request)
     confined = threading.Event()
 
-    def answer(frame: bytearray) -> Served:
-        return Served(msgspec.msgpack.encode(reply_to(decoder.decode(frame))))
-
     def run() -> None:
         confined.wait()
-        serve(socket.socket(fileno=0), answer)
+        serve(socket.socket(fileno=0), lambda frame: (reply_to(decoder.decode(frame)), b""))
 
     schema = '{"oneOf": [{"type": "string"}, {"pattern": "a"}], "maxItems": 1}'
     reply_to(Compile(schema, 60))  # this also imports the modules that are imported late

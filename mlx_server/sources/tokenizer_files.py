@@ -25,7 +25,7 @@ from mlx_server.models.checkpoint import SpecialTokens, flags_of, read_special_t
 from mlx_server.models.files import BOM, OWN, SENTENCEPIECE, TOKENIZERS, read_optional_json
 from mlx_server.sources.cache import cache_dir
 from mlx_server.system.files import read_regular, replace_file
-from mlx_server.system.sandbox.child import Served, end_with_server, serve, time_limit
+from mlx_server.system.sandbox.child import end_with_server, serve, time_limit
 from mlx_server.system.sandbox.parent import Program, Stopped, WarmProcess
 
 FORMAT = 1
@@ -177,15 +177,13 @@ def _made(source: Path) -> bytes:
     return _with_added_tokens(source, config, special)
 
 
-def _answer(frame: bytearray) -> Served:
+def _answer(frame: bytearray) -> tuple[Conversion, bytes]:
     asked = msgspec.msgpack.decode(frame, type=ConversionRequest)
-    reply, content = Conversion(), b""
     try:
         with time_limit(asked.seconds):
-            content = _made(Path(os.fsdecode(asked.source)))
+            return Conversion(), _made(Path(os.fsdecode(asked.source)))
     except ServerError as error:
-        reply = Conversion(error.message)
-    return Served(msgspec.msgpack.encode(reply), content, is_last=True)
+        return Conversion(error.message), b""
 
 
 def main() -> None:

@@ -27,7 +27,7 @@ from safetensors.numpy import save
 from mlx_server.models.architectures import module_of
 from mlx_server.models.files import read_json
 from mlx_server.models.vision import THREE_POSITIONS, packed_stamp, vision_of
-from mlx_server.system.sandbox.child import Served, end_with_server, serve
+from mlx_server.system.sandbox.child import end_with_server, serve
 from mlx_server.system.sandbox.files import FileRefused, FileReply, ProcessPicture, read_safely
 from mlx_server.system.sandbox.picture_recipes import Size
 from mlx_server.worker.kv_caches import make_caches
@@ -140,9 +140,8 @@ def process(request: ProcessPicture) -> tuple[FileReply, bytes]:
         raise FileRefused(f"{TOO_SMALL} ({str(error)[:300]})") from None
 
 
-def _answer(frame: bytearray) -> Served:
-    reply, inputs = read_safely(process, msgspec.msgpack.decode(frame, type=ProcessPicture))
-    return Served(msgspec.msgpack.encode(reply), inputs)
+def _answer(frame: bytearray) -> tuple[FileReply, bytes]:
+    return read_safely(process, msgspec.msgpack.decode(frame, type=ProcessPicture))
 
 
 def main() -> None:

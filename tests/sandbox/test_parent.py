@@ -20,17 +20,22 @@ from mlx_server import limits
 from mlx_server.errors import TemplatesUnavailable
 from mlx_server.request_threads import client_of_request
 from mlx_server.system.sandbox import child, parent, template_child
-from mlx_server.system.sandbox.chat_template import PROGRAM, TemplateProcesses, ask, packed
-from mlx_server.system.sandbox.child import LENGTH_BYTES, Served, serve
+from mlx_server.system.sandbox.chat_template import PROGRAM, ask, packed
+from mlx_server.system.sandbox.child import LENGTH_BYTES, Answer, serve
 from mlx_server.system.sandbox.parent import Stopped, WarmProcess, WarmProcesses
-from mlx_server.system.sandbox.template_messages import RenderTemplate
+from mlx_server.system.sandbox.template_messages import RenderTemplate, TemplateReply
 from tests.live.server import eventually
 
 ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 
 
-def rendered(own: WarmProcess, source: str, seconds: float) -> str:
-    return ask(own, packed(RenderTemplate(source, {}, seconds, 9)), seconds)[1]
+def rendered(own: WarmProcess, source: str, seconds: float, **variables: Any) -> str:
+    return ask(own, packed(RenderTemplate(source, variables, seconds, 9)), seconds)[1]
+
+
+def by_one(processes: WarmProcesses, source: str, **variables: Any) -> str:
+    with processes.one() as own:
+        return rendered(own, source, 5, **variables)
 
 
 def pids() -> set[int]:
@@ -39,8 +44,8 @@ def pids() -> set[int]:
 
 
 @pytest.fixture
-def processes() -> Iterator[TemplateProcesses]:
-    made = TemplateProcesses()
+def processes() -> Iterator[WarmProcesses]:
+    made = WarmProcesses(PROGRAM, most=1, most_idle=1)
     yield made
     made.close()
 
@@ -76,19 +81,19 @@ def test_a_client_waits_for_its_own_processes_only() -> None:
     made.close()
 
 
-def test_a_killed_one_is_replaced(processes: TemplateProcesses) -> None:
+def test_a_killed_one_is_replaced(processes: WarmProcesses) -> None:
     before = pids()
-    assert processes.render_made("a", dict) == "a"
+    assert by_one(processes, "a") == "a"
     (pid,) = pids() - before
     os.kill(pid, signal.SIGKILL)
     (own,) = processes._idle
     eventually(lambda: not own.is_alive, "it is dead")
-    assert processes.render_made("a", dict) == "a"
+    assert by_one(processes, "a") == "a"
     assert pids() - before - {pid}
 
 
 @pytest.mark.slow
-def test_one_that_is_stopped_is_given_up(processes: TemplateProcesses) -> None:
+def test_one_that_is_stopped_is_given_up(processes: WarmProcesses) -> None:
     own = WarmProcess(PROGRAM)
     rendered(own, "a", 1)
     os.kill(own._process.pid, signal.SIGSTOP)
@@ -141,7 +146,7 @@ def test_one_that_is_killed_at_work_is_not_the_template_s_fault(blow: signal.Sig
 
 @pytest.mark.parametrize("what", ["socketpair", "Process"])
 def test_no_free_descriptor_is_not_the_template_s_fault(
-    what: str, monkeypatch: pytest.MonkeyPatch, processes: TemplateProcesses
+    what: str, monkeypatch: pytest.MonkeyPatch, processes: WarmProcesses
 ) -> None:
     """Neither for a process that is started nor for one whose memory is watched."""
 
@@ -151,20 +156,20 @@ def test_no_free_descriptor_is_not_the_template_s_fault(
     monkeypatch.setattr(parent, "LOOK_SECONDS", 0.001)
     if what == "Process":
         monkeypatch.setattr(psutil, "Process", refuse)
-        assert processes.render_made("a", dict) == "a"
+        assert by_one(processes, "a") == "a"
     else:
         monkeypatch.setattr(socket, "socketpair", refuse)
         with pytest.raises(TemplatesUnavailable, match="Too many open files"):
-            processes.render_made("a", dict)
+            by_one(processes, "a")
 
 
 DYING = f"""
 import os, signal, sys, threading, time
-from mlx_server.system.sandbox.chat_template import PROCESSES
-PROCESSES.render_made("a", dict)
+from mlx_server.system.sandbox.chat_template import PROCESSES, ChatTemplate
+ChatTemplate("a").render({{}})
 (own,) = PROCESSES._idle
 if sys.argv[1] == "busy":
-    threading.Thread(target=PROCESSES.render_made, args=({ENDLESS!r}, dict), daemon=True).start()
+    threading.Thread(target=ChatTemplate({ENDLESS!r}).render, args=({{}},), daemon=True).start()
     time.sleep(0.2)
 if sys.argv[1] == "stopped":
     os.kill(own._process.pid, signal.SIGSTOP)
@@ -229,11 +234,11 @@ def _is_template_process(pid: int) -> bool:
         return False
 
 
-def test_one_process_serves_all_templates(processes: TemplateProcesses) -> None:
+def test_one_process_serves_all_templates(processes: WarmProcesses) -> None:
     before = pids()
     for number in range(2 * limits.COMPILED_TEMPLATES):
-        assert processes.render_made(f"{number}{{{{ x }}}}", lambda: {"x": "a"}) == f"{number}a"
-    assert processes.render_made("0{{ x }}", lambda: {"x": "b"}) == "0b"  # it had forgotten that
+        assert by_one(processes, f"{number}{{{{ x }}}}", x="a") == f"{number}a"
+    assert by_one(processes, "0{{ x }}", x="b") == "0b"  # it had forgotten that
     assert len(pids() - before) == 1
 
 
@@ -285,7 +290,7 @@ HANG = 10.0
 class Parent:
     """The server's end of a child that runs in a thread."""
 
-    def __init__(self, answer: Callable[[bytearray], Served]) -> None:
+    def __init__(self, answer: Answer) -> None:
         self.socket, theirs = socket.socketpair()
         self.socket.settimeout(HANG)
 
@@ -308,10 +313,6 @@ class Parent:
             found += part
         return found
 
-    def ask(self, frame: bytes) -> tuple[bytes, bytes]:
-        self.socket.sendall(len(frame).to_bytes(LENGTH_BYTES) + frame)
-        return self.read(), self.read()
-
     def close(self) -> None:
         self.socket.close()
 
@@ -320,7 +321,7 @@ class Parent:
         return not self.thread.is_alive()
 
 
-Start = Callable[[Callable[[bytearray], Served]], Parent]
+Start = Callable[[Answer], Parent]
 
 
 @pytest.fixture
@@ -329,14 +330,14 @@ def start() -> Iterator[Start]:
         yield lambda answer: started.enter_context(closing(Parent(answer)))
 
 
-def echo(frame: bytearray) -> Served:
-    return Served(bytes(frame), frame[::-1], is_last=frame == b"last")
+def reverse(frame: bytearray) -> tuple[TemplateReply, bytearray]:
+    return TemplateReply(), frame[::-1]
 
 
 @pytest.mark.parametrize("sent", [b"", b"\0", (9).to_bytes(LENGTH_BYTES), b"\0\0\0\5abc"])
 def test_a_server_that_dies_within_a_frame_ends_it(start: Start, sent: bytes) -> None:
     asked: list[bytearray] = []
-    parent = start(lambda frame: asked.append(frame) or echo(frame))  # type: ignore[func-returns-value]
+    parent = start(lambda frame: asked.append(frame) or reverse(frame))  # type: ignore[func-returns-value]
     parent.read()
     parent.socket.sendall(sent)
     parent.socket.close()

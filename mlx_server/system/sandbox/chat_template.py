@@ -34,12 +34,13 @@ class ChatTemplate:
             most = limits.TEMPLATE_SOURCE
             raise ModelUnusable(f"The chat template has more than {most} characters. {ANOTHER}")
         try:
-            self.reads = frozenset(PROCESSES.compile(source))
+            reply, _ = _asked(lambda: RenderTemplate(source, None, limits.TEMPLATE_SECONDS))
         except (TemplateRefused, Stopped, UnicodeEncodeError) as error:
             raise ModelUnusable(
                 f"The chat template can't be compiled: {str(error).rstrip('.')}. {ANOTHER}"
             ) from None
         self.source = source
+        self.reads = frozenset(reply.reads)
 
     def takes(self, name: str) -> bool:
         """Whether a request may set this variable: the template must read it."""
@@ -49,9 +50,12 @@ class ChatTemplate:
         return self.render_made(lambda: variables)
 
     def render_made(self, make: Callable[[], Mapping[str, Any]]) -> str:
-        """Renders with variables that are made when they are sent, and not kept."""
+        """Renders with variables that are made when they are sent and then dropped: they may take
+        more memory than their source."""
+        seconds, most = limits.TEMPLATE_SECONDS, limits.TEMPLATE_CHARACTERS
         try:
-            return PROCESSES.render_made(self.source, make)
+            _, text = _asked(lambda: RenderTemplate(self.source, dict(make()), seconds, most))
+            return text
         except Stopped as error:
             raise TemplateLimitExceeded(
                 f"The model's chat template {error} for these messages, so it was stopped. "
@@ -74,6 +78,7 @@ PROGRAM = Program(
     largest=4 * limits.TEMPLATE_CHARACTERS,
     unavailable=TemplatesUnavailable,
 )
+PROCESSES = WarmProcesses(PROGRAM, limits.TEMPLATE_PROCESSES, limits.IDLE_TEMPLATE_PROCESSES)
 
 _requests = msgspec.msgpack.Encoder()
 _replies = msgspec.msgpack.Decoder(TemplateReply)
@@ -91,25 +96,9 @@ def broken(refusal: RefusedByTemplate) -> ModelUnusable:
     return ModelUnusable(f"The model's chat template can't be used: {refusal.lacks}. {ANOTHER}")
 
 
-class TemplateProcesses(WarmProcesses):
-    def __init__(self) -> None:
-        super().__init__(PROGRAM, limits.TEMPLATE_PROCESSES, limits.IDLE_TEMPLATE_PROCESSES)
-
-    def compile(self, source: str) -> list[str]:
-        """Names of the variables that the template reads. Raises TemplateRefused, Stopped."""
-        seconds = limits.TEMPLATE_SECONDS
-        with self.one() as own:
-            reply, _ = ask(own, packed(RenderTemplate(source, None, seconds)), seconds)
-        return reply.reads
-
-    def render_made(self, source: str, make: Callable[[], Mapping[str, Any]]) -> str:
-        """Renders with variables that are made when they are sent and then dropped: they may take
-        more memory than their source. Raises TemplateRefused, Stopped."""
-        seconds, most = limits.TEMPLATE_SECONDS, limits.TEMPLATE_CHARACTERS
-        with self.one() as own:
-            request = packed(RenderTemplate(source, dict(make()), seconds, most))
-            _, text = ask(own, request, seconds)
-        return text
+def _asked(make: Callable[[], RenderTemplate]) -> tuple[TemplateReply, str]:
+    with PROCESSES.one() as own:
+        return ask(own, packed(make()), limits.TEMPLATE_SECONDS)
 
 
 def ask(own: WarmProcess, request: bytearray, seconds: float) -> tuple[TemplateReply, str]:
@@ -155,6 +144,3 @@ def _with_big_numbers(value: Any) -> Any:
         case dict():
             return {key: _with_big_numbers(item) for key, item in value.items()}
     return value
-
-
-PROCESSES = TemplateProcesses()

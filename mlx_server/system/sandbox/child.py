@@ -12,19 +12,16 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+
+import msgspec
 
 LENGTH_BYTES = 4
 
-
-class Served(NamedTuple):
-    reply: bytes
-    payload: bytes | bytearray = b""
-    is_last: bool = False
-    """The process ends after this reply, so that the next one has a clean heap."""
+Answer = Callable[[bytearray], tuple[msgspec.Struct, bytes | bytearray]]
+"""Makes the reply to a frame and its payload."""
 
 
-def run(warm: Callable[[], None], answer: Callable[[bytearray], Served]) -> None:
+def run(warm: Callable[[], None], answer: Answer) -> None:
     """The program of a child. warm: imports what `answer` needs, since no file can be opened
     later."""
     end_with_server(int(sys.argv[2]))
@@ -35,17 +32,15 @@ def run(warm: Callable[[], None], answer: Callable[[bytearray], Served]) -> None
     serve(socket.socket(fileno=0), answer)
 
 
-def serve(channel: socket.socket, answer: Callable[[bytearray], Served]) -> None:
+def serve(channel: socket.socket, answer: Answer) -> None:
     channel.sendall(bytes(LENGTH_BYTES))  # an empty frame, by which the server knows of the start
     while (frame := _received(channel)) is not None:
-        served = answer(frame)
+        reply, payload = answer(frame)
         del frame
-        for part in (served.reply, served.payload):
+        for part in (msgspec.msgpack.encode(reply), payload):
             channel.sendall(len(part).to_bytes(LENGTH_BYTES))
             channel.sendall(part)
-        if served.is_last:
-            return
-        del served, part
+        del reply, payload, part
 
 
 def _received(channel: socket.socket) -> bytearray | None:

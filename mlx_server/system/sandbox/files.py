@@ -10,7 +10,7 @@ from msgspec import structs
 
 from mlx_server import limits
 from mlx_server.errors import PdfUnavailable, PicturesUnavailable
-from mlx_server.system.sandbox.child import Served, run, time_limit
+from mlx_server.system.sandbox.child import run, time_limit
 from mlx_server.system.sandbox.parent import Program, Stopped, WarmProcess, WarmProcesses
 from mlx_server.system.sandbox.picture_recipes import PictureRecipe, Size
 
@@ -157,12 +157,7 @@ def run_reader(
 ) -> None:
     """The program of a child. read: raises FileRefused, and any other error of a damaged file."""
     decoder = msgspec.msgpack.Decoder(kind)
-
-    def answer(frame: bytearray) -> Served:
-        reply, payload = read_safely(read, decoder.decode(frame))
-        return Served(msgspec.msgpack.encode(reply), payload)
-
-    run(warm, answer)
+    run(warm, lambda frame: read_safely(read, decoder.decode(frame)))
 
 
 def read_safely(

@@ -22,7 +22,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from mlx_server import limits
-from mlx_server.system.sandbox.child import Served, run, time_limit
+from mlx_server.system.sandbox.child import run, time_limit
 from mlx_server.system.sandbox.template_messages import BIG_NUMBER, RenderTemplate, TemplateReply
 
 WINDOW = 1 << 16
@@ -165,11 +165,10 @@ def main() -> None:
     templates = Templates()
     decoder = msgspec.msgpack.Decoder(RenderTemplate, ext_hook=unpack_number)
 
-    def answer(frame: bytearray) -> Served:
+    def answer(frame: bytearray) -> tuple[TemplateReply, bytes | bytearray]:
         request = decoder.decode(frame)
         frame.clear()  # of a large request each copy counts
-        reply, text = templates.reply_to(request)
-        return Served(msgspec.msgpack.encode(reply), text, reply.exceeds == "memory")
+        return templates.reply_to(request)
 
     run(_warm_up, answer)
 
