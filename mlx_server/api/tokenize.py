@@ -1,7 +1,7 @@
 """`POST /tokenize` and `POST /detokenize` on the wire, as vLLM has them."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -60,16 +60,6 @@ class DetokenizeBody(WireModel):
     tokens: Annotated[Ids, Field(max_length=limits.TOKENIZED)]
 
 
-def check(body: TokenizeBody) -> None:
-    """Raises BadRequest for two texts, or none."""
-    if (body.prompt is None) == (body.messages is None):
-        raise BadRequest(
-            "Send either a `prompt`, which is tokenised as it is, or `messages`, which the chat "
-            "template renders first.",
-            param="messages" if body.messages else "prompt",
-        )
-
-
 def chat_request(body: TokenizeBody, model: str) -> GenerateRequest:
     """The request for an answer to the messages, whose prompt may end before the answer begins."""
     chat = ChatBody(
@@ -87,19 +77,10 @@ def chat_request(body: TokenizeBody, model: str) -> GenerateRequest:
     return replace(request, prompts=(replace(conversation, add_generation_prompt=begins),))
 
 
-def text_tokens(prepared: PreparedModel, text: str, *, add_special_tokens: bool) -> list[int]:
-    """The tokens of the text, in which names of special tokens become those tokens. Raises
-    BadRequest for a text with too many tokens."""
-    tokenizer, most = prepared.checkpoint.tokenizer, limits.TOKENIZED
-    with _limited("prompt") as tokens:
-        tokens += tokenizer.encode_prompt(text, most, add_special_tokens=add_special_tokens)
-    return tokens
-
-
 def chat_tokens(
     prepared: PreparedModel, request: GenerateRequest, *, add_special_tokens: bool
 ) -> list[int]:
-    """The tokens of the request's one conversation.
+    """The tokens of the request's one conversation. Raises ContextTooLong.
 
     add_special_tokens: whether to add also those of a plain text, although a chat template has its
     own.
@@ -109,12 +90,10 @@ def chat_tokens(
     (conversation,) = with_continued_messages(prepared, request).prompts
     assert isinstance(conversation, Conversation)
     spec = replace(prepared.spec, context_length=limits.TOKENIZED)
-    with _limited("messages") as tokens:
-        prompt = chat_prompt(replace(prepared, spec=spec), conversation)
-        tokens += with_vocabulary(prompt, prepared.vision.token if prepared.vision else 0)
-        if add_special_tokens:
-            tokens[:] = prepared.checkpoint.tokenizer.with_special_tokens(tokens)
-    return tokens
+    prompt = chat_prompt(replace(prepared, spec=spec), conversation)
+    tokens = with_vocabulary(prompt, prepared.vision.token if prepared.vision else 0)
+    tokenizer = prepared.checkpoint.tokenizer
+    return tokenizer.with_special_tokens(tokens) if add_special_tokens else tokens
 
 
 def text_of(prepared: PreparedModel, tokens: Sequence[int]) -> str:
@@ -130,18 +109,6 @@ def text_of(prepared: PreparedModel, tokens: Sequence[int]) -> str:
     return tokenizer.raw(list(tokens))
 
 
-@contextmanager
-def _limited(param: str) -> Iterator[list[int]]:
-    """A list for tokens. Raises BadRequest if the block puts too many into it."""
-    tokens: list[int] = []
-    most = limits.TOKENIZED
-    with suppress(ContextTooLong):
-        yield tokens
-        if len(tokens) <= most:
-            return
-    raise BadRequest(f"`{param}` should have no more than {most} tokens. Split it.", param=param)
-
-
 TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
 
 router = keyed_router()
@@ -150,7 +117,12 @@ router = keyed_router()
 @router.post(TOKENIZE, openapi_extra=documented(TOKENIZE, TokenizeBody))
 async def tokenize(http: Request) -> Response:
     body = await read(http, TokenizeBody)
-    check(body)
+    if (body.prompt is None) == (body.messages is None):
+        raise BadRequest(
+            "Send either a `prompt`, which is tokenised as it is, or `messages`, which the chat "
+            "template renders first.",
+            param="messages" if body.messages else "prompt",
+        )
     ignored = await in_thread_if_large(body.ignored)
     prepared = await _prepared(http, body.model)
     request = await in_thread(chat_request, body, prepared.id) if body.messages else None
@@ -162,20 +134,26 @@ async def tokenize(http: Request) -> Response:
 def tokenized(
     prepared: PreparedModel, body: TokenizeBody, request: GenerateRequest | None
 ) -> dict[str, Any]:
-    """request: for an answer to the messages, if the body has them."""
-    special = body.add_special_tokens
-    if request:
-        tokens = chat_tokens(prepared, request, add_special_tokens=bool(special))
-    else:
-        text = body.prompt or ""
-        tokens = text_tokens(prepared, text, add_special_tokens=special is not False)
-    entry = prepared.checkpoint.tokenizer.entry
-    return {
-        "count": len(tokens),
-        "max_model_len": prepared.context_length,
-        "tokens": tokens,
-        "token_strs": [entry(t) or "" for t in tokens] if body.return_token_strs else None,
-    }
+    """request: for an answer to the messages, if the body has them. Raises BadRequest for a text
+    with too many tokens."""
+    tokenizer, most = prepared.checkpoint.tokenizer, limits.TOKENIZED
+    special = not request if body.add_special_tokens is None else body.add_special_tokens
+    with suppress(ContextTooLong):
+        tokens = (
+            chat_tokens(prepared, request, add_special_tokens=special)
+            if request
+            else tokenizer.encode_prompt(body.prompt or "", most, add_special_tokens=special)
+        )
+        if len(tokens) <= most:
+            texts = (tokenizer.entry(token) or "" for token in tokens)
+            return {
+                "count": len(tokens),
+                "max_model_len": prepared.context_length,
+                "tokens": tokens,
+                "token_strs": list(texts) if body.return_token_strs else None,
+            }
+    param = "messages" if request else "prompt"
+    raise BadRequest(f"`{param}` should have no more than {most} tokens. Split it.", param=param)
 
 
 @router.post(DETOKENIZE, openapi_extra=documented(DETOKENIZE, DetokenizeBody))

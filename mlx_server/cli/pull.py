@@ -48,4 +48,4 @@ def pull(
         folder = resolve(id, partial(show, id), revision=revision, budget=budget)
         print(f"{id} is in {folder}")
     print("\nFor models.yaml:\n")
-    print(lines_for([LocalModel(id, id, "", 0) for id in ids]), end="")
+    print(lines_for([LocalModel(id, id) for id in ids]), end="")

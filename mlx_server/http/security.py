@@ -48,6 +48,7 @@ from mlx_server.prompts.message_normalization import BILLING
 from mlx_server.request_threads import client_of_request
 from mlx_server.requests import DETERMINISTIC_HEADER, HOPS_HEADER, GenerateRequest, Tier
 from mlx_server.system.files import open_regular, own_path, write_private
+from mlx_server.system.listening_sockets import is_loopback
 from mlx_server.system.logs import RequestLogContext, request_context
 
 SIGNED, SEALED = "mlx1.", "mlx3."
@@ -127,8 +128,6 @@ PREFLIGHT_SECONDS = "600"
 
 POLICY_VIOLATION = 1008
 
-LOOPBACK = (ipaddress.ip_network("127.0.0.0/8"), ipaddress.ip_network("::1"))
-
 THIS_MACHINE = "127.0.0.1"
 
 CLIENT_HEADER = "x-mlx-server-client"
@@ -182,7 +181,7 @@ class SecurityMiddleware:
         bound = _configured_name(bound_host)
         self._hosts = {bound} | {_allowed_host(host) for host in allowed_hosts}
         # DNS rebinding needs a name, so a Host that is an address is safe.
-        self._any_address = bound is None or not _is_loopback(bound)
+        self._any_address = bound is None or not is_loopback(bound)
         self._any_origin = "*" in allowed_origins
         self._origins = {_allowed_origin(origin) for origin in allowed_origins if origin != "*"}
 
@@ -221,7 +220,7 @@ class SecurityMiddleware:
         name = _host_name(sent[0])
         if name is None or not (
             name in self._hosts
-            or _is_loopback(name)
+            or is_loopback(name)
             or name.endswith(CONTAINER_HOSTS)
             or (self._any_address and _address(name))
         ):
@@ -438,7 +437,7 @@ def _peer(scope: Scope) -> str:
     """The peer's address. A program of this machine can choose among all that are loopback."""
     if not (peer := scope.get("client")):
         return ""
-    return THIS_MACHINE if _is_loopback(peer[0]) else source_of(peer[0])
+    return THIS_MACHINE if is_loopback(peer[0]) else source_of(peer[0])
 
 
 def _digest(key: bytes) -> bytes:
@@ -478,13 +477,6 @@ def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
         return ipaddress.ip_address(name)
     except ValueError:
         return None
-
-
-def _is_loopback(name: str) -> bool:
-    address = _address(name)
-    if address is None:
-        return name == "localhost"
-    return any(address in network for network in LOOPBACK)
 
 
 def _configured_name(host: str) -> str | None:

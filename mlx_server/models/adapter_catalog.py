@@ -19,7 +19,14 @@ from mlx_server.errors import (
     served_names,
 )
 from mlx_server.models.adapter_config import CONFIG, MLX_WEIGHTS, PEFT_WEIGHTS, invalid
-from mlx_server.models.adapter_reader import PICKLES, AdapterSpec, Stamp, read_adapter, stamp_of
+from mlx_server.models.adapter_reader import (
+    PICKLES,
+    AdapterSpec,
+    Stamp,
+    names_in,
+    read_adapter,
+    stamp_of,
+)
 from mlx_server.models.files import (
     BadHeader,
     Tensor,
@@ -184,7 +191,7 @@ class AdapterCatalog:
     def _configured_location(self, name: str) -> AdapterLocation | None:
         if listed := self._listed.get(name):
             return listed
-        if self._folder and name in _names(self._folder):
+        if self._folder and name in names_in(self._folder):
             path = self._folder / name
             return AdapterLocation(path) if _looks_like_adapter(path) else None
         return None
@@ -317,7 +324,7 @@ class AdapterCatalog:
 
 def scan(folder: Path | None) -> dict[str, Path]:
     """The subfolders that contain adapter files, by name."""
-    names, most = sorted(_names(folder)), limits.LISTED_ADAPTERS
+    names, most = sorted(names_in(folder)), limits.LISTED_ADAPTERS
     if folder and len(names) > most:
         log.warning(
             "%s has %d entries; only the first %d are searched for the list of adapters. The "
@@ -330,16 +337,9 @@ def scan(folder: Path | None) -> dict[str, Path]:
     return {path.name: path for path in paths if _looks_like_adapter(path)}
 
 
-def _names(folder: Path | None) -> list[str]:
-    try:
-        return os.listdir(folder) if folder else []
-    except OSError:
-        return []
-
-
 def _subfolders(folder: Path | None) -> list[str]:
     """Without files such as README.md and .DS_Store."""
-    return [name for name in _names(folder) if Path(folder or "", name).is_dir()]
+    return [name for name in names_in(folder) if Path(folder or "", name).is_dir()]
 
 
 def _looks_like_adapter(path: Path) -> bool:
@@ -347,7 +347,7 @@ def _looks_like_adapter(path: Path) -> bool:
         return False
     if any(os.path.lexists(path / name) for name in (CONFIG, MLX_WEIGHTS, PEFT_WEIGHTS)):
         return True
-    return any(name.endswith(PICKLES) for name in _names(path))
+    return any(name.endswith(PICKLES) for name in names_in(path))
 
 
 def check_name(name: str) -> None:

@@ -150,9 +150,9 @@ def _unreadable(file: str, error: OSError) -> Misfit:
     return Misfit(f"can't be read: {file}: {error.strerror}. Check its permissions")
 
 
-def names_in(folder: Path) -> list[str]:
+def names_in(folder: Path | None) -> list[str]:
     try:
-        return sorted(os.listdir(folder))
+        return os.listdir(folder) if folder else []
     except OSError:
         return []
 
@@ -185,12 +185,13 @@ def _file(folder: Path, name: str) -> Path | None:
 def _weights_file(folder: Path, name: str) -> Path:
     if (path := _file(folder, name)) is not None:
         return path
-    if pickles := [name for name in names_in(folder) if name.endswith(PICKLES)]:
+    names = sorted(names_in(folder))
+    if pickles := [name for name in names if name.endswith(PICKLES)]:
         raise Misfit(
             f"has its weights only in {pickles[0]}, which is never opened because such files can "
             f"run code. Save them as {name}"
         )
-    others = [other for other in names_in(folder) if other.endswith(".safetensors")]
+    others = [other for other in names if other.endswith(".safetensors")]
     remedy = "Copy it there"
     if others:
         is_other_format = others[-1] in (MLX_WEIGHTS, PEFT_WEIGHTS)

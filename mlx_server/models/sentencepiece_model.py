@@ -29,7 +29,7 @@ def sentencepiece_tokenizer(
     tokenizer.decoder = decoders.Sequence(
         [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *_strip(proto)]
     )
-    tokenizer.add_tokens([*_control_tokens(proto), *_further(len(proto.pieces), tokenizer_config)])
+    tokenizer.add_tokens(_control_tokens(proto))
     begins, name = _bos_token(proto, tokenizer_config)
     if begins:
         tokenizer.post_processor = processors.TemplateProcessing(
@@ -104,16 +104,6 @@ def _control_tokens(proto: Proto) -> list[AddedToken]:
         for p in proto.pieces
         if p.type in (p.CONTROL, p.UNKNOWN, p.USER_DEFINED)
     ]
-
-
-def _further(first: int, tokenizer_config: Mapping[str, Any]) -> Iterator[AddedToken]:
-    """Tokens that a fine-tune has added after the file's own."""
-    listed = tokenizer_config.get("added_tokens_decoder")
-    listed = listed if isinstance(listed, dict) else {}
-    while isinstance(entry := listed.get(str(first)), dict) and entry.get("content"):
-        special = bool(entry.get("special", True))
-        yield AddedToken(str(entry["content"]), special=special, normalized=False)
-        first += 1
 
 
 def _bos_token(proto: Proto, tokenizer_config: Mapping[str, Any]) -> tuple[bool, str]:

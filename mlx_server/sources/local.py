@@ -6,7 +6,7 @@ Nothing is fetched, and only the small files of each checkpoint are read.
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mlx_server.errors import ServerError, public_message
@@ -24,22 +24,13 @@ LM_STUDIO_HOMES = (".lmstudio", ".cache/lm-studio")
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """A folder that may hold a checkpoint."""
-
+class LocalModel:
     id: str
     """The organisation and model, as in a hub id."""
     source: str
     """The value for `source:` in models.yaml."""
-    folder: Path
-
-
-@dataclass(frozen=True)
-class LocalModel:
-    id: str
-    source: str
-    family: str
-    nbytes: int
+    family: str = "-"
+    nbytes: int = 0
     """The bytes that its weights take in memory."""
     problem: str = ""
     """Why it can't be served; empty if it can."""
@@ -48,25 +39,25 @@ class LocalModel:
 def local_models(*, upcast: bool) -> Iterator[LocalModel]:
     """upcast: half precision will be loaded as float32, as on a CPU."""
     folders: set[Path] = set()
-    for candidate in sorted(_candidates(), key=lambda model: model.id.lower()):
-        folder = candidate.folder.resolve()
-        if folder not in folders:
-            folders.add(folder)
-            yield _described(candidate, upcast)
+    for model, folder in sorted(_candidates(), key=lambda found: found[0].id.lower()):
+        if (resolved := folder.resolve()) not in folders:
+            folders.add(resolved)
+            yield _described(model, folder, upcast)
 
 
 def problem_of(name: str, folder: Path) -> str:
     """Why the model in a folder can't be served; empty if it can."""
-    return _described(Candidate(name, str(folder), folder), upcast=False).problem
+    return _described(LocalModel(name, str(folder)), folder, upcast=False).problem
 
 
-def _candidates() -> Iterator[Candidate]:
-    for candidate in (*_in_hub_cache(), *_in_folders(_lm_studio_folders())):
-        if candidate.id.isprintable() and (candidate.folder / "config.json").is_file():
-            yield candidate
+def _candidates() -> Iterator[tuple[LocalModel, Path]]:
+    """The folders that may hold a checkpoint."""
+    for model, folder in (*_in_hub_cache(), *_in_folders(_lm_studio_folders())):
+        if model.id.isprintable() and (folder / "config.json").is_file():
+            yield model, folder
 
 
-def _in_hub_cache() -> Iterator[Candidate]:
+def _in_hub_cache() -> Iterator[tuple[LocalModel, Path]]:
     from huggingface_hub import CacheNotFound, constants, scan_cache_dir
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils._validators import validate_repo_id
@@ -82,14 +73,14 @@ def _in_hub_cache() -> Iterator[Candidate]:
             except HFValidationError:  # no hub's: as a source, `../..` would be a folder
                 continue
             newest = max(repository.revisions, key=lambda revision: revision.last_modified)
-            yield Candidate(repository.repo_id, repository.repo_id, newest.snapshot_path)
+            yield LocalModel(repository.repo_id, repository.repo_id), newest.snapshot_path
 
 
-def _in_folders(roots: Iterable[Path]) -> Iterator[Candidate]:
+def _in_folders(roots: Iterable[Path]) -> Iterator[tuple[LocalModel, Path]]:
     """LM Studio keeps models in folders named PUBLISHER/MODEL."""
     for root in roots:
         for folder in root.glob("*/*"):
-            yield Candidate(f"{folder.parent.name}/{folder.name}", str(folder), folder)
+            yield LocalModel(f"{folder.parent.name}/{folder.name}", str(folder)), folder
 
 
 def _lm_studio_folders() -> list[Path]:
@@ -100,16 +91,14 @@ def _lm_studio_folders() -> list[Path]:
     return list(dict.fromkeys(folder / "models" for folder in homes if os.path.isabs(folder)))
 
 
-def _described(candidate: Candidate, upcast: bool) -> LocalModel:
-    family, nbytes, problem = "-", 0, ""
+def _described(model: LocalModel, folder: Path, upcast: bool) -> LocalModel:
     try:
-        folder = resolve(str(candidate.folder), lambda *progress: None)
+        folder = resolve(str(folder), lambda *progress: None)
         checkpoint = read_checkpoint(folder, tokenizer_json=tokenizer_json(folder))
-        check_architecture(checkpoint.config, candidate.id)
+        check_architecture(checkpoint.config, model.id)
         family = family_of(checkpoint).name
-        nbytes = weights_bytes(folder, upcast)
+        return replace(model, family=family, nbytes=weights_bytes(folder, upcast))
     except ServerError as error:
-        problem = error.message
+        return replace(model, problem=error.message)
     except OSError as error:
-        problem = public_message(error)
-    return LocalModel(candidate.id, candidate.source, family, nbytes, problem)
+        return replace(model, problem=public_message(error))

@@ -10,7 +10,6 @@ from mlx_server.api.tokenize import (
     TokenizeBody,
     chat_request,
     chat_tokens,
-    text_tokens,
 )
 from mlx_server.api.tokenize import text_of as spelled
 from mlx_server.models.tokenizer import Tokenizer
@@ -126,4 +125,4 @@ def test_kwargs_of_the_template(tiny_path: Path) -> None:
     )
     found = chat_tokens(prepared, red, add_special_tokens=False)
     assert spelled(prepared, found) == "redSalü"
-    assert found[:3] == text_tokens(prepared, "red", add_special_tokens=False)
+    assert found[:3] == prepared.checkpoint.tokenizer.encode("red")
