@@ -31,8 +31,10 @@ class Tier(IntEnum):
         return self.name.lower()
 
 
-ServiceTier = Literal["auto", "default", "flex", "priority", "standard_only", "scale"]
-"""The values of OpenAI's and Anthropic's field. `scale` is the usual tier here."""
+ServiceTier = Literal[
+    "auto", "default", "flex", "priority", "fast", "standard_only", "scale", "performance"
+]
+"""The values of OpenAI's, Anthropic's and Groq's field. `scale` is the usual tier here."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,8 @@ from pydantic import Field
 from mlx_server import limits
 from mlx_server.api import formats
 from mlx_server.api.accumulator import Accumulator, Wire
-from mlx_server.api.chat_completions.input import FunctionName, MessageParam, messages
+from mlx_server.api.chat_completions.input import ChatMessagesBody, FunctionName, messages
 from mlx_server.api.fields import (
-    ContinuationBody,
     DescribedFunction,
     Items,
     ResponseTokens,
@@ -21,7 +20,6 @@ from mlx_server.api.fields import (
 )
 from mlx_server.api.formats import ResponseFormat
 from mlx_server.api.handlers import documented, read, respond_buffered, while_connected
-from mlx_server.api.histories import MENDED
 from mlx_server.api.models import model_or_default
 from mlx_server.errors import BadRequest
 from mlx_server.events import Event, ToolCallStarted
@@ -35,14 +33,13 @@ from mlx_server.requests import GenerateRequest, NamedTool
 ELSEWHERE = "use /v1/chat/completions"
 
 
-class NativeBody(SamplingBody, ContinuationBody):
+class NativeBody(SamplingBody, ChatMessagesBody):
     UNSUPPORTED: ClassVar[Mapping[str, str]] = {
         **SamplingBody.UNSUPPORTED,
         "n": ELSEWHERE,
         "structured_outputs": ELSEWHERE,
     }
 
-    messages: Annotated[Items[MessageParam], Field(min_length=1), MENDED]
     model: Annotated[str, Field(min_length=1)] | None = None
     """The first model of models.yaml by default."""
     stream: bool | None = None

@@ -392,6 +392,8 @@ def wants(connection: HTTPConnection, header: str) -> bool:
 TIERS = {tier.label: tier for tier in Tier} | {
     "standard_only": Tier.DEFAULT,
     "scale": Tier.DEFAULT,
+    "fast": Tier.PRIORITY,
+    "performance": Tier.PRIORITY,
 }
 
 CLASS_HEADER, SEEN = "x-claude-code-request-class", ("main", "side_reply")

@@ -60,11 +60,12 @@ def test_each_endpoint_honours_a_tier_and_says_so(
     assert f'"service_tier":"{name}"' in streamed.text
 
 
-def test_anthropics_names(client: TestClient, engine: ScriptedEngine) -> None:
+def test_other_names(client: TestClient, engine: ScriptedEngine) -> None:
+    names = {"standard_only": Tier.DEFAULT, "auto": Tier.DEFAULT, "fast": Tier.PRIORITY}
     with client:
-        sent(client, "/v1/messages", service_tier="standard_only")
-        sent(client, "/v1/messages", service_tier="auto")
-    assert [row.tier for row in engine.taken] == [Tier.DEFAULT, Tier.DEFAULT]
+        for name in names:
+            sent(client, "/v1/messages", service_tier=name)
+    assert [row.tier for row in engine.taken] == list(names.values())
 
 
 SEEN: list[tuple[str, dict[str, Any]]] = [

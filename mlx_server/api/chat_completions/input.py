@@ -112,7 +112,7 @@ ToolCallParam = Annotated[
 
 ASSISTANT = (
     *("reasoning", "reasoning_content", "reasoning_details", "refusal"),
-    *("tool_calls", "function_call"),
+    *("tool_calls", "function_call", "prefix", "partial"),
 )
 ANSWERING = ("tool_call_id",)
 
@@ -132,6 +132,10 @@ class MessageParam(WireModel):
     tool_call_id: Text = None
     function_call: FunctionCall | None = None
     """A single call, as it was before `tool_calls`."""
+    prefix: bool | None = None
+    """Of the last message: the answer goes on with it, as in Mistral's and DeepSeek's APIs."""
+    partial: bool | None = None
+    """Moonshot's and Qwen's name of `prefix`."""
 
     def unused(self) -> Iterable[str]:
         role = role_of(self.role)
@@ -151,6 +155,15 @@ class MessageParam(WireModel):
             yield "reasoning_details"
         if self.reasoning and self.reasoning_content not in (None, self.reasoning):
             yield "reasoning"
+
+
+class ChatMessagesBody(ContinuationBody):
+    messages: Annotated[Items[MessageParam], Field(min_length=1), MENDED]
+
+    def continues(self) -> bool:
+        last = self.messages[-1]
+        is_begun = role_of(last.role) == "assistant" and bool(last.prefix or last.partial)
+        return super().continues() or is_begun
 
 
 class FunctionParam(DescribedFunction):
@@ -254,7 +267,7 @@ class PredictionParam(WireModel):
         return parts if isinstance(parts, str) else "".join(part.text or "" for part in parts)
 
 
-class ChatBody(ConstrainedBody, ThinkingBody, ContinuationBody):
+class ChatBody(ConstrainedBody, ThinkingBody, ChatMessagesBody):
     UNSUPPORTED: ClassVar[Mapping[str, str]] = {
         **GenerationBody.UNSUPPORTED,
         "audio": "these models answer in text",
@@ -263,7 +276,6 @@ class ChatBody(ConstrainedBody, ThinkingBody, ContinuationBody):
         "function_call": "send `tool_choice` instead",
     }
 
-    messages: Annotated[Items[MessageParam], Field(min_length=1), MENDED]
     max_tokens: MaxTokens = None
     max_completion_tokens: MaxTokens = None
     logprobs: bool | None = None

@@ -73,7 +73,7 @@ CACHE_CONTROL = frozenset({"cache_control"})
 
 
 class CustomTool(WireModel):
-    ACCEPTED = CACHE_CONTROL
+    ACCEPTED = CACHE_CONTROL | {"eager_input_streaming"}
 
     type: Literal["custom"] | None = None
     name: Name
