@@ -103,10 +103,3 @@ def outcome(answer: bytes) -> str:
     head, _, content = answer.partition(b"\r\n\r\n")
     status = head.split()[1].decode()
     return status if status == "200" else f"{status} {json.loads(content)['error']['code']}"
-
-
-def test_clients_that_say_half_of_it_and_leave(server: LiveServer) -> None:
-    whole = posted(body("a"))
-    for end in range(1, len(whole), 15):
-        with connected(server) as line:
-            line.sendall(whole[:end])
