@@ -4,9 +4,9 @@ import base64
 import json
 import socket
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from hashlib import sha256
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from mlx_server.models.vision import can_see
 from mlx_server.pool.pool import PixelSlots, Pool
 from tests.api import wire
 from tests.api.wire import MODEL, ScriptedEngine
+from tests.hostile.upstreams import RawServer
 from tests.tiny_vision import tiny_vision
 
 Image = pytest.importorskip("PIL.Image", reason="the extra `vision` is not installed")
@@ -358,41 +359,41 @@ def test_the_pixels_of_all_requests_have_a_limit(
     assert pool.pixel_slots.taken == 0
 
 
-class Pictures(BaseHTTPRequestHandler):
+class Elsewhere(RawServer):
     """Pictures by URL, and what else a server may answer."""
 
-    def do_GET(self) -> None:
-        self.server.asked.append(self.path)  # type: ignore[attr-defined]
-        if self.path == "/slow.png":
-            self.server.is_over.wait(10)  # type: ignore[attr-defined]
-        is_moved = self.path == "/moved.png"
-        self.send_response(302 if is_moved else 404 if self.path == "/none.png" else 200)
-        if is_moved:
-            self.send_header("location", "/a.png")
-        self.end_headers()
-        self.wfile.write(b"<html>" if self.path == "/page" else base64.b64decode(PNG))
+    def __init__(self) -> None:
+        self.paths: list[str] = []
+        self.is_over = threading.Event()
+        super().__init__(tuple)
 
-    def log_message(self, *_: object) -> None: ...
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
+    def reply(self, head: str, body: bytes) -> Iterable[bytes]:
+        self.paths.append(path := head.split()[1])
+        if path == "/slow.png":
+            self.is_over.wait(10)
+        status = {"/moved.png": "302 x\r\nlocation: /a.png", "/none.png": "404 x"}
+        yield f"HTTP/1.0 {status.get(path, '200 x')}\r\n\r\n".encode()
+        yield b"<html>" if path == "/page" else base64.b64decode(PNG)
 
 
 @pytest.fixture(scope="module")
-def elsewhere() -> Iterator[ThreadingHTTPServer]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Pictures)
-    server.asked, server.is_over = [], threading.Event()  # type: ignore[attr-defined]
-    threading.Thread(target=server.serve_forever, args=(0.01,)).start()
-    yield server
-    server.is_over.set()  # type: ignore[attr-defined]
-    server.shutdown()
-    server.server_close()
+def elsewhere() -> Iterator[Elsewhere]:
+    with closing(Elsewhere()) as server:
+        yield server
+        server.is_over.set()
 
 
 @pytest.fixture(scope="module")
 def fetching(
     engine: ScriptedEngine,
-    elsewhere: ThreadingHTTPServer,
+    elsewhere: Elsewhere,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[TestClient]:
-    port = elsewhere.server_port
+    port = elsewhere.port
     hosts = (f"127.0.0.1:{port}", f"Pictures.test:{port}")
     folder = tiny_vision(tmp_path_factory.mktemp("vision"))
     with wire.client(folder, engine, picture_hosts=hosts) as client:
@@ -400,9 +401,9 @@ def fetching(
 
 
 def test_pictures_of_hosts_that_the_owner_allows_are_fetched(
-    fetching: TestClient, engine: ScriptedEngine, elsewhere: ThreadingHTTPServer
+    fetching: TestClient, engine: ScriptedEngine, elsewhere: Elsewhere
 ) -> None:
-    url = f"http://127.0.0.1:{elsewhere.server_port}/a.png"
+    url = f"http://127.0.0.1:{elsewhere.port}/a.png"
     source = {"type": "image", "source": {"type": "url", "url": url}}
     bodies = {
         "/v1/chat/completions": chat(seen(url), seen(url)),
@@ -413,10 +414,10 @@ def test_pictures_of_hosts_that_the_owner_allows_are_fetched(
         },
     }
     for path, body in bodies.items():
-        elsewhere.asked.clear()  # type: ignore[attr-defined]
+        elsewhere.paths.clear()
         row, _ = ask(fetching, engine, path, body)
         assert {picture.digest for picture in row.pictures} == {DIGEST}
-        assert elsewhere.asked == ["/a.png"]  # type: ignore[attr-defined]
+        assert elsewhere.paths == ["/a.png"]
 
 
 NOT_FETCHED = {
@@ -439,7 +440,7 @@ NOT_FETCHED = {
 def test_a_picture_that_is_not_fetched_is_refused_in_a_question_only(
     fetching: TestClient,
     engine: ScriptedEngine,
-    elsewhere: ThreadingHTTPServer,
+    elsewhere: Elsewhere,
     monkeypatch: pytest.MonkeyPatch,
     url: str,
 ) -> None:
@@ -450,21 +451,21 @@ def test_a_picture_that_is_not_fetched_is_refused_in_a_question_only(
 
     monkeypatch.setattr(socket, "getaddrinfo", resolved)
     monkeypatch.setattr(limits, "PICTURE_URL_SECONDS", 0.1 if "slow" in url else 30)
-    given, why = url.format(port=elsewhere.server_port), NOT_FETCHED[url]
-    elsewhere.asked.clear()  # type: ignore[attr-defined]
+    given, why = url.format(port=elsewhere.port), NOT_FETCHED[url]
+    elsewhere.paths.clear()
     refused = fetching.post("/v1/chat/completions", json=chat(words("look"), seen(given)))
     assert refused.status_code == 400
     assert why in refused.json()["error"]["message"]
-    assert "/a.png" not in elsewhere.asked  # type: ignore[attr-defined]
+    assert "/a.png" not in elsewhere.paths
     history = {"role": "user", "content": [seen(given)]}, {"role": "assistant", "content": "Hm."}
     row, _ = ask(fetching, engine, "/v1/chat/completions", chat(seen(), before=history))
     assert len(row.pictures) == 1
 
 
 def test_fetched_pictures_have_a_limit_together(
-    fetching: TestClient, elsewhere: ThreadingHTTPServer, monkeypatch: pytest.MonkeyPatch
+    fetching: TestClient, elsewhere: Elsewhere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fetching.app.state, "max_body_bytes", 1500)  # type: ignore[attr-defined]
-    urls = (f"http://127.0.0.1:{elsewhere.server_port}/{number}.png" for number in range(9))
+    urls = (f"http://127.0.0.1:{elsewhere.port}/{number}.png" for number in range(9))
     refused = fetching.post("/v1/chat/completions", json=chat(*map(seen, urls)))
     assert "`server.max_body_bytes`" in refused.json()["error"]["message"]

@@ -1,7 +1,6 @@
 """An upstream whose answers are recorded, and the command that records them."""
 
 import json
-import re
 from collections.abc import Iterable
 from itertools import chain, repeat
 from pathlib import Path
@@ -11,7 +10,7 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from mlx_server.cli import app
-from tests.hostile.upstreams import RawServer
+from tests.hostile.upstreams import RawServer, http_answer, key_of
 
 KEY = "not-of-any-known-form-1"
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": "é"}'}}
@@ -30,16 +29,14 @@ class Upstream(RawServer):
     def reply(self, head: str, body: bytes) -> Iterable[bytes]:
         if head.startswith("GET"):
             return super().reply(head, body)
-        key = re.search(r"(?i)^authorization: (.+)$", head, re.MULTILINE)
-        self.requests.append((key and key[1].strip(), json.loads(body)))
+        self.requests.append((key_of(head), json.loads(body)))
         asked = self.requests[-1][1]["messages"][-1]["content"]
         if asked == "never end":
             return chain([b"HTTP/1.0 200 OK\r\n\r\n"], repeat(b" " * (1 << 20)))
-        status, found = b"404 None", dict[str, Any](error={"message": "No."})
         if message := MESSAGES.get(asked):
-            status, found = b"200 OK", {"choices": [{"message": message, "finish_reason": "stop"}]}
-        sent = json.dumps(found).encode()
-        return (b"HTTP/1.0 %b\r\nContent-Length: %d\r\n\r\n%b" % (status, len(sent), sent),)
+            choice = {"message": message, "finish_reason": "stop"}
+            return (http_answer(json.dumps({"choices": [choice]})),)
+        return (http_answer(json.dumps({"error": {"message": "No."}}), 404),)
 
 
 def record(folder: Path, url: str, requests: list[Any], *options: str) -> Result:

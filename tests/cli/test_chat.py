@@ -9,8 +9,8 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from mlx_server.errors import (
 from mlx_server.events import ReasoningDelta, TextDelta
 from mlx_server.system.listening_sockets import DEFAULT_URL
 from tests.cli.running import NO_URLS
+from tests.hostile.upstreams import RawServer, key_of
 from tests.live.fork_server import ran
 
 pytestmark = pytest.mark.usefixtures("folder")
@@ -38,58 +39,43 @@ def delta(**fields: str) -> str:
     return f"data: {json.dumps({'choices': [{'index': 0, 'delta': fields}]})}\n\n"
 
 
-class Reply:
-    """What the fake server answers to the next request."""
+def reply(body: str, status: int = 200, length: int = 0) -> bytes:
+    """length: what it says that its body has."""
+    said = f"Content-Length: {length}\r\n" if length else ""
+    return f"HTTP/1.0 {status} x\r\n{said}\r\n{body}".encode()
 
-    def __init__(self, body: str, status: int = 200, length: int | None = None) -> None:
-        self.body, self.status, self.length = body.encode(), status, length
 
-
-class Fake(ThreadingHTTPServer):
+class Fake(RawServer):
     """Plays replies in order and then holds every stream open until its client leaves."""
 
-    daemon_threads = True
-
-    def __init__(self, *replies: Reply) -> None:
-        super().__init__(("127.0.0.1", 0), Wire)
+    def __init__(self, *replies: bytes) -> None:
         self.replies = list(replies)
         self.requests: list[dict[str, Any]] = []
         self.left = threading.Event()
-        self.url = f"http://127.0.0.1:{self.server_port}"
+        super().__init__(tuple)
 
-
-class Wire(BaseHTTPRequestHandler):
-    server: Fake
-
-    def do_GET(self) -> None:
-        if self.path == "/v1/models":
+    def reply(self, head: str, body: bytes) -> Iterable[bytes]:
+        path = head.split()[1]
+        if path == "/v1/models":
             models = [{"id": "embeds", "type": "embeddings"}, {"id": "first"}, {"id": "second"}]
-            self._send(Reply(json.dumps({"data": models})))
-        else:
-            name = self.path.removeprefix("/v1/models/")
+            return (reply(json.dumps({"data": models})),)
+        if head.startswith("GET"):
+            name = path.removeprefix("/v1/models/")
             error = {"message": f"{name} is not served.", "code": "model_not_found"}
-            body = {"error": error} if name == "nope" else {"detail": "Not Found"}
-            self._send(Reply(json.dumps(body), 404))
+            missing = {"error": error} if name == "nope" else {"detail": "Not Found"}
+            return (reply(json.dumps(missing), 404),)
+        asked = json.loads(body)
+        assert path == ("/v1/responses" if "input" in asked else "/v1/chat/completions")
+        self.requests.append({**asked, "key": key_of(head)})
+        return (self.replies.pop(0),) if self.replies else self._until_left()
 
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        assert self.path == ("/v1/responses" if "input" in body else "/v1/chat/completions")
-        self.server.requests.append({**body, "key": self.headers["Authorization"]})
-        if self.server.replies:
-            self._send(self.server.replies.pop(0))
-        else:
-            self._send(Reply(delta(content="partial")))
-            self.rfile.read(1)
-            self.server.left.set()
-
-    def _send(self, reply: Reply) -> None:
-        self.send_response(reply.status)
-        if reply.length:
-            self.send_header("Content-Length", str(reply.length))
-        self.end_headers()
-        self.wfile.write(reply.body)
-
-    def log_message(self, *_: object) -> None: ...
+    def _until_left(self) -> Iterator[bytes]:
+        try:
+            yield reply(delta(content="partial"))
+            while not self.left.wait(0.05):
+                yield b": ping\n\n"
+        finally:
+            self.left.set()
 
 
 Serve = Callable[..., Fake]
@@ -97,17 +83,8 @@ Serve = Callable[..., Fake]
 
 @pytest.fixture
 def serve() -> Iterator[Serve]:
-    servers: list[Fake] = []
-
-    def start(*replies: Reply) -> Fake:
-        servers.append(Fake(*replies))
-        threading.Thread(target=servers[-1].serve_forever, args=(0.01,)).start()
-        return servers[-1]
-
-    yield start
-    for server in servers:
-        server.shutdown()
-        server.server_close()
+    with ExitStack() as servers:
+        yield lambda *replies: servers.enter_context(closing(Fake(*replies)))
 
 
 DONE = "data: [DONE]\n\n"
@@ -120,7 +97,7 @@ def nothing_at_home(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_chat_remembers_and_forgets(serve: Serve) -> None:
-    server = serve(*[Reply(delta(content=text) + DONE) for text in ("one", "two", "three")])
+    server = serve(*[reply(delta(content=text) + DONE) for text in ("one", "two", "three")])
     lines = iter(["hi", "again", "/reset", "", "anew", "/exit", "never read"])
     said: list[str] = []
     with client_of(server.url, "k") as client:
@@ -143,7 +120,7 @@ def test_a_picture_goes_with_the_first_message_that_is_answered(
 ) -> None:
     file = tmp_path / "a.png"
     file.write_bytes(b"\x89PNG")
-    server = serve(Reply(OPENAI_ERROR, 503), *[Reply(delta(content="yes") + DONE)] * 2)
+    server = serve(reply(OPENAI_ERROR, 503), *[reply(delta(content="yes") + DONE)] * 2)
     lines = iter(["lost", "what?", "and?", "/exit"])
     with client_of(server.url, None) as client:
         chat = Chat(client, "m", pictures=[picture_part(file)])
@@ -160,7 +137,7 @@ def test_a_picture_goes_with_the_first_message_that_is_answered(
 def test_text_and_reasoning_are_told_apart(serve: Serve) -> None:
     stream = ": keep-alive\n\n" + delta(role="assistant", content="")
     stream += delta(reasoning_content="hm", reasoning="hm") + delta(content="yes") + DONE
-    server = serve(Reply(stream), Reply(stream))
+    server = serve(reply(stream), reply(stream))
     with client_of(server.url, None) as client:
         assert list(Chat(client, "m").say("?")) == [ReasoningDelta(0, "hm"), TextDelta(0, "yes")]
     assert ran("chat", "--url", server.url, stdin="?").stdout == "yes\n"
@@ -181,7 +158,7 @@ def test_with_a_connector_the_server_runs_its_tools(serve: Serve) -> None:
         + event("response.completed", response={})
     )
     broken = event("response.failed", response={"error": {"message": "Too late."}})
-    server = serve(Reply(answered), Reply(broken), Reply(event("response.output_text.delta")))
+    server = serve(reply(answered), reply(broken), reply(event("response.output_text.delta")))
     with client_of(server.url, None) as client:
         chat = Chat(client, "m", "Brief.", {"max_tokens": 9}, ["my web"])
         assert list(chat.say("Weather?")) == [
@@ -215,25 +192,25 @@ OPENAI_ERROR = json.dumps({"error": {"message": "The queue is full.", "code": "o
 
 
 @pytest.mark.parametrize(
-    ("reply", "error", "message"),
+    ("answer", "error", "message"),
     [
-        (Reply(OPENAI_ERROR, 503), BadRequest, r"The queue is full\. \(HTTP 503\)"),
-        (Reply(OPENAI_ERROR, 401), Unauthorized, "--api-key"),
-        (Reply("<html>", 502), BadRequest, r"not OpenAI-compatible.*\(HTTP 502\)"),
-        (Reply("[1]", 400), BadRequest, "not OpenAI-compatible"),
-        (Reply(delta(content="a") + f"data: {OPENAI_ERROR}\n\n{DONE}"), GenerationFailed, "full"),
-        (Reply(delta(content="a")), GenerationFailed, "ended before the answer did"),
-        (Reply(delta(content="a"), length=999), GenerationFailed, "connection .* failed"),
-        (Reply("data: {oops\n\n"), GenerationFailed, "not in the format"),
-        (Reply("data: 5\n\n"), GenerationFailed, "not in the format"),
-        (Reply(f"data: {'[' * 100_000}\n\n"), GenerationFailed, "not in the format"),
-        (Reply("[" * 100_000, 500), BadRequest, "not OpenAI-compatible"),
+        (reply(OPENAI_ERROR, 503), BadRequest, r"The queue is full\. \(HTTP 503\)"),
+        (reply(OPENAI_ERROR, 401), Unauthorized, "--api-key"),
+        (reply("<html>", 502), BadRequest, r"not OpenAI-compatible.*\(HTTP 502\)"),
+        (reply("[1]", 400), BadRequest, "not OpenAI-compatible"),
+        (reply(delta(content="a") + f"data: {OPENAI_ERROR}\n\n{DONE}"), GenerationFailed, "full"),
+        (reply(delta(content="a")), GenerationFailed, "ended before the answer did"),
+        (reply(delta(content="a"), length=999), GenerationFailed, "connection .* failed"),
+        (reply("data: {oops\n\n"), GenerationFailed, "not in the format"),
+        (reply("data: 5\n\n"), GenerationFailed, "not in the format"),
+        (reply(f"data: {'[' * 100_000}\n\n"), GenerationFailed, "not in the format"),
+        (reply("[" * 100_000, 500), BadRequest, "not OpenAI-compatible"),
     ],
 )
 def test_a_failed_answer_is_told_and_forgotten(
-    reply: Reply, error: type[ServerError], message: str, serve: Serve
+    answer: bytes, error: type[ServerError], message: str, serve: Serve
 ) -> None:
-    server = serve(reply)
+    server = serve(answer)
     with client_of(server.url, None) as client:
         chat = Chat(client, "m")
         with pytest.raises(error, match=message):
@@ -242,7 +219,7 @@ def test_a_failed_answer_is_told_and_forgotten(
 
 
 def test_an_error_does_not_end_the_chat(serve: Serve) -> None:
-    server = serve(Reply(OPENAI_ERROR, 503), Reply(delta(content="fine") + DONE))
+    server = serve(reply(OPENAI_ERROR, 503), reply(delta(content="fine") + DONE))
     lines, notes = iter(["hi", "hi", "/what", "/exit"]), list[str]()
     with client_of(server.url, None) as client:
         converse(Chat(client, "m"), lambda: next(lines), lambda _: None, notes.append)
@@ -257,7 +234,7 @@ def test_an_error_does_not_end_the_chat(serve: Serve) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("named", "stdin"), [([], "hi\n"), (["first", "hi"], "unread")])
 def test_one_question_prints_the_answer_only(serve: Serve, named: list[str], stdin: str) -> None:
-    server = serve(Reply(delta(content="Hel") + delta(content="lo \ud83d") + DONE))
+    server = serve(reply(delta(content="Hel") + delta(content="lo \ud83d") + DONE))
     result = ran("chat", *named, "--url", server.url + "/v1/", stdin=stdin)
     assert (result.returncode, result.stdout, result.stderr) == (0, "Hello ?\n", "")
     assert server.requests[0]["model"] == "first"
@@ -266,7 +243,7 @@ def test_one_question_prints_the_answer_only(serve: Serve, named: list[str], std
 
 @pytest.mark.slow
 def test_piped_chat_fails_with_1(serve: Serve) -> None:
-    cut = ran("chat", "m", "--url", serve(Reply(delta(content="Hel"))).url, stdin="hi")
+    cut = ran("chat", "m", "--url", serve(reply(delta(content="Hel"))).url, stdin="hi")
     assert (cut.returncode, cut.stdout) == (1, "Hel")
     assert "ended before the answer did" in cut.stderr
     empty = ran("chat", stdin=" \n")
@@ -313,8 +290,8 @@ def test_ctrl_c_stops_the_answer_and_neither_the_chat_nor_what_is_typed(
 
 @pytest.mark.slow
 def test_blocks_are_one_message_and_markdown_is_shown_as_such(serve: Serve) -> None:
-    answer = Reply(delta(content="# Title\n\nIt is **bold**.\n\n```\ncode") + DONE)
-    server = serve(answer, Reply(delta(content="two") + DONE), Reply(delta(content="three") + DONE))
+    titled = reply(delta(content="# Title\n\nIt is **bold**.\n\n```\ncode") + DONE)
+    server = serve(titled, reply(delta(content="two") + DONE), reply(delta(content="three") + DONE))
     terminal, inside = pty.openpty()
     command = [sys.executable, "-m", "mlx_server", "chat", "--url", server.url]
     with subprocess.Popen(command, stdin=inside, stdout=inside, stderr=inside) as child:

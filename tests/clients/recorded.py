@@ -1,12 +1,11 @@
 """A server of recorded answers on loopback, which keeps the requests that it got."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from typing import Any
+
+from tests.hostile.upstreams import RawServer, http_answer, key_of
 
 Wire = dict[str, Any]
 
@@ -14,64 +13,44 @@ Recorded = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 """A body or, as a list, the chunks of a stream."""
 
 
-@dataclass
-class RecordedServer:
-    url: str
-    answers: list[Recorded]
-    requests: list[Wire] = field(default_factory=list)
-    paths: list[str] = field(default_factory=list)
-    keys: list[str] = field(default_factory=list)
-    models: Any = None
-    """What it answers to GET /models; None: nothing is there."""
-    lists: int = 0
-    """How often it was asked for that."""
+class RecordedServer(RawServer):
+    """Answers in turn."""
+
+    def __init__(self, answers: Sequence[Recorded]) -> None:
+        self.answers = [*answers]
+        self.requests: list[Wire] = []
+        self.paths: list[str] = []
+        self.keys: list[str | None] = []
+        self.models: Any = None
+        """What it answers to GET /models; None: nothing is there."""
+        self.lists = 0
+        """How often it was asked for that."""
+        super().__init__(tuple)
+
+    @property
+    def url(self) -> str:
+        return f"{super().url}/v1"
+
+    def reply(self, head: str, body: bytes) -> Iterable[bytes]:
+        if head.startswith("GET"):
+            self.lists += 1
+            text = self.models if isinstance(self.models, str) else json.dumps(self.models)
+            return (http_answer(text, 400 if self.models is None else 200),)
+        self.requests.append(json.loads(body))
+        self.paths.append(head.split()[1])
+        self.keys.append(key_of(head))
+        answer = self.answers.pop(0)
+        if isinstance(answer, Mapping):
+            return (http_answer(json.dumps(answer), 400 if answer.get("error") else 200),)
+        lines = [f"data: {json.dumps(chunk)}\n\n" for chunk in answer]
+        return (http_answer("".join([*lines, "data: [DONE]\n\n"]), kind="text/event-stream"),)
 
 
 @contextmanager
 def recorded(*answers: Recorded) -> Iterator[RecordedServer]:
-    """Answers in turn, and fails if one is left."""
-    server = RecordedServer("", list(answers))
-
-    class Player(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_GET(self) -> None:
-            server.lists += 1
-            text = server.models if isinstance(server.models, str) else json.dumps(server.models)
-            self._send("application/json", text, error=server.models is None)
-
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            server.requests.append(json.loads(body))
-            server.paths.append(self.path)
-            server.keys.append(self.headers["Authorization"])
-            answer = server.answers.pop(0)
-            if isinstance(answer, Mapping):
-                self._send("application/json", json.dumps(answer), answer.get("error"))
-            else:
-                lines = [f"data: {json.dumps(chunk)}\n\n" for chunk in answer]
-                self._send("text/event-stream", "".join([*lines, "data: [DONE]\n\n"]))
-
-        def _send(self, kind: str, text: str, error: Any = None) -> None:
-            self.send_response(400 if error else 200)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(text.encode())))
-            self.end_headers()
-            self.wfile.write(text.encode())
-
-        def log_message(self, format: str, *arguments: Any) -> None:
-            """Keeps quiet."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Player) as listening:
-        listening.daemon_threads = True
-        thread = Thread(target=listening.serve_forever, args=(0.01,))
-        thread.start()
-        server.url = f"http://127.0.0.1:{listening.server_port}/v1"
-        try:
-            yield server
-        finally:
-            listening.shutdown()
-            thread.join()
+    """Fails if an answer is left."""
+    with closing(RecordedServer(answers)) as server:
+        yield server
     assert server.answers == [], "these answers were not asked for"
 
 

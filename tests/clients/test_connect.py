@@ -1,7 +1,6 @@
 """`mlx-server connect`: what each client's files hold once they are written, and what is shown."""
 
 import json
-import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -31,7 +30,7 @@ from mlx_server.clients.connect import (
 from mlx_server.clients.connect import written as text_of
 from mlx_server.errors import ServerError, SettingsError
 from tests.cli.running import NO_URLS
-from tests.hostile.upstreams import RawServer
+from tests.hostile.upstreams import RawServer, http_answer, key_of
 from tests.tables import cases
 
 HERE = Connection("http://127.0.0.1:8123", "a-secret-key", "org/some-model:tuned", 12_288)
@@ -171,11 +170,9 @@ class Playing(RawServer):
 
     def reply(self, head: str, body: bytes) -> Iterable[bytes]:
         _, path, *_ = head.split()
-        key = re.search(r"(?i)^authorization: (.+)$", head, re.MULTILINE)
-        asked.append((path, key and key[1].strip()))
+        asked.append((path, key_of(head)))
         status, value = self.answers.get(path, (404, {"detail": "Not Found"}))
-        sent = (value if isinstance(value, str) else json.dumps(value)).encode()
-        return (b"HTTP/1.0 %d x\r\nContent-Length: %d\r\n\r\n%b" % (status, len(sent), sent),)
+        return (http_answer(value if isinstance(value, str) else json.dumps(value), status),)
 
 
 @pytest.fixture

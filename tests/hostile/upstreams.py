@@ -1,6 +1,7 @@
 """A hostile upstream: what it sends to a gateway, byte by byte, and a server that sends it."""
 
 import json
+import re
 import socket
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -141,6 +142,19 @@ ATTACKS: dict[str, Stream] = {
     "thoughts that are no text": one(lambda size: event(reasoning_content="`[" * (size // 16))),
     "a name in pieces": streamed(event(tool_calls=[{"index": 0, "function": {"name": "n" * 40}}])),
 }
+
+
+def http_answer(body: str, status: int = 200, kind: str = "application/json") -> bytes:
+    """A whole answer of a server that closes its connections."""
+    sent = body.encode()
+    head = f"HTTP/1.1 {status} x\r\nconnection: close\r\ncontent-type: {kind}\r\n"
+    return f"{head}content-length: {len(sent)}\r\n\r\n".encode() + sent
+
+
+def key_of(head: str) -> str | None:
+    """The header in which clients send their keys."""
+    found = re.search(r"(?i)^authorization: (.+)$", head, re.MULTILINE)
+    return found and found[1].strip()
 
 
 class RawServer:

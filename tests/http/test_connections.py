@@ -1,7 +1,11 @@
-"""Connections that bring no HTTP, too much of it or nothing: they are refused or closed."""
+"""Connections that bring no HTTP, too much of it or nothing: they are refused or closed. Handshakes of
+WebSockets have a deadline, and free their places."""
 
-from collections.abc import Iterator
+import asyncio
+import json
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 import uvicorn
@@ -10,15 +14,111 @@ from uvicorn.server import ServerState
 from mlx_server import limits
 from mlx_server.http.admission import Admission
 from mlx_server.http.connections import StrictHttp, http
-from tests.http.faked import Loop, Transport
+from mlx_server.http.web_sockets import StrictWebSockets, web_sockets
+
+
+class Timer:
+    def __init__(self, due: float, callback: Callable[..., object], given: tuple[Any, ...]) -> None:
+        self.due = due
+        self.callback = callback
+        self.given = given
+        self.is_pending = True
+
+    def cancel(self) -> None:
+        self.is_pending = False
+
+
+class Loop:
+    def __init__(self) -> None:
+        self._now = 0.0
+        self._timers: list[Timer] = []
+        self._tasks: list[Coroutine[Any, Any, None]] = []
+
+    def time(self) -> float:
+        return self._now
+
+    def call_later(self, seconds: float, callback: Callable[..., object], *given: Any) -> Timer:
+        self._timers.append(Timer(self._now + seconds, callback, given))
+        return self._timers[-1]
+
+    def create_task(self, task: Coroutine[Any, Any, None]) -> Mock:
+        """The task runs when the test says so."""
+        self._tasks.append(task)
+        return Mock()
+
+    def run_tasks(self) -> None:
+        """Runs tasks that wait for nothing."""
+        while self._tasks:
+            try:
+                self._tasks.pop(0).send(None)
+            except StopIteration:
+                continue
+            raise AssertionError("the task waits")
+
+    def pass_time(self, seconds: float) -> None:
+        self._now += seconds
+        for timer in [each for each in self._timers if each.is_pending and each.due <= self._now]:
+            timer.is_pending = False
+            timer.callback(*timer.given)
+
+    def close(self) -> None:
+        for task in self._tasks:
+            task.close()
+
+
+class Transport:
+    def __init__(self, address: str = "10.0.0.1") -> None:
+        self._address = address
+        self._protocol: Any = None
+        self.sent = b""
+        self.is_closed = False
+        self.is_aborted = False
+        self.reads = True
+
+    def get_extra_info(self, name: str) -> tuple[str, int] | None:
+        return (self._address, 5) if name == "peername" else None
+
+    def set_write_buffer_limits(self, **limits: int) -> None: ...
+
+    def set_protocol(self, protocol: Any) -> None:
+        self._protocol = protocol
+
+    def get_protocol(self) -> Any:
+        return self._protocol
+
+    def write(self, data: bytes) -> None:
+        self.sent += data
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def abort(self) -> None:
+        self.is_closed = self.is_aborted = True
+
+    def is_closing(self) -> bool:
+        return self.is_closed
+
+    def pause_reading(self) -> None:
+        self.reads = False
+
+    def resume_reading(self) -> None:
+        self.reads = True
+
+    def refusal(self) -> tuple[int, str]:
+        """The status and the message of the one answer, after which the connection was closed."""
+        assert self.is_closed
+        head, _, body = self.sent.partition(b"\r\n\r\n")
+        assert b"\r\ncontent-type: application/json" in head
+        assert b"\r\nconnection: close" in head
+        return int(head.split()[1]), json.loads(body)["error"]["message"]
+
 
 SECONDS = 30.0
 REQUEST = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
-UPGRADE = (
+HANDSHAKE = (
     b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
-    b"Sec-WebSocket-Version: 13\r\n"
+    b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
 )
-KEY = b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
 
 
 async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -118,9 +218,56 @@ def test_a_websocket_has_no_deadline_of_http_and_keeps_its_place(
     loop: Loop, admission: Admission
 ) -> None:
     made, transport = connected(loop, admission)
-    made.data_received(UPGRADE + KEY + b"\r\n")
+    made.data_received(HANDSHAKE)
     assert isinstance(transport.get_protocol(), Socket)
     assert Socket.received.startswith(b"GET / HTTP/1.1\r\n")
     loop.pass_time(2 * SECONDS)
     assert not transport.is_closed
     assert len(admission) == 1
+
+
+async def never_run(scope: Any, receive: Any, send: Any) -> None:
+    raise AssertionError("it is not run")
+
+
+def opened(
+    loop: Loop, admission: Admission, received: bytes = b""
+) -> tuple[StrictWebSockets, Transport]:
+    """A WebSocket after the head of its handshake, to which the never_run has not answered."""
+    config = uvicorn.Config(never_run, log_config=None, ws_ping_interval=None)
+    protocol: Any = web_sockets(SECONDS, 1 << 20, admission)
+    made = protocol(config, ServerState(), {}, cast(Any, loop))
+    transport = Transport()
+    assert admission.enter(transport, "10.0.0.1")
+    made.connection_made(transport)
+    made.data_received(received)
+    loop.close()
+    return made, transport
+
+
+@pytest.mark.parametrize("received", [b"", HANDSHAKE[:40], HANDSHAKE])
+def test_a_handshake_that_never_completes_is_aborted(admission: Admission, received: bytes) -> None:
+    loop = Loop()
+    _, transport = opened(loop, admission, received)
+    loop.pass_time(SECONDS - 1)
+    assert not transport.is_aborted
+    loop.pass_time(1)
+    assert transport.is_aborted
+
+
+def test_a_handshake_that_completes_has_no_deadline_any_more(admission: Admission) -> None:
+    loop = Loop()
+    made, transport = opened(loop, admission, HANDSHAKE)
+    asyncio.run(made.send({"type": "websocket.accept"}))
+    assert transport.sent.startswith(b"HTTP/1.1 101 ")
+    loop.pass_time(2 * SECONDS)
+    assert not transport.is_closed
+
+
+def test_the_head_of_a_refusal_does_not_end_the_deadline(admission: Admission) -> None:
+    loop = Loop()
+    made, transport = opened(loop, admission, HANDSHAKE)
+    start: Any = {"type": "websocket.http.response.start", "status": 400, "headers": []}
+    asyncio.run(made.send(start))
+    loop.pass_time(SECONDS)
+    assert transport.is_aborted
