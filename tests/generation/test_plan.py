@@ -13,13 +13,14 @@ from mlx_server.engine.messages import KvCost
 from mlx_server.errors import BadRequest, ContextTooLong, GenerationFailed
 from mlx_server.events import Started
 from mlx_server.families.json_families import SMOLLM2
+from mlx_server.generation.constraints import is_format_required
 from mlx_server.generation.generate import generate
 from mlx_server.generation.plan import prepared_for
 from mlx_server.generation.rendering import without_volatile_lines
-from mlx_server.messages import Conversation, Message
+from mlx_server.messages import Conversation, Message, Tool
 from mlx_server.models.tokenizer import Tokenizer
 from mlx_server.pool.prepare import ModelSpec, PreparedModel, Task
-from mlx_server.requests import SamplingParams
+from mlx_server.requests import JsonFormat, SamplingParams
 from mlx_server.sources.replay_checkpoint import replay_checkpoint
 from tests.generation.scripted import (
     ASKED,
@@ -36,6 +37,7 @@ from tests.generation.scripted import (
     said,
     without_fingerprint,
 )
+from tests.tables import cases
 
 
 @pytest.mark.parametrize(
@@ -259,3 +261,58 @@ def test_an_empty_prompt_is_refused(spec: ModelSpec, prompt: Any, param: str) ->
     error = refused(spec, replace(ASKED, prompts=("x", prompt)))
     assert isinstance(error, BadRequest)
     assert (error.message, error.param) == ("The prompt is empty.", param)
+
+
+SAID = Conversation((Message("user", "Hi"),))
+CHAT = replace(ASKED, prompts=(SAID,))
+LIST = JsonFormat({"type": "array", "items": {"type": "integer"}})
+
+
+def test_rows_of_one_prompt_share_their_grammar(spec: ModelSpec) -> None:
+    first, second = rows_of(spec, replace(CHAT, format=LIST, n=2))
+    assert first.grammar
+    assert second.grammar is first.grammar
+    assert [row.grammar for row in rows_of(spec, CHAT)] == [None]
+
+
+@pytest.mark.parametrize("prompt", [SAID, "Hi"])
+def test_nothing_is_constrained_unless_it_is_asked_for(spec: ModelSpec, prompt: Any) -> None:
+    [row] = rows_of(spec, replace(ASKED, prompts=(prompt,), tool_choice="auto"))
+    assert (row.grammar, row.thinking) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("asked", "required"),
+    [
+        ({}, False),
+        ({"format": LIST}, True),
+        ({"tool_choice": "required"}, True),
+        ({"prompts": (replace(SAID, tools=(Tool("f"),)),)}, False),
+        (
+            {"prompts": (SAID, replace(SAID, tools=(Tool("g"), Tool("f", strict=True))))},
+            True,
+        ),
+    ],
+)
+def test_what_a_client_requires(asked: dict[str, Any], required: bool) -> None:
+    assert is_format_required(replace(CHAT, **asked)) == required
+
+
+@cases
+def test_a_budget_is_the_requests_or_none_at_all(
+    replayed: Callable[..., ModelSpec],
+    owners: dict[str, Any],
+    clients: dict[str, Any],
+    asked: int | None,
+    budget: int | None,
+) -> None:
+    spec = replace(replayed({"output": "x"}, family="qwen3"), template_kwargs=owners)
+    chat = replace(SAID, template_kwargs=clients)
+    [row] = rows_of(spec, replace(CHAT, prompts=(chat,), thinking_budget=asked))
+    if budget is None:
+        assert row.thinking is None
+    else:
+        assert row.thinking
+        assert row.thinking.budget is not None
+        spent = budget - row.thinking.budget
+        assert 0 <= spent <= max(0, budget - 1), "what leads out of reasoning counts"

@@ -1,5 +1,5 @@
-"""Connections that bring no HTTP, too much of it or nothing: they are refused or closed. Handshakes of
-WebSockets have a deadline, and free their places."""
+"""Connections that bring no HTTP, too much of it or nothing: they are refused or closed. Handshakes
+of WebSockets have a deadline, and free their places."""
 
 import asyncio
 import json

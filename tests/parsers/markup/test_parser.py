@@ -2,12 +2,14 @@
 
 import json
 from collections.abc import Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+import mlx_server
 from mlx_server.events import (
     Event,
     ReasoningDelta,
@@ -16,14 +18,17 @@ from mlx_server.events import (
     ToolCallFinished,
     ToolCallStarted,
 )
+from mlx_server.families import FAMILIES
+from mlx_server.families.markup import MarkupFamily
 from mlx_server.messages import Tool
-from mlx_server.parsers.markup_layout import MarkupLayout
+from mlx_server.parsers.markup_layout import TURN_HEADERS, MarkupLayout
 from mlx_server.parsers.markup_parser import MarkupParser
 from mlx_server.parsers.parse_context import ParseContext
 from mlx_server.tool_parsers.call_format import CallFormat
 from mlx_server.tool_parsers.calls import ToolCallEmitter
 from mlx_server.tool_parsers.json_calls import call_object, repaired
 from mlx_server.tool_parsers.source import Source, Steps
+from tests.families.prompts import GOLDEN
 
 OPEN, CLOSE = "<call>", "</call>"
 DELIMITERS = ("<think>", "</think>", OPEN, CLOSE, "<gone>")
@@ -148,3 +153,53 @@ def test_a_text_goes_on_with_its_own_white_space(output: str, expected: dict[str
 def test_reasoning_goes_on_with_its_own_white_space(output: str, expected: dict[str, Any]) -> None:
     for size in SIZES:
         assert reading(output, size, continues=True, ends_with="<think>") == expected
+
+
+WITHOUT_GOLDEN_PROMPT = {"<role>ASSISTANT</role>"}
+"""The header of Ling and Ring, which have no family of their own."""
+
+REASONING_CHARACTERS = 40
+"""The most that stands after the header in a prompt: an opening delimiter of reasoning."""
+
+MARKUP = [family.name for family in FAMILIES if isinstance(family, MarkupFamily)]
+
+
+def text_of(answer: str, family: str, *, size: int) -> str:
+    reader = mlx_server.OutputReader(family)
+    pieces = [reader.feed(answer[at : at + size]) for at in range(0, len(answer), size)]
+    events = [event for piece in [*pieces, reader.finish()] for event in piece]
+    return "".join(event.separated for event in events if isinstance(event, TextDelta))
+
+
+def test_each_header_ends_the_prompt_of_a_known_family() -> None:
+    prompts = [path.read_text("utf-8") for path in sorted(GOLDEN.glob("*/without_thinking.txt"))]
+    assert len(prompts) > 40
+    ends = [prompt.partition("\n(ignored: ")[0] for prompt in prompts]
+    unknown = {
+        header
+        for header in TURN_HEADERS
+        if not any(header in end[-len(header) - REASONING_CHARACTERS :] for end in ends)
+    }
+    assert unknown == WITHOUT_GOLDEN_PROMPT
+
+
+@pytest.mark.parametrize(("family", "header"), [*zip(cycle(MARKUP), [*TURN_HEADERS] * 4)])
+def test_the_header_of_an_answer_is_no_text(family: str, header: str) -> None:
+    assert text_of(f"{header}\n\nHello.", family, size=1) == "Hello."
+
+
+@pytest.mark.parametrize("header", TURN_HEADERS)
+@pytest.mark.parametrize("space", ["", "\n", " "])
+def test_space_around_the_header_is_no_text_either(header: str, space: str) -> None:
+    assert text_of(f"{space}{header}{space}Hello.", "plain", size=100) == "Hello."
+
+
+@pytest.mark.parametrize("header", TURN_HEADERS)
+def test_a_header_after_the_first_word_is_text(header: str) -> None:
+    assert header in text_of(f"It begins with {header} there.", "gigachat", size=3)
+
+
+@pytest.mark.parametrize("header", TURN_HEADERS)
+def test_an_answer_that_only_begins_like_a_header_is_text(header: str) -> None:
+    begun = header[:-1] + "X and more"
+    assert text_of(begun, "gigachat", size=1) == begun
