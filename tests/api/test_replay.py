@@ -23,8 +23,11 @@ from tests.api.wire import error, ok
 from tests.families.goldens import tokenizer_of
 from tests.mcp.playing import Playing
 from tests.upstream.playing import (
+    CALL_JSON,
     KEY,
     KEY_VARIABLE,
+    PARIS,
+    WEATHER,
     PlayingServer,
     as_message,
     as_response,
@@ -35,7 +38,6 @@ from tests.upstream.playing import (
     says,
     streamed,
 )
-from tests.upstream.quirks import CALL_JSON, PARIS, WEATHER
 
 RESET = "/v1/replay/reset"
 

@@ -1,12 +1,8 @@
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
-
-from tests.cli.recording_upstream import Upstream
 
 
 @pytest.fixture
@@ -17,13 +13,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("MLX_SERVER_CACHE", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-@pytest.fixture
-def upstream() -> Iterator[str]:
-    Upstream.requests = []
-    with closing(Upstream(tuple)) as server:
-        yield f"{server.url}/v1"
 
 
 @pytest.fixture

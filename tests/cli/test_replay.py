@@ -2,6 +2,9 @@
 
 import json
 import os
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +18,52 @@ from mlx_server.errors import ServerError, SettingsError
 from mlx_server.families import family_named
 from mlx_server.messages import Conversation, Message
 from mlx_server.sources.transcript import read_transcript
-from tests.cli.recording_upstream import KEY, Upstream, record
 from tests.families.goldens import tokenizer_of
+from tests.hostile.upstreams import RawServer, http_answer, key_of
 from tests.tables import cases
 from tests.upstream.playing import KEY as UPSTREAM_KEY
 from tests.upstream.playing import KEY_VARIABLE
+
+KEY = "not-of-any-known-form-1"
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": "é"}'}}
+MESSAGES: dict[str, dict[str, Any]] = {
+    "call it": {"content": None, "reasoning_content": "Hm.", "tool_calls": [CALL]},
+    "say it": {"content": "It is sk-abcdefghijklmnopqrst.", "reasoning": "Well."},
+    "break it": {"content": 5},
+    f"my key is {KEY}": {"content": f"{KEY}?"},
+}
+
+
+class Upstream(RawServer):
+    requests: list[tuple[str | None, dict[str, Any]]]
+    """Keys and bodies."""
+
+    def reply(self, head: str, body: bytes) -> Iterable[bytes]:
+        if head.startswith("GET"):
+            return super().reply(head, body)
+        self.requests.append((key_of(head), json.loads(body)))
+        asked = self.requests[-1][1]["messages"][-1]["content"]
+        if asked == "never end":
+            return chain([b"HTTP/1.0 200 OK\r\n\r\n"], repeat(b" " * (1 << 20)))
+        if message := MESSAGES.get(asked):
+            choice = {"message": message, "finish_reason": "stop"}
+            return (http_answer(json.dumps({"choices": [choice]})),)
+        return (http_answer(json.dumps({"error": {"message": "No."}}), 404),)
+
+
+@pytest.fixture
+def upstream() -> Iterator[str]:
+    Upstream.requests = []
+    with closing(Upstream(tuple)) as server:
+        yield f"{server.url}/v1"
+
+
+def record(folder: Path, url: str, requests: list[Any], *options: str) -> Result:
+    (folder / "asked.yaml").write_text(yaml.safe_dump(requests))
+    named = ("--requests", str(folder / "asked.yaml"), "--output", str(folder / "said.yaml"))
+    command = ["replay", "record", "their/model", "--upstream", url, *named, *options]
+    return CliRunner().invoke(app, command)
+
 
 pytestmark = pytest.mark.usefixtures("folder")
 

@@ -6,24 +6,53 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from pydantic import TypeAdapter
 
 from mlx_server.errors import NoRecording, TranscriptBroken
 from mlx_server.families.json_families import PLAIN
-from mlx_server.messages import Conversation
+from mlx_server.messages import Conversation, Message
 from mlx_server.models.tokenizer import Tokenizer
 from mlx_server.requests import Prompt
 from mlx_server.sources import transcript
 from mlx_server.sources.transcript import (
     RecordedAnswer,
     RecordedCall,
+    Transcript,
     TranscriptEntry,
     read_file,
     read_transcript,
 )
 from tests.families import byte_level
-from tests.sources.recorded_entries import VOCABULARY, outputs, read, said, written
 from tests.tables import cases
+
+VOCABULARY = 300
+
+
+def written(folder: Path, entries: Any, suffix: str = ".yaml") -> Path:
+    """Text as it is; entries in the way of the suffix."""
+    path = folder / f"said{suffix}"
+    if isinstance(entries, str):
+        path.write_text(entries, "utf-8")
+    elif suffix == ".yaml":
+        path.write_text(yaml.safe_dump(entries, allow_unicode=True), "utf-8")
+    else:
+        lines = (json.dumps(entry, ensure_ascii=False) for entry in entries)
+        path.write_text("\n".join(lines), "utf-8")
+    return path
+
+
+def read(folder: Path, entries: Any, suffix: str = ".yaml") -> Transcript:
+    return read_transcript(written(folder, entries, suffix), VOCABULARY)
+
+
+def said(text: str) -> Conversation:
+    return Conversation((Message("user", text),))
+
+
+def outputs(found: Transcript, *prompts: Prompt) -> list[str | None]:
+    return [found.pick(prompt).entry.output for prompt in prompts]
+
 
 prompts_of = TypeAdapter(tuple[Conversation | tuple[int, ...] | str, ...]).validate_python
 

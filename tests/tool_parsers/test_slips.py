@@ -1,15 +1,86 @@
 """Slips in well-formed calls: no argument is cut short, no text is lost, no call is taken back."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from mlx_server.events import Event
 from mlx_server.families import family_named
 from mlx_server.messages import Tool
-from tests.families.goldens import goldens_of, tools
-from tests.tool_parsers.slips import BASH, hermes, read
+from mlx_server.parsers.parse_context import ParseContext
+from tests.families.goldens import NO_TOKEN, Reads, folded, goldens_of, tools
+from tests.tables import cases
+
+BASH = Tool(
+    "bash",
+    parameters={
+        "type": "object",
+        "properties": {"command": {"type": "string"}, "timeout": {"type": "integer"}},
+        "required": ["command"],
+    },
+)
+
+
+def read(
+    family: str,
+    output: str,
+    size: int = 10_000,
+    *,
+    offered: Sequence[Tool] = (BASH,),
+    cut: bool = False,
+    holds_calls: bool = False,
+) -> Reads:
+    context = ParseContext(tools=tuple(offered), holds_calls=holds_calls)
+    parser = family_named(family).make_parser(context)
+    pieces = [output[at : at + size] for at in range(0, len(output), size)]
+    events: list[Event] = [event for text in pieces for event in parser.feed(NO_TOKEN, text)]
+    return folded([*events, *parser.finish(cut=cut)], offered)
+
+
+def hermes(quote: str, text: str) -> str:
+    return f'<tool_call>\n{{"name": "bash", "arguments": {{"command": "{text}"}}}}\n</tool_call>'
+
+
+def llama(quote: str, text: str) -> str:
+    return f'{{"name": "bash", "parameters": {{"command": "{text}"}}}}'
+
+
+def mistral(quote: str, text: str) -> str:
+    return f'[TOOL_CALLS]bash[ARGS]{{"command": "{text}"}}'
+
+
+def kimi(quote: str, text: str) -> str:
+    return (
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.bash:0"
+        f'<|tool_call_argument_begin|>{{"command": "{text}"}}'
+        "<|tool_call_end|><|tool_calls_section_end|>"
+    )
+
+
+def lfm2(quote: str, text: str) -> str:
+    return f"<|tool_call_start|>[bash(command={quote}{text}{quote})]<|tool_call_end|>"
+
+
+def olmo3(quote: str, text: str) -> str:
+    return f"<function_calls>bash(command={quote}{text}{quote}, timeout=3)</function_calls>"
+
+
+def gemma4(quote: str, text: str) -> str:
+    return f"<|tool_call>call:bash{{command:{quote}{text}{quote}}}<tool_call|>"
+
+
+WRITERS: dict[str, Callable[[str, str], str]] = {
+    "qwen3": hermes,
+    "llama3": llama,
+    "mistral": mistral,
+    "kimi_k2": kimi,
+    "lfm2": lfm2,
+    "olmo3": olmo3,
+    "gemma4": gemma4,
+}
+
 
 pytestmark = pytest.mark.slow
 
@@ -135,3 +206,76 @@ def test_a_broken_call_that_was_begun_is_reported_and_never_whole() -> None:
     assert found.text == output
     held = read("qwen3", output, holds_calls=True)
     assert (held.unfinished, held.unmet, held.text) == ([], [], output)
+
+
+PIECES = (
+    "'",
+    '"',
+    "'",
+    '"',
+    " ",
+    "a",
+    "it's",
+    ",",
+    ", b",
+    "=",
+    ")",
+    "(",
+    "]",
+    "}",
+    "{",
+    ":",
+    "-c",
+    "call:",
+)
+commands = st.lists(st.sampled_from(PIECES), min_size=1, max_size=9).map("".join)
+
+
+@pytest.mark.parametrize("examples", [20, pytest.param(150, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("family", WRITERS)
+def test_a_command_with_quotes_in_it_is_whole_or_no_call(family: str, examples: int) -> None:
+    """Models and templates forget to escape: what is run must be all that was written."""
+
+    @settings(max_examples=examples, suppress_health_check=[HealthCheck.too_slow])
+    @given(text=commands, quote=st.sampled_from("'\""), size=st.integers(1, 7), cut=st.booleans())
+    def any_command(text: str, quote: str, size: int, cut: bool) -> None:
+        # which opens a string of Python's that is closed there
+        assume(not text.startswith(quote * 2))
+        check(family, text, quote, size, cut=cut)
+
+    any_command()
+
+
+def check(family: str, text: str, quote: str, size: int, *, cut: bool) -> None:
+    output = WRITERS[family](quote, text)
+    found = read(family, output, size)
+    for call in found.calls:
+        assert call.arguments["command"] == text, output
+    if not found.calls:
+        assert output.startswith(found.text), "but for delimiters that nothing has opened"
+        assert text in found.text
+    begin = output.index("command")
+    for end in range(begin, output.index(text, begin) + len(text)):
+        if not {"'", '"'} & set(text):
+            assert not read(family, output[:end], size, cut=cut).calls, output[:end]
+
+
+@cases
+def test_what_can_end_in_one_place_only_is_a_call(family: str, text: str) -> None:
+    (call,) = read(family, WRITERS[family]("'", text)).calls
+    assert call.arguments["command"] == text
+
+
+@pytest.mark.parametrize("text", ['"}]', '"} ]', '"}], "a'])
+def test_a_bracket_in_a_string_that_was_not_escaped_ends_no_call(text: str) -> None:
+    """Though it looks like the end of an array whose last call lacks a brace."""
+    assert not read("qwen3", WRITERS["qwen3"]("'", text)).calls
+
+
+@pytest.mark.parametrize("text", ["echo 'a", "echo 'a' 'b", "don' run"])
+def test_a_string_whose_end_is_in_doubt_is_no_call(text: str) -> None:
+    for family in ("lfm2", "olmo3"):
+        output = WRITERS[family]("'", text)
+        found = read(family, output)
+        assert not found.calls
+        assert found.text == output

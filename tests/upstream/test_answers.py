@@ -20,14 +20,19 @@ from mlx_server.errors import UpstreamFailed
 from mlx_server.upstream import connection
 from mlx_server.upstream.responses import SseReader
 from tests.upstream.playing import (
+    PARIS,
+    PARIS_JSON,
     SSE,
+    TIME,
     USAGE,
+    WEATHER,
     AnswerReader,
     Json,
     PlayingServer,
     Reply,
     as_message,
     as_response,
+    call,
     chat,
     delta,
     events,
@@ -37,7 +42,6 @@ from tests.upstream.playing import (
     streamed,
     whole,
 )
-from tests.upstream.quirks import PARIS, PARIS_JSON, TIME, WEATHER, call
 
 ANSWERS: list[Json] = yaml.load(
     Path(__file__).with_name("answers.yaml").read_text("utf-8"), yaml.CSafeLoader

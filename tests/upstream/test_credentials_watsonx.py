@@ -16,18 +16,20 @@ from tests.clients.watsonx.exchanges import recorded
 from tests.upstream.playing import (
     KEY,
     KEY_VARIABLE,
+    PARIS,
     SSE,
     USAGE,
+    WEATHER,
     PlayingServer,
     Reply,
     answered,
+    call,
     chat,
     delta,
     gateway,
     in_one,
     whole,
 )
-from tests.upstream.quirks import PARIS, WEATHER, call
 
 PROJECT = "0e1f0000-0000-4000-8000-000000000000"
 

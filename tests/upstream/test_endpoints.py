@@ -12,6 +12,8 @@ from starlette.testclient import TestClient
 from mlx_server.app import create_app
 from mlx_server.config.settings import Settings, StoreSettings, validated
 from tests.upstream.playing import (
+    CALL_JSON,
+    PARIS,
     USAGE,
     Json,
     PlayingServer,
@@ -22,7 +24,6 @@ from tests.upstream.playing import (
     settings,
     streamed,
 )
-from tests.upstream.quirks import CALL_JSON, PARIS
 from tests.upstream.test_reasoning_details import SIGNED
 
 HOSTILE = str(Path(__file__).parents[1] / "mcp" / "hostile.py")

@@ -12,6 +12,9 @@ from mlx_server.upstream.dialects import LearntFacts, facts_in
 from tests.tables import cases
 from tests.upstream.failing import NOWHERE
 from tests.upstream.playing import (
+    CALL_JSON,
+    PARIS,
+    WEATHER,
     PlayingServer,
     Reply,
     answered,
@@ -21,7 +24,6 @@ from tests.upstream.playing import (
     says,
     whole,
 )
-from tests.upstream.quirks import CALL_JSON, PARIS, WEATHER
 
 OPENROUTER = {
     "id": "there",

@@ -12,19 +12,22 @@ from mlx_server.app import create_app
 from mlx_server.config.settings import Settings, StoreSettings, validated
 from tests.tables import cases
 from tests.upstream.playing import (
+    PARIS_JSON,
+    TIME,
     USAGE,
+    WEATHER,
     Json,
     PlayingServer,
     Reply,
     chat,
     delta,
     events,
+    indexed,
     says,
     settings,
     streamed,
     whole,
 )
-from tests.upstream.quirks import PARIS_JSON, TIME, WEATHER, indexed
 
 SIGNED: Json = {"google": {"thought_signature": "c2lnbmF0dXJl"}}
 ENCRYPTED: Json = {"type": "reasoning.encrypted", "data": "xyz", "id": "r1", "index": 1}

@@ -13,10 +13,14 @@ from mlx_server.upstream.request import NO_RESULT, messages_of, with_system_prom
 from mlx_server.upstream.spec import UpstreamCapabilities
 from tests.tables import cases
 from tests.upstream.playing import (
+    CALL_JSON,
+    PARIS,
     USAGE,
+    WEATHER,
     Json,
     PlayingServer,
     answered,
+    call,
     chat,
     delta,
     events,
@@ -26,7 +30,6 @@ from tests.upstream.playing import (
     says,
     streamed,
 )
-from tests.upstream.quirks import CALL_JSON, PARIS, WEATHER, call
 
 SCHEMA = {
     "type": "object",

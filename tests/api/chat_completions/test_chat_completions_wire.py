@@ -1,29 +1,48 @@
+import asyncio
+import json
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx2
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from starlette.testclient import TestClient
 
 from mlx_server import limits
 from mlx_server.api.chat_completions.answer import ChatOutput
+from mlx_server.api.completions import CompletionOutput
+from mlx_server.api.freeform import (
+    FreeformInput,
+    TextGrammar,
+    arguments_of_text,
+    freeform_tool,
+    text_of_arguments,
+)
 from mlx_server.events import (
     Event,
     Finished,
+    Repaired,
     Started,
     TextDelta,
     TokenCounts,
     ToolCallDelta,
     ToolCallFinished,
     ToolCallStarted,
+    Violation,
 )
+from mlx_server.http.metrics import Metrics
 from mlx_server.models.tokenizer import Tokenizer
+from mlx_server.pool.pool import Pool
 from mlx_server.requests import DETERMINISTIC_HEADER
 from tests.api import wire
 from tests.api.folding import body_of, chunks_of
+from tests.api.observed import played
 from tests.api.strict import assert_strict
 from tests.api.wire import TEXT, Json, ScriptedEngine, error, events, ok, streamed
 from tests.contract import answers
@@ -243,3 +262,100 @@ def test_the_input_of_a_custom_tool_is_text() -> None:
 def test_a_text_by_another_name_streams_too() -> None:
     streamed = deltas(freeform(), call(0, "patch", '{"patch": "a"}'), "tool_calls")
     assert streamed[1:] == [[{"index": 0, "custom": {"input": "a"}}]]
+
+
+def pieces(text: str, cuts: list[int]) -> list[str]:
+    places = [0, *sorted(cut % (len(text) + 1) for cut in cuts), len(text)]
+    return [text[a:b] for a, b in pairwise(places)]
+
+
+@given(st.text(), st.lists(st.integers(0, 10_000), max_size=8), st.booleans())
+def test_a_text_is_decoded_however_it_is_cut(text: str, cuts: list[int], ascii: bool) -> None:
+    decoded = FreeformInput()
+    arguments = json.dumps({"input": text}, ensure_ascii=ascii)
+    found = [decoded.feed(piece) for piece in pieces(arguments, cuts)] + [decoded.finish()]
+    assert "".join(found) == decoded.text == text
+
+
+@given(st.text(min_size=1), st.integers(0, 10_000))
+@example("code with \\uD83D", 28)
+def test_what_is_decoded_early_is_never_taken_back(text: str, cut: int) -> None:
+    arguments = arguments_of_text(text)
+    decoded = FreeformInput()
+    decoded.feed(arguments[: cut % len(arguments)])
+    assert text_of_arguments(arguments).startswith(decoded.text)
+
+
+def test_a_pair_of_escapes_is_one_character() -> None:
+    decoded = FreeformInput()
+    parts = ['{"input": "', "\\ud83d", "\\ude", '42"}']
+    assert [decoded.feed(part) for part in parts] == ["", "", "", "\U0001f642"]
+
+
+@cases
+def test_what_the_text_of_a_call_is(arguments: str, text: str) -> None:
+    assert text_of_arguments(arguments) == text
+
+
+def test_a_tool_has_one_argument_and_says_what_it_must_match() -> None:
+    tool = freeform_tool("patch", "Patches.", TextGrammar(definition="a+", syntax="regex"))
+    assert (tool.name, tool.description) == ("patch", "Patches.")
+    (argument,) = tool.parameters["properties"].values()
+    assert argument["type"] == "string"
+    assert "regular expression:\na+" in argument["description"]
+    assert tool.parameters["required"] == ["input"]
+    plain = freeform_tool("patch", None, None)
+    assert "must match" not in str(plain.parameters)
+
+
+ENDS = [Finished(1, "stop", TokenCounts(1)), Finished(0, "stop", TokenCounts(1))]
+MENDED: list[Event] = [
+    Started("any", 1, unenforced=("properties.a.not",)),
+    TextDelta(0, "a"),
+    Repaired(1, "reasoning", "content"),
+    TextDelta(1, "b"),
+    Repaired(0, "json", "tool_calls[0].function.arguments"),
+    Repaired(0, "type", "tool_calls[0].function.arguments.a"),
+    Violation(1, "$: no"),
+    *ENDS,
+]
+OF_0 = [
+    {"index": 0, "what": "json", "where": "tool_calls[0].function.arguments"},
+    {"index": 0, "what": "type", "where": "tool_calls[0].function.arguments.a"},
+]
+OF_1 = [{"index": 1, "what": "reasoning", "where": "content"}]
+OF_BOTH = {"unenforced": ["properties.a.not"]}
+UNMET = {"unmet": [{"index": 1, "what": "$: no"}]}
+NOTHING: list[Event] = [Started("any", 1), TextDelta(0, "a"), TextDelta(1, "b"), *ENDS]
+
+
+def output(chat: bool) -> ChatOutput | CompletionOutput:
+    return ChatOutput("any", 2) if chat else CompletionOutput("any", 1, 2)
+
+
+@pytest.mark.parametrize("chat", [True, False])
+def test_a_body_and_the_ends_of_a_stream_have_warnings(chat: bool) -> None:
+    body = body_of(output(chat), MENDED)
+    assert body["mlx_server"] == {"repairs": [*OF_0, *OF_1], **OF_BOTH, **UNMET}
+    assert_strict(ChatCompletion if chat else Completion, body)
+    chunks = [chunk for chunk in chunks_of(output(chat), MENDED) if "mlx_server" in chunk]
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == ["stop", "stop"]
+    assert [chunk["mlx_server"] for chunk in chunks] == [
+        {"repairs": OF_1, **OF_BOTH, **UNMET},
+        {"repairs": OF_0, **OF_BOTH},
+    ]
+    for chunk in chunks:
+        assert_strict(ChatCompletionChunk if chat else Completion, chunk)
+    others = [body_of(output(chat), NOTHING), *chunks_of(output(chat), NOTHING)]
+    assert not any("mlx_server" in each for each in others)
+
+
+def test_repairs_are_counted() -> None:
+    metrics = Metrics(cast(Pool, None))
+    asyncio.run(played(metrics.answers, MENDED, len(MENDED)))
+
+    def count(what: str) -> float | None:
+        labels = {"model": "any", "what": what}
+        return metrics.registry.get_sample_value("mlx_server_repairs_total", labels)
+
+    assert [count(what) for what in ("json", "type", "reasoning", "name")] == [1, 1, 1, None]
