@@ -244,13 +244,11 @@ class RowOutput(OutputProcessor):
         if section == "text" and rest and not any(map(_text_of, rest)):
             yield from self._stops.feed(TextDelta(self._index, "", tuple(self._logprobs)))
         yield from self._stops.finish()
-        if reason == "stop" and self._calls and not self._stops.matched:
-            reason = "tool_calls"
         is_spent = self._row.grammar is not None and self._tokens >= self._limit
         if reason == "stop" and is_spent and not self._has_output:
             # a grammar that forbids an end within reasoning uses the last tokens to leave it
             reason = "length"
-        if reason == "stop" and len(self._ids) > self._limit:
+        if reason == "stop" and not self._calls and len(self._ids) > self._limit:
             yield Repaired(self._index, "cut", "content")
         yield self._finished("stop" if self._stops.matched else reason)
 

@@ -301,9 +301,13 @@ class OutputProcessor:
                 yield event
 
     def _end(self, reason: FinishReason, counts: TokenCounts) -> Finished:
-        """The answer's last event, without what only one kind of row has."""
+        """The answer's last event, without what only one kind of row has. An answer with calls is
+        one that waits for their results, also if a stop string ended it after them."""
         self.finished = True
-        return Finished(self._index, reason, counts, stop_string=self._stops.match)
+        stop_string = self._stops.match
+        if self._calls and reason == "stop":
+            reason, stop_string = "tool_calls", None
+        return Finished(self._index, reason, counts, stop_string=stop_string)
 
 
 def _spelled(space: bytes, tokens: Sequence[TokenLogprob]) -> list[TokenLogprob]:

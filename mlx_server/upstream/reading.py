@@ -639,12 +639,11 @@ class AnswerReader(OutputProcessor):
 
     def _finished(self) -> Finished:
         # the upstream's reason is corrected where it contradicts the answer
-        reason: FinishReason = "length" if self._finish == "length" else "stop"
-        if self._stops.matched or self._calls:
-            reason = "stop" if self._stops.matched else "tool_calls"
+        is_cut = self._finish == "length" and not (self._stops.matched or self._calls)
+        reason: FinishReason = "length" if is_cut else "stop"
         finished = self._end(reason, self.counts)
         return replace(
             finished,
-            stop_string=finished.stop_string or self._stop,
+            stop_string=finished.stop_string or (None if self._calls else self._stop),
             raw=(str(self._raw),) if self._options.keeps_raw else (),
         )

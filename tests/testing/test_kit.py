@@ -64,6 +64,19 @@ def test_raw_output_and_tokens_are_played_as_they_are(mlx_replay: MlxReplay) -> 
     assert second.usage.completion_tokens == 3
 
 
+def test_an_answer_with_a_call_waits_for_its_result_whatever_ended_it(
+    mlx_replay: MlxReplay,
+) -> None:
+    called = '<tool_call>\n{"name": "get_weather", "arguments": {}}\n</tool_call>\n\nNow END'
+    mlx_replay.answers("qwen3", [raw(called)])
+    tool = {"name": "get_weather", "input_schema": PARAMETERS}
+    body = {"max_tokens": 99, "messages": ASKED, "tools": [tool], "stop_sequences": ["END"]}
+    with httpx.Client(**PLAIN, base_url=mlx_replay.url) as http:
+        answer = http.post("/v1/messages", json={"model": "qwen3", **body}).json()
+    assert (answer["stop_reason"], answer["stop_sequence"]) == ("tool_use", None)
+    assert [block["type"] for block in answer["content"]] == ["tool_use", "text"]
+
+
 def test_other_endpoints_play_them_too(mlx_replay: MlxReplay) -> None:
     mlx_replay.answers("qwen3", [say("One."), say("Two.")])
     with httpx.Client(**PLAIN, base_url=mlx_replay.url) as http:
