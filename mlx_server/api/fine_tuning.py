@@ -31,12 +31,20 @@ from mlx_server.api.responses.protocol import Metadata
 from mlx_server.api.stored import After, page_body, store_of
 from mlx_server.api.training_data import STORED, samples_of, stored_lines
 from mlx_server.engine.training import Evaluated, TrainingMethod, TrainingProcess
-from mlx_server.errors import BadRequest, NotFound, Overloaded, ServerError, StoreUnavailable
+from mlx_server.errors import (
+    BadRequest,
+    NotFound,
+    Overloaded,
+    ServerError,
+    StoreUnavailable,
+    TrainingDataInvalid,
+)
 from mlx_server.generation.training import Training, split
 from mlx_server.http.security import keyed_router
 from mlx_server.models.adapter_catalog import check_name
 from mlx_server.pool.memory import footprint
 from mlx_server.pool.pool import Pool, TrainingProgress
+from mlx_server.pool.prepare import REPLAY
 from mlx_server.pool.scheduler import cancelled
 from mlx_server.request_threads import in_thread
 from mlx_server.store import Record, Store
@@ -227,6 +235,8 @@ class FineTuning:
         self._adapters = adapters
         self._turn = asyncio.Lock()
         self._running: dict[str, asyncio.Task[None]] = {}
+        self._learning = ""
+        """The job that learns, or was the last to do so: it sees in the store that it is ended."""
 
     def check_room(self) -> None:
         if len(self._running) >= (most := limits.TRAINING_JOBS):
@@ -265,6 +275,16 @@ class FineTuning:
 
         return job_of((await self._store.edit(KIND, id, owner, changed)).body)
 
+    async def cancel(self, id: str, owner: str) -> FineTuningJob:
+        def cancel(job: FineTuningJob) -> None:
+            job.end("cancelled")
+            job.tell("The job was cancelled.")
+
+        job = await self.edit(id, owner, cancel)
+        if id != self._learning and (task := self._running.get(id)):
+            task.cancel()  # it waits or reads its data, and would keep its place
+        return job
+
     async def _run(self, id: str, owner: str) -> None:
         def fail(job: FineTuningJob, message: str, code: str | None) -> None:
             job.end("failed")
@@ -296,6 +316,7 @@ class FineTuning:
             return
         prepared = await self._pool.prepared(job.model)
         training = await in_thread(self._training, job, prepared)
+        self._learning = id
         log.info("job %s trains %s in %d steps", id, job.adapter, training.job.steps)
         process = TrainingProcess(training.folder)
         progress = self._pool.training = TrainingProgress(job.adapter, training.job.steps)
@@ -330,7 +351,7 @@ class FineTuning:
             learnt = samples(job.training_file)
             held_out = samples(job.validation_file) if job.validation_file else []
         except FileNotFoundError:
-            raise NotFound("A file of the job was deleted.") from None
+            raise TrainingDataInvalid("A file of the job was deleted. Upload it again.") from None
         data = split(prepared, learnt, held_out, job.method.seed)
         return Training.of(self._folder, prepared, data, job.method, job.epochs)
 
@@ -389,9 +410,9 @@ async def create_job(http: Request) -> Response:
     pool: Pool = http.app.state.pool
     jobs: FineTuning = http.app.state.fine_tuning
     spec = pool.models.spec(body.model)
-    if spec.upstream:
+    if spec.upstream or spec.source.startswith(REPLAY):
         raise BadRequest(
-            f"{spec.id} can't be trained: send a model of this machine.", param="model"
+            f"{spec.id} can't be trained: send a model with weights on this machine.", param="model"
         )
     if stored := STORED.fullmatch(body.training_file):
         file = await _file_of_stored(http, *stored.groups())
@@ -474,12 +495,8 @@ async def retrieve_job(http: Request, id: str) -> Response:
 
 @router.post(ONE + "/cancel")
 async def cancel_job(http: Request, id: str) -> Response:
-    def cancel(job: FineTuningJob) -> None:
-        job.end("cancelled")
-        job.tell("The job was cancelled.")
-
     jobs: FineTuning = http.app.state.fine_tuning
-    job = await jobs.edit(id, http.state.owner, cancel)
+    job = await jobs.cancel(id, http.state.owner)
     return json_response(job.wire())
 
 

@@ -31,7 +31,7 @@ from mlx_server.engine.training import (
     kept_reports,
     write_job,
 )
-from mlx_server.errors import TrainingDataInvalid
+from mlx_server.errors import TrainingDataInvalid, TrainingFailed, public_message
 from mlx_server.generation.rendering import tokenized
 from mlx_server.messages import Conversation
 from mlx_server.models.adapter_config import CONFIG
@@ -181,7 +181,8 @@ class Training:
         return None
 
     def publish(self, adapters: Path, name: str) -> Path:
-        """Moves the adapter to the folder that is searched for adapters, in one step."""
+        """Moves the adapter to the folder that is searched for adapters, in one step. Raises
+        TrainingFailed."""
         assert self.judged
         card = {
             "data_sha256": self.data,
@@ -194,15 +195,19 @@ class Training:
         }
         made, place = adapters / f".{name}.unfinished", adapters / name
         shutil.rmtree(made, ignore_errors=True)
-        shutil.copytree(self.folder / ADAPTER, made)
-        (made / CARD).write_text(json.dumps(card, indent=2) + "\n", "utf-8")
         try:
+            shutil.copytree(self.folder / ADAPTER, made)
+            (made / CARD).write_text(json.dumps(card, indent=2) + "\n", "utf-8")
             os.replace(made, place)
-        except OSError:
+        except OSError as error:
             # a process that was killed may have published it without having said so
-            files = made / CARD, place / CARD
-            if not files[1].is_file() or not filecmp.cmp(*files, shallow=False):
-                raise
+            new, old = made / CARD, place / CARD
+            if not (new.is_file() and old.is_file() and filecmp.cmp(new, old, shallow=False)):
+                why = "there is one" if place.exists() else public_message(error)
+                raise TrainingFailed(
+                    f"The adapter {name!r} can't be published: {why}. Train again, with another "
+                    "name or when that is mended: nothing is computed twice."
+                ) from None
             shutil.rmtree(made)
         return place
 

@@ -11,7 +11,7 @@ from mlx_server import limits
 from mlx_server.api.fine_tuning import FineTuningJob
 from mlx_server.api.training_data import samples_of
 from mlx_server.engine.training import ADAPTER, Judged, Losses, TrainingJob, TrainingMethod
-from mlx_server.errors import TrainingDataInvalid
+from mlx_server.errors import TrainingDataInvalid, TrainingFailed
 from mlx_server.generation.training import Training
 from mlx_server.pool.prepare import ModelSpec, PreparedModel, prepare
 
@@ -105,8 +105,8 @@ def test_an_adapter_that_is_published_already_is_not_published_twice(tmp_path: P
         assert training.publish(adapters, "abc") == adapters / "abc"
     assert [each.name for each in adapters.iterdir()] == ["abc"]
     training.data = "other data"
-    with pytest.raises(OSError, match="abc"):
+    with pytest.raises(TrainingFailed, match="'abc' can't be published: there is one"):
         training.publish(adapters, "abc")
     (adapters / "abc" / "card.json").rename(adapters / "abc" / "notes.txt")
-    with pytest.raises(OSError, match="not empty"):
+    with pytest.raises(TrainingFailed, match="there is one"):
         training.publish(adapters, "abc")

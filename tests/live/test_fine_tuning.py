@@ -11,6 +11,7 @@ import openai
 import pytest
 from openai import OpenAI
 
+from mlx_server import limits
 from mlx_server.engine.training import ADAPTER_WEIGHTS
 from tests.live.fork_server import ran
 from tests.live.server import TINY, LiveServer, eventually, serving
@@ -35,12 +36,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def with_adapters(folder: Path) -> Path:
     (folder / "adapters").mkdir()
+    (folder / "played.jsonl").write_text('{"output": "abc"}\n')
     return folder
 
 
 @pytest.fixture(scope="module")
 def config(tiny_path: Path) -> dict[str, Any]:
-    models = {TINY: {"source": str(tiny_path), "preload": True}}
+    models = {
+        TINY: {"source": str(tiny_path), "preload": True},
+        "written": {"source": "replay:played.jsonl", "family": "llama3"},
+    }
     return {"models": models, "server": {"api_keys": ["none", "other"]}}
 
 
@@ -139,6 +144,31 @@ def test_a_job_that_is_paused_by_answers_is_cancelled_at_once(
     assert ended(client, job.id).fine_tuned_model is None
     with pytest.raises(openai.NotFoundError):
         answer(client, f"{TINY}:long")
+
+
+def test_jobs_that_wait_end_when_they_are_cancelled_or_lose_their_file(
+    client: OpenAI, data: str
+) -> None:
+    first = create(client, data, LONG)
+    lost = client.files.create(file=("lost.jsonl", b"{}"), purpose="fine-tune")
+    waiting = create(client, lost.id, QUICK)
+    client.files.delete(lost.id)
+    for _ in range(limits.TRAINING_JOBS):  # each would take a place
+        client.fine_tuning.jobs.cancel(create(client, data, QUICK).id)
+    client.fine_tuning.jobs.cancel(first.id)
+    job = ended(client, waiting.id)
+    assert (job.status, job.error.code) == ("failed", "invalid_training_file")
+    assert "deleted" in job.error.message
+
+
+def test_of_two_jobs_with_one_name_the_second_fails_and_nothing_else(
+    client: OpenAI, data: str
+) -> None:
+    jobs = [create(client, data, QUICK, suffix="twin", seed=seed) for seed in (1, 2)]
+    assert [ended(client, job.id).status for job in jobs] == ["succeeded", "failed"]
+    error = client.fine_tuning.jobs.retrieve(jobs[1].id).error
+    assert error
+    assert "'twin' can't be published: there is one" in error.message
 
 
 def training_of(http: httpx.Client) -> Any:
