@@ -22,7 +22,12 @@ from mlx_server.parsers.markup_layout import QUOTES, MarkupDelimiters, MarkupLay
 from mlx_server.parsers.misplaced_calls import AROUND_NAME, TOOL_NAME, named_calls
 from mlx_server.parsers.parse_context import ParseContext
 from mlx_server.parsers.text_pieces import CodeFence, PieceSeparator, WhitespaceTrimmer
-from mlx_server.tool_parsers.call_format import BlockRepair, CallFormat, mixed_block
+from mlx_server.tool_parsers.call_format import (
+    BlockRepair,
+    CallFormat,
+    finished_calls,
+    mixed_block,
+)
 from mlx_server.tool_parsers.calls import ToolCallEmitter
 from mlx_server.tool_parsers.model_json import Malformed, UnknownTool, json_range
 from mlx_server.tool_parsers.source import Into, Lookahead, Source, Steps, complete_source
@@ -443,18 +448,21 @@ class MarkupCallReader:
             return False
         try:
             text = inside + rest + closing
-            block = mixed_block(call_format, text, self._tools, self.calls.allowed)
+            events, size = mixed_block(call_format, text, self._tools, self.calls.allowed)
         except Malformed:
             return False
-        self._source.take(block.size - len(inside))
+        self._source.take(size - len(inside))
         self.calls.give_up()
-        for known in block.calls:
-            call = self.calls.start(known.name)
-            for repair in known.repairs:
-                call.add_repair(*repair)
-            call.finish_with(known.arguments)
-        for name in block.unknown:
-            self._report_unknown(name)
+        names = [tool.name for tool in self._tools]
+        for number, read in enumerate(finished_calls(events)):
+            if read["name"] not in names:
+                self._report_unknown(read["name"])
+                continue
+            call, path = self.calls.start(read["name"]), f"tool_calls[{number}]"
+            for event in events:
+                if isinstance(event, Repaired) and event.where.startswith(path):
+                    call.add_repair(event.what, event.where.removeprefix(path))
+            call.finish_with(read["arguments"])
         self._output.whitespace.after_delimiter()
         return True
 

@@ -29,6 +29,7 @@ from mlx_server.tool_parsers.calls import ToolCallEmitter, coerce_arguments
 from mlx_server.tool_parsers.formats import PYTHON_LINES
 from mlx_server.tool_parsers.model_json import Malformed
 from mlx_server.tool_parsers.source import Lookahead, Source, Steps, complete_source
+from mlx_server.tool_parsers.values import json_size
 
 LEADS_ON = frozenset(".!?:。！？：")
 """The characters that may end the text before a call on its line."""
@@ -45,8 +46,6 @@ IN_TEXT = (FENCE, f"\n{FENCE}", "\n{", "\n[", "{", "[{")
 """Texts after which JSON calls may begin in the middle of a text."""
 
 KEY = re.compile(r"[^\"'\\\n]+")
-PLAIN = re.compile(r"[^\"'{}\[\]]+")
-INSIDE = {quote: re.compile(rf"[^\\{quote}]+") for quote in "\"'"}
 PRINTED = re.compile(r"print\((.*)\)", re.DOTALL)
 NAMED = re.compile(r"(\w+)\s*=\s*")
 """Matches the beginning of a call whose result gets a name, which may be printed."""
@@ -120,7 +119,7 @@ class MisplacedCallReader:
 
     def nameless(self, text: str) -> FoundCall | None:
         try:
-            arguments = read_arguments(text.strip(), repairs=self._allowed.mistakes)
+            arguments, _ = read_arguments(text.strip(), repairs=self._allowed.mistakes)
         except Malformed:
             return None
         takers = [
@@ -294,7 +293,10 @@ class MisplacedCallReader:
             name = yield from self._short_string(source)
             if self._calls.meant(name) is None:
                 raise Malformed("there is no such tool")
-        yield from self._rest(source, depth)
+        size = yield from json_size(source, depth, quotes="\"'")
+        source.take(size or limits.READ_JSON_CHARACTERS)
+        if not size:
+            raise Malformed("too long to be read, or without an end")
 
     def _short_string(self, source: Source) -> Steps[str]:
         """Reads a short string without escapes."""
@@ -302,29 +304,6 @@ class MisplacedCallReader:
         text = yield from source.run(KEY)
         yield from source.expect(quote)
         return text
-
-    def _rest(self, source: Source, depth: int) -> Steps[None]:
-        """Reads up to the bracket that closes the value."""
-        begun = source.position
-        while depth:
-            yield from source.match(PLAIN, lambda piece: None)
-            sign = yield from source.expect('"', "'", "{", "[", "}", "]")
-            if sign in INSIDE:
-                yield from self._string(source, sign)
-            else:
-                depth += 1 if sign in "{[" else -1
-            if source.position - begun > limits.READ_JSON_CHARACTERS:
-                raise Malformed("too long to be read")
-
-    def _string(self, source: Source, quote: str) -> Steps[None]:
-        while True:
-            yield from source.match(INSIDE[quote], lambda piece: None)
-            if not (yield from source.accept("\\")):
-                yield from source.expect(quote)
-                return
-            if not (yield from source.peek()):
-                raise Malformed("a string that does not end")
-            source.take(1)
 
 
 def python_calls(code: str, tools: Sequence[Tool]) -> list[FoundCall]:
@@ -357,7 +336,7 @@ def named_calls(text: str, tools: Mapping[str, Tool], *, repairs: bool) -> list[
     if rest.startswith(","):
         rest = "{" + rest[1:]  # {"name="f", "arguments": {...}}
     if rest.startswith("{"):
-        return [FoundCall(name, read_arguments(rest, repairs=repairs))]
+        return [FoundCall(name, read_arguments(rest, repairs=repairs)[0])]
     return [FoundCall(name, _elements(rest, tools[name]))]
 
 

@@ -8,7 +8,7 @@ from itertools import product
 from typing import Any, TypeVar
 
 from mlx_server.errors import BadRequest
-from mlx_server.events import Event, Repaired, RepairKind, ToolCallFinished, folded
+from mlx_server.events import Event, RepairKind, ToolCallFinished, folded
 from mlx_server.grammars.arguments import MemberSchema, object_of
 from mlx_server.grammars.formats import schema_unenforced
 from mlx_server.grammars.grammar import SPACE, UnsupportedKeyword
@@ -339,32 +339,14 @@ MOST_UNKNOWN = 16
 SEPARATORS = " \t\r\n,;"
 
 
-@dataclass(frozen=True)
-class KnownCall:
-    name: str
-    arguments: dict[str, Any]
-    repairs: tuple[tuple[RepairKind, str], ...]
-    """The kinds of repair, each with its path within the call."""
-
-
-@dataclass(frozen=True)
-class MixedBlock:
-    calls: tuple[KnownCall, ...]
-    """The calls of known tools."""
-    unknown: tuple[str, ...]
-    """The names of the unknown tools, in their order."""
-    size: int
-    """Characters of the text that belong to the block."""
-
-
 def mixed_block(
     call_format: CallFormat, text: str, tools: Sequence[Tool], allowed: RepairPolicy
-) -> MixedBlock:
-    """Returns the calls that a text begins with, after a block's opening delimiter or another call.
+) -> tuple[list[Event], int]:
+    """Returns the events of the calls that a text begins with, after a block's opening delimiter or
+    another call, and the number of their characters. Tools of any name are called.
 
     Malformed if it begins with anything else, or if none of the calls is of a known tool.
     """
-    offered = {tool.name for tool in tools}
     unknown: dict[str, Tool] = {}
     while len(unknown) <= MOST_UNKNOWN:
         source, events = complete_source(text), list[Event]()
@@ -374,23 +356,7 @@ def mixed_block(
         except UnknownTool as error:
             unknown[error.name] = Tool(error.name)
             continue
-        calls = finished_calls(events)
-        known = tuple(
-            KnownCall(call["name"], call["arguments"], _repairs_of(number, events))
-            for number, call in enumerate(calls)
-            if call["name"] in offered
-        )
-        if not known:
-            break
-        others = tuple(call["name"] for call in calls if call["name"] in unknown)
-        return MixedBlock(known, others, source.position)
+        if any(call["name"] not in unknown for call in finished_calls(events)):
+            return events, source.position
+        break
     raise Malformed("no call of a known tool")
-
-
-def _repairs_of(number: int, events: Sequence[Event]) -> tuple[tuple[RepairKind, str], ...]:
-    call = f"tool_calls[{number}]"
-    return tuple(
-        (event.what, event.where.removeprefix(call))
-        for event in events
-        if isinstance(event, Repaired) and event.where.startswith(call)
-    )

@@ -8,7 +8,7 @@ key could carry text that would be lost.
 import json
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -92,30 +92,48 @@ def read_calls(text: str, tools: Collection[str], *, repairs: bool) -> list[Foun
 
     tools: names that may stand as the only key, in front of the arguments.
     """
-    value, has_mistakes = _parsed_json(text, repairs=repairs)
+    value, has_mistakes = _parsed_json(text, CALL_KEYS, repairs=repairs)
+    calls = calls_of(value, tools, repairs=repairs)
+    return [FoundCall(c.name, c.arguments, c.id, c.has_mistakes or has_mistakes) for c in calls]
+
+
+def calls_of(value: Any, tools: Collection[str], *, repairs: bool) -> list[FoundCall]:
     try:
         calls = list(_calls(value, tools, repairs=repairs))
     except RecursionError:
         raise Malformed("lists of calls are nested too deeply") from None
     if not calls:
         raise Malformed("there is no call")
-    return [FoundCall(c.name, c.arguments, c.id, c.has_mistakes or has_mistakes) for c in calls]
+    return calls
 
 
-def read_arguments(text: str, *, repairs: bool) -> Mapping[str, Any]:
-    value, _ = _parsed_json(text, repairs=repairs)
+def read_arguments(value: Any, *, repairs: bool) -> tuple[Mapping[str, Any], bool]:
+    """Returns the arguments that came at once, which some models write as text again, and whether
+    they had mistakes."""
+    has_mistakes = value is None
+    if value is None and repairs:
+        value = {}
+    if isinstance(value, str):
+        value, has_mistakes = _parsed_json(value, frozenset(), repairs=repairs)
     if not isinstance(value, Mapping):
         raise Malformed("arguments should be an object")
+    return value, has_mistakes
+
+
+def name_text(value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise Malformed("a call's name should be text")
     return value
 
 
-def _parsed_json(text: str, *, repairs: bool) -> tuple[Any, bool]:
+def _parsed_json(text: str, once: Set[str], *, repairs: bool) -> tuple[Any, bool]:
+    """once: see `loads_arguments`."""
     try:
         return loads_exactly(text), False
     except (ValueError, RecursionError):
         if not repairs:
             raise Malformed("no JSON") from None
-        return loads_arguments(text, CALL_KEYS), True
+        return loads_arguments(text, once), True
 
 
 def _calls(value: Any, tools: Collection[str], *, repairs: bool) -> Iterator[FoundCall]:
@@ -152,17 +170,10 @@ def _calls_of_object(
     arguments = [key for key in members if key in ARGUMENT_KEYS]
     if len(names) != 1 or len(arguments) != 1 or len(members) != 2:
         raise Malformed("a call needs a name and arguments, and nothing else")
-    name, arguments_value = members[names[0]], members[arguments[0]]
-    if not isinstance(name, str) or not name:
-        raise Malformed("a call's name should be text")
-    has_mistakes = False
-    if isinstance(arguments_value, str):
-        arguments_value, has_mistakes = _parsed_json(arguments_value, repairs=repairs)
-    if arguments_value is None:
-        arguments_value = {}
-    if not isinstance(arguments_value, Mapping):
-        raise Malformed("arguments should be an object")
-    yield FoundCall(name, arguments_value, _id(value), has_mistakes)
+    name = name_text(members[names[0]])
+    inside = members[arguments[0]]
+    found, has_mistakes = read_arguments({} if inside is None else inside, repairs=repairs)
+    yield FoundCall(name, found, _id(value), has_mistakes)
 
 
 def _id(value: Mapping[str, Any]) -> str | None:

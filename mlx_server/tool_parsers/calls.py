@@ -29,17 +29,13 @@ from mlx_server.requests import ALL_REPAIRS, RepairPolicy
 from mlx_server.tool_parsers.call_repair import (
     coerced,
     match_tool_name,
+    read_arguments,
     read_as,
     read_tree,
     takes_text,
     unwrapped,
 )
-from mlx_server.tool_parsers.model_json import (
-    Malformed,
-    UnknownTool,
-    loads_arguments,
-    loads_exactly,
-)
+from mlx_server.tool_parsers.model_json import Malformed, UnknownTool, loads_exactly
 
 
 def new_id() -> str:
@@ -420,28 +416,11 @@ class ToolCallEmitter:
 
     def whole(self, name: str, arguments: object, id: str | None = None) -> None:
         """Writes a call whose arguments came at once; some models write them as text again."""
-        members, mistakes = self._as_object(arguments)
+        members, mistakes = read_arguments(arguments, repairs=self.allowed.mistakes)
         call = self.start(name, id)
         if mistakes:
             call.add_repair("json", ARGUMENTS)
         call.finish_with(members)
-
-    def _as_object(self, arguments: object) -> tuple[Mapping[str, Any], bool]:
-        """Returns the arguments as an object, and whether they had to be repaired."""
-        members, mistakes = arguments, arguments is None
-        if arguments is None and self.allowed.mistakes:
-            members = {}
-        if isinstance(arguments, str):
-            try:
-                members = loads_exactly(arguments)
-            except (ValueError, RecursionError):
-                mistakes = True
-                if not self.allowed.mistakes:
-                    raise Malformed("no JSON") from None
-                members = loads_arguments(arguments)
-        if not isinstance(members, Mapping):
-            raise Malformed("arguments should be an object")
-        return members, mistakes
 
     def _tool(self, name: str) -> Tool:
         meant = self.meant(name)

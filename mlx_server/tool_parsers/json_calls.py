@@ -5,7 +5,6 @@ Such objects stand alone, between delimiters, or in an array, perhaps in a fence
 
 import json
 import re
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,7 +20,7 @@ from mlx_server.tool_parsers.call_format import (
     UnmarkedBlockGrammar,
     one_of,
 )
-from mlx_server.tool_parsers.call_repair import read_calls
+from mlx_server.tool_parsers.call_repair import CALL_KEYS, calls_of, name_text, read_calls
 from mlx_server.tool_parsers.calls import ToolCallEmitter, ToolCallWriter
 from mlx_server.tool_parsers.model_json import Malformed, loads
 from mlx_server.tool_parsers.source import Source, Steps
@@ -113,7 +112,7 @@ def _call_object(
             start = partial(calls.start, name, id)
             call = yield from values.arguments(source, JSON, start, closes or ())
         elif key in NAMES:
-            name = _name_text((yield from values.value(source, JSON)))
+            name = name_text((yield from values.value(source, JSON)))
             calls.check_name(name)
         elif key in ARGUMENTS:
             held.append((yield from values.value(source, JSON)))
@@ -200,11 +199,16 @@ def repaired(text: str) -> list[tuple[str, dict[str, Any]]]:
     """Returns the calls in broken JSON, or in the form of another API. They may be the rest of an
     array after its first calls."""
     text = text.lstrip(" \t\r\n,;")
-    with suppress(Malformed):
-        return [(call.name, dict(call.arguments)) for call in read_calls(text, (), repairs=True)]
-    # the outer brace is missing: the arguments are complete
-    value = loads(text, missing=1, surplus=1)
-    return [_call(item) for item in (value if isinstance(value, list) else [value])]
+    try:
+        calls = read_calls(text, (), repairs=True)
+    except Malformed:  # the outer brace is missing, or there is a key of no meaning
+        value = loads(text, missing=1, surplus=1)
+        items = value if isinstance(value, list) else [value]
+        if not all(isinstance(item, dict) for item in items):
+            raise
+        known = [{key: each for key, each in item.items() if key in CALL_KEYS} for item in items]
+        calls = calls_of(known, (), repairs=True)
+    return [(call.name, dict(call.arguments)) for call in calls]
 
 
 def repaired_by_name(text: str) -> list[tuple[str, dict[str, Any]]]:
@@ -214,27 +218,6 @@ def repaired_by_name(text: str) -> list[tuple[str, dict[str, Any]]]:
     if not all(isinstance(item, dict) and len(item) == 1 for item in items):
         raise Malformed("a call should be an object with one key")
     return [(name, as_object(value)) for item in items for name, value in item.items()]
-
-
-def _call(call: Any) -> tuple[str, dict[str, Any]]:
-    if isinstance(call, dict) and isinstance(call.get("function"), dict):
-        call = call["function"]
-    if not isinstance(call, dict):
-        raise Malformed("a call should be an object")
-    return _name_text(_one(call, NAMES)), as_object(_one(call, ARGUMENTS))
-
-
-def _one(members: dict[str, Any], keys: tuple[str, ...]) -> Any:
-    values = [members[key] for key in keys if key in members]
-    if len(values) > 1:
-        raise Malformed("two calls in one")
-    return values[0] if values else None
-
-
-def _name_text(value: Any) -> str:
-    if not isinstance(value, str) or not value:
-        raise Malformed("a call's name should be text")
-    return value
 
 
 def as_object(value: Any) -> dict[str, Any]:

@@ -123,7 +123,7 @@ def loads(text: str, *, missing: int = 0, surplus: int = 0) -> Any:
         return _repaired(text.strip())  # white space after an array counts as another element
 
 
-def loads_arguments(text: str, once: Set[str] = frozenset()) -> Any:
+def loads_arguments(text: str, once: Set[str]) -> Any:
     """Reads JSON like `loads`. Of a key that is given twice the last value counts, unless it is one
     of `once`."""
 

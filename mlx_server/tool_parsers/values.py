@@ -363,7 +363,7 @@ def read_json(source: Source) -> Steps[str]:
     if not (yield from source.after_space("{", "[")):
         return ""
     space = yield from source.space()
-    size = yield from _size(source)
+    size = yield from json_size(source)
     try:
         json.loads(bounded(source.ahead()[:size]))
     except (ValueError, RecursionError):
@@ -377,22 +377,24 @@ def json_ahead(source: Source) -> Steps[str]:
     yield from source.space()
     if not (yield from source.comes("{", "[")):
         return ""
-    size = yield from _size(source)
+    size = yield from json_size(source)
     return source.ahead()[:size]
 
 
-def _size(source: Source) -> Steps[int]:
-    """Returns the length of the object or array, by its brackets; 0 if it has no end."""
-    size, depth, in_string, escaped = 0, 0, False, False
+def json_size(source: Source, depth: int = 0, quotes: str = '"') -> Steps[int]:
+    """Returns the length of the object or array, by its brackets; 0 if it has no end. depth: the
+    number of its brackets that were read. quotes: those around strings."""
+    size, quote, escaped = 0, "", False
     while size <= limits.READ_JSON_CHARACTERS:
         for character in source.ahead(size):
             size += 1
-            if escaped or (in_string and character not in '"\\'):
+            if escaped:
                 escaped = False
-            elif character == "\\":
-                escaped = in_string
-            elif character == '"':
-                in_string = not in_string
+            elif quote:
+                escaped = character == "\\"
+                quote = "" if character == quote else quote
+            elif character in quotes:
+                quote = character
             elif character in "{[":
                 depth += 1
             elif character in "}]":

@@ -91,7 +91,7 @@ def test_calls_within_calls_are_read_or_are_text(begin: str, depth: int) -> None
 
 
 def test_arguments_are_an_object() -> None:
-    assert read_arguments('{"a": 1,}', repairs=True) == ARGUMENTS
+    assert read_arguments('{"a": 1,}', repairs=True) == (ARGUMENTS, True)
     for text, repairs in (('{"a": 1,}', False), ("[1]", True), ("{", True)):
         with pytest.raises(Malformed):
             read_arguments(text, repairs=repairs)
