@@ -148,7 +148,7 @@ class MarkupParser:
             return ""
         self._output.add_repair("format")
         closing = self._delimiters.own[headers[words]]
-        following = yield from self._source.first_of(closing, *self._delimiters.formats)
+        following = yield from self._source.lookahead().find(closing, *self._delimiters.formats)
         return headers[words] if following == closing else ""
 
     def _thought(self, opening: str) -> Steps[None]:
@@ -369,7 +369,8 @@ class MarkupParser:
         begins = [begin for each in self._layout.call_formats for begin in each.begins]
         if self._context.formatted or (begins and (yield from self._source.after_space(*begins))):
             return False
-        return (yield from self._source.first_of(*closes, *self._delimiters.formats)) in closes
+        following = yield from self._source.lookahead().find(*closes, *self._delimiters.formats)
+        return following in closes
 
     def _end_reasoning(self, *, unclosed: str) -> None:
         self._section = "text"

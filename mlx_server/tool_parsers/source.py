@@ -131,9 +131,7 @@ class Source:
 
     def peek(self) -> Steps[str]:
         """Returns the next character; empty at the end."""
-        while self._at == len(self._text) and not self.closed:
-            yield
-        return self._text[self._at : self._at + 1]
+        return (yield from self.at(0))
 
     def space(self) -> Steps[str]:
         """Reads white space."""
@@ -158,20 +156,6 @@ class Source:
             literal = self._decided(literals, at) if self.closed or at < len(self._text) else None
             if literal is not None:
                 return literal
-            yield
-
-    def first_of(self, *delimiters: str) -> Steps[str]:
-        """Returns which of these delimiters is the next in the text, which stays to be read; empty
-        if none."""
-        skipped = 0
-        while True:
-            at, delimiter = self._first(delimiters, self._at + skipped)
-            undecided = len(self._text) + 1 if self.closed else self._undecided(delimiters)
-            if delimiter and at < undecided:
-                return delimiter
-            if self.closed:
-                return ""
-            skipped = max(skipped, undecided - self._at)
             yield
 
     def until(self, size: int) -> Steps[None]:
@@ -274,6 +258,14 @@ class Source:
             yield
         return self._text[self._at + offset : self._at + offset + 1]
 
+    def next_of(self, delimiters: tuple[str, ...], offset: int) -> tuple[int, str]:
+        """Returns the distance of the next of these delimiters, and which it is; empty where the
+        end of what has come may turn out to begin one, and at the end."""
+        at, delimiter = self._first(delimiters, self._at + offset)
+        undecided = self._undecided(delimiters, self._at + offset)
+        certain = self.closed or at < undecided
+        return (at - self._at, delimiter) if certain else (undecided - self._at, "")
+
     def one_of(self, literals: tuple[str, ...], offset: int = 0) -> Steps[str]:
         """Returns the longest of these that comes at this distance; empty if none does."""
         while (literal := self._decided(literals, self._at + offset)) is None:
@@ -363,22 +355,27 @@ class Lookahead:
         self._offset += len(literal)
         return literal
 
+    def find(self, *delimiters: str) -> Steps[str]:
+        """Skips everything up to the next of these delimiters, which is returned; empty at the
+        end."""
+        while True:
+            self._offset, delimiter = self._source.next_of(delimiters, self._offset)
+            if delimiter or self._source.closed:
+                return delimiter
+            yield
+
     def up_to(self, *delimiters: str) -> Steps[str]:
         """Skips everything up to a delimiter and the delimiter, which is returned; empty at the
         end."""
-        while not (delimiter := (yield from self.accept(*delimiters))) and (yield from self.peek()):
-            self._offset += 1
+        delimiter = yield from self.find(*delimiters)
+        self._offset += len(delimiter)
         return delimiter
 
     def text_up_to(self, *delimiters: str) -> Steps[str]:
         """Skips everything up to a delimiter, which stays, and returns what was skipped."""
-        characters: list[str] = []
-        while not (yield from self._source.one_of(delimiters, self._offset)) and (
-            character := (yield from self.peek())
-        ):
-            characters.append(character)
-            self._offset += 1
-        return "".join(characters)
+        begun = self._offset
+        yield from self.find(*delimiters)
+        return self._source.ahead(begun)[: self._offset - begun]
 
     def run(self, pattern: re.Pattern[str]) -> Steps[str]:
         """Skips the run of single characters that `pattern` matches, and returns it."""
