@@ -109,28 +109,19 @@ class MarkupFamily(ModelFamily):
 
     def _block(self, opens: str, block: BlockGrammar, tools: Sequence[Tool]) -> str:
         first, *others = tools
-        calls = [self._first_call(block, first), *(self._call_text(block, tool) for tool in others)]
+        calls = [self._first_text(block.first, first)]
+        calls += (self._first_text(block.call, tool) for tool in others)
         after = block.after if isinstance(block.after, str) else "".join(block.after)
         if block.between is None:
             return "".join(f"{opens}{block.before}{call}{after}" for call in calls)
         return f"{opens}{block.before}{block.between.join(calls)}{after}"
 
-    def _first_call(self, block: BlockGrammar, tool: Tool) -> str:
-        if not isinstance(block, UnmarkedBlockGrammar):
-            return self._call_text(block, tool)
-        return self._first_text(
-            lambda lark: f"{lark.terminal(f'/{block.head(tool)}/')} {block.rest(lark, tool)}"
-        )
-
-    def _call_text(self, block: BlockGrammar, tool: Tool) -> str:
-        return self._first_text(lambda lark: block.call(lark, tool))
-
-    def _first_text(self, rule: Callable[[Lark], str]) -> str:
+    def _first_text(self, rule: Callable[[Lark, Tool], str], tool: Tool) -> str:
         # llguidance, which neither the clients nor the server process load
         from mlx_server.grammars.compiler import control_ids, first_text
 
         lark = Lark(control_ids(self.special_tokens))
-        return first_text(lark.source(rule(lark)).source, self.special_tokens)
+        return first_text(lark.source(rule(lark, tool)).source, self.special_tokens)
 
 
 def _exact_schema(arguments: dict[str, Any]) -> dict[str, Any]:

@@ -38,12 +38,11 @@ from mlx_server.messages import Phase, Tool
 from mlx_server.parsers.misplaced_calls import MisplacedCallReader
 from mlx_server.parsers.parse_context import USUAL_TAGS, ParseContext, Section
 from mlx_server.parsers.text_pieces import PieceSeparator
-from mlx_server.tool_parsers import values
+from mlx_server.tool_parsers import json_calls
 from mlx_server.tool_parsers.call_repair import FoundCall
 from mlx_server.tool_parsers.calls import ToolCallEmitter
 from mlx_server.tool_parsers.model_json import Malformed, json_text, parsed, text_around_json
 from mlx_server.tool_parsers.source import Into, Source, Steps
-from mlx_server.tool_parsers.values import JSON
 
 START, CHANNEL, CONSTRAIN = "<|start|>", "<|channel|>", "<|constrain|>"
 
@@ -173,11 +172,8 @@ class HarmonyMessageReader:
 def json_arguments(source: Source, calls: ToolCallEmitter, name: str) -> Steps[None]:
     if (yield from source.accept_spaced("{")):
         call = calls.start(name)
-        yield from values.arguments(source, JSON, lambda: call)
+        yield from json_calls.read_json_arguments(source, lambda: call, ())
         yield from source.space()
-        while (yield from source.accept("}")):  # a surplus bracket
-            call.repaired()
-            yield from source.space()
         if (yield from source.peek()):
             raise Malformed("more than arguments")
         call.finish()

@@ -21,7 +21,6 @@ from mlx_server.tool_parsers.call_format import (
     block_rule,
     empty_block,
     one_of,
-    unmarked_block_rule,
     writable,
 )
 
@@ -204,7 +203,7 @@ class RequiredGrammar(MarkupGrammar):
         return writable(rule, self.marked)
 
     def _bare(self, tools: Sequence[Tool], *, several: bool) -> list[str]:
-        return [unmarked_block_rule(b, self.lark, tools, several=several) for b in self.unmarked]
+        return [block_rule(b, self.lark, tools, several=several) for b in self.unmarked]
 
     def _whole(
         self, marked: Sequence[str] = (), bare: Sequence[str] = (), texts: Sequence[str] = ()
@@ -297,8 +296,10 @@ class FreeGrammar(MarkupGrammar):
 
     def _beginning(self) -> str:
         def options() -> list[str]:
-            blocks = ((block, self._unmarked(block)) for block in self.unmarked)
-            calls = [f"{rule} {self._after_block(block)}" for block, rule in blocks]
+            rule = partial(
+                block_rule, lark=self.lark, tools=self._tools, several=True, space=r"\s*"
+            )
+            calls = [f"{rule(block)} {self._after_block(block)}" for block in self.unmarked]
             text = self._not_starting(self._heads, self._tags) if self._heads else self._free_text
             return [*self._thoughts(), *self._continue(text), *calls]
 
@@ -360,9 +361,6 @@ class FreeGrammar(MarkupGrammar):
             empty = [empty_block(block, self.lark)] if block.may_be_empty else []
             self._calls[id(block)] = one_of([call, *empty])
         return f"({self._calls[id(block)]}) {self._after_block(block)}"
-
-    def _unmarked(self, block: UnmarkedBlockGrammar) -> str:
-        return unmarked_block_rule(block, self.lark, self._tools, several=True, space=r"\s*")
 
     def _not_starting(
         self, beginnings: Sequence[str], tags: Sequence[tuple[str, str]] = ()

@@ -117,6 +117,11 @@ class BlockGrammar:
     """A regular expression of the white space next to these texts and calls, "" for none. It allows
     less than `read` skips: a small model would write white space for ever."""
 
+    def first(self, lark: Lark, tool: Tool, space: str = "") -> str:
+        """Returns the first call of a block. space: what may be before the call of a block without
+        delimiters, as a regular expression."""
+        return self.call(lark, tool)
+
 
 @dataclass(frozen=True, kw_only=True)
 class UnmarkedBlockGrammar(BlockGrammar):
@@ -134,6 +139,9 @@ class UnmarkedBlockGrammar(BlockGrammar):
     """Whether it begins with a tool's name, as no JSON does."""
     as_json: Callable[[Lark, Tool], str] | None = None
     """Returns the rule of a call that may stand beside formatted JSON, if one can."""
+
+    def first(self, lark: Lark, tool: Tool, space: str = "") -> str:
+        return f"{lark.terminal(f'/{space}{self.head(tool)}/')} {self.rest(lark, tool)}"
 
 
 @dataclass(frozen=True)
@@ -245,40 +253,20 @@ def _spelled(value: Any, bar: str, joint: str) -> Any:
     return value.replace(BAR, bar).replace(JOINT, joint) if isinstance(value, str) else value
 
 
-def block_rule(block: BlockGrammar, lark: Lark, tools: Sequence[Tool], *, several: bool) -> str:
-    """Returns the rule of a block after its opening delimiter. several: whether it may have more
-    than one call, if its format allows that."""
-    refuse_unsupported(block, tools)
-    call = one_of(writable(lambda tool: block.call(lark, tool), tools))
-    begin = [lark.text(block.before)] if block.before else []
-    calls = f"({call}) {_more(block, lark, call) if several else ''}"
-    return lark.rule(_spaced(block, lark, ["", *begin, calls, *_after(block, lark)]))
-
-
-def unmarked_block_rule(
-    block: UnmarkedBlockGrammar,
-    lark: Lark,
-    tools: Sequence[Tool],
-    *,
-    several: bool,
-    space: str = "",
+def block_rule(
+    block: BlockGrammar, lark: Lark, tools: Sequence[Tool], *, several: bool, space: str = ""
 ) -> str:
-    """Returns the rule of the whole block. space: what may be before it, as a regular
-    expression."""
-
-    def first(tool: Tool) -> str:
-        return f"{lark.terminal(f'/{space}{block.head(tool)}/')} {block.rest(lark, tool)}"
-
+    """Returns the rule of a block after its opening delimiter, or of a whole one without. several:
+    whether it may have more than one call, if its format allows that. space: see `first`."""
     refuse_unsupported(block, tools)
     call = one_of(writable(lambda tool: block.call(lark, tool), tools))
-    firsts = one_of(writable(first, tools))
-    calls = f"({firsts}) {_more(block, lark, call) if several else ''}"
-    return lark.rule(_spaced(block, lark, [calls, *_after(block, lark)]))
+    first = one_of(writable(lambda tool: block.first(lark, tool, space), tools))
+    calls = f"({first}) {_more(block, lark, call) if several else ''}"
+    return lark.rule(_spaced(block, lark, [*_before(block, lark), calls, *_after(block, lark)]))
 
 
 def empty_block(block: BlockGrammar, lark: Lark) -> str:
-    begin = [lark.text(block.before)] if block.before else []
-    return lark.rule(_spaced(block, lark, ["", *begin, *_after(block, lark)]))
+    return lark.rule(_spaced(block, lark, [*_before(block, lark), *_after(block, lark)]))
 
 
 def refuse_unsupported(block: BlockGrammar, tools: Sequence[Tool]) -> None:
@@ -321,6 +309,12 @@ def _more(block: BlockGrammar, lark: Lark, call: str) -> str:
         return ""
     between = [lark.text(block.between)] if block.between else []
     return f"({_spaced(block, lark, ['', *between, f'({call})'])})*"
+
+
+def _before(block: BlockGrammar, lark: Lark) -> list[str]:
+    if isinstance(block, UnmarkedBlockGrammar):
+        return []
+    return ["", lark.text(block.before)] if block.before else [""]
 
 
 def _after(block: BlockGrammar, lark: Lark) -> list[str]:

@@ -22,7 +22,6 @@ from mlx_server.grammars.arguments import (
 from mlx_server.grammars.grammar import UnsupportedKeyword
 from mlx_server.grammars.lark import Lark, quoted
 from mlx_server.messages import Tool
-from mlx_server.tool_parsers import values
 from mlx_server.tool_parsers.call_format import (
     BlockGrammar,
     CallFormat,
@@ -30,11 +29,11 @@ from mlx_server.tool_parsers.call_format import (
     one_by_one_rule,
 )
 from mlx_server.tool_parsers.calls import ToolCallEmitter, ToolCallWriter
+from mlx_server.tool_parsers.json_calls import read_json_arguments
 from mlx_server.tool_parsers.model_json import Malformed
 from mlx_server.tool_parsers.named_calls import NamedCallFormat
 from mlx_server.tool_parsers.source import Source, Steps
 from mlx_server.tool_parsers.value_rules import bare_value_rule, json_rule, marked_text
-from mlx_server.tool_parsers.values import JSON
 
 ITEM = "item"
 
@@ -271,13 +270,13 @@ def _read_call(source: Source, calls: ToolCallEmitter) -> Steps[None]:
             return
         if literal == "{":
             call.repaired("format")
-            yield from values.arguments(source, JSON, lambda: call, _ends("call"))
+            yield from read_json_arguments(source, lambda: call, _ends("call"))
         elif literal in _opens("argument"):
             yield from _read_argument(source, call)
         else:
             yield from _read_attributes(source)
             yield from source.expect_spaced("{")
-            yield from values.arguments(source, JSON, lambda: call)
+            yield from read_json_arguments(source, lambda: call, _ends("json"))
             yield from source.expect_spaced(*_ends("json"))
 
 

@@ -5,6 +5,7 @@ Such objects stand alone, between delimiters, or in an array, perhaps in a fence
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -51,6 +52,17 @@ def call_object(
     closes: the delimiters that may follow; None if nothing may.
     """
     yield from _call_object(source, calls, None, frame=("function",), closes=closes)
+
+
+def read_json_arguments(
+    source: Source, start: Callable[[], ToolCallWriter], closes: tuple[str, ...]
+) -> Steps[ToolCallWriter]:
+    """Reads arguments after their opening brace. closes: the delimiters that may follow."""
+    # a bracket among them ends values too
+    own = tuple(each for each in closes if each.strip("{[()]}"))
+    call = yield from values.arguments(source, JSON, start, own)
+    yield from check_end(source, call, closes)
+    return call
 
 
 def check_end(source: Source, call: ToolCallWriter | None, closes: tuple[str, ...]) -> Steps[None]:

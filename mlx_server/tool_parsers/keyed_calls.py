@@ -14,7 +14,7 @@ from mlx_server.grammars.arguments import (
 from mlx_server.grammars.grammar import UnsupportedKeyword
 from mlx_server.grammars.lark import Lark, quoted
 from mlx_server.messages import Tool
-from mlx_server.tool_parsers import json_calls, values
+from mlx_server.tool_parsers import json_calls
 from mlx_server.tool_parsers.call_format import (
     BlockGrammar,
     CallFormat,
@@ -22,12 +22,11 @@ from mlx_server.tool_parsers.call_format import (
     one_by_one_rule,
 )
 from mlx_server.tool_parsers.calls import ToolCallEmitter, ToolCallWriter
-from mlx_server.tool_parsers.json_calls import check_end
 from mlx_server.tool_parsers.model_json import Malformed, UnknownTool
 from mlx_server.tool_parsers.named_calls import NamedCallFormat
 from mlx_server.tool_parsers.source import Into, Lookahead, Source, Steps
 from mlx_server.tool_parsers.value_rules import bare_value_rule
-from mlx_server.tool_parsers.values import JSON, read_json
+from mlx_server.tool_parsers.values import read_json
 
 TYPES = {"string", "integer", "number", "boolean", "array", "object", "null"}
 
@@ -186,8 +185,7 @@ def _read_call(source: Source, calls: ToolCallEmitter, *, is_another: bool = Fal
         delimiter = yield from _read_argument(source, call, key)
         key = ""
     if delimiter == "{":
-        yield from values.arguments(source, JSON, lambda: call, (CLOSE,))
-        yield from check_end(source, call, (CLOSE,))
+        yield from json_calls.read_json_arguments(source, lambda: call, (CLOSE,))
         delimiter = yield from source.accept_spaced(CLOSE)
     call.finish()
     return delimiter == CLOSE

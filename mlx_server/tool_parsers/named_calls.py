@@ -22,7 +22,7 @@ from mlx_server.tool_parsers.call_format import (
     comma_separated_rule,
 )
 from mlx_server.tool_parsers.calls import ToolCallEmitter, ToolCallWriter
-from mlx_server.tool_parsers.json_calls import as_object, check_end, repaired
+from mlx_server.tool_parsers.json_calls import as_object, read_json_arguments, repaired
 from mlx_server.tool_parsers.model_json import Malformed, loads
 from mlx_server.tool_parsers.source import Lookahead, Source, Steps
 from mlx_server.tool_parsers.value_rules import LiteralGrammar, LiteralSyntax
@@ -51,12 +51,7 @@ class JsonArguments:
         self, source: Source, start: Callable[[], ToolCallWriter], ends: tuple[str, ...]
     ) -> Steps[ToolCallWriter]:
         yield from source.expect_spaced("{")
-        delimiters = tuple(
-            delimiter for delimiter in ends if delimiter.strip("{[()]}")
-        )  # others end values too
-        call = yield from values.arguments(source, values.JSON, start, delimiters)
-        yield from check_end(source, call, ends)
-        return call
+        return (yield from read_json_arguments(source, start, ends))
 
     def write(self, lark: Lark, tool: Tool) -> str:
         return answer_formats.arguments(tool.parameters, lark, strict=tool.strict)
@@ -678,8 +673,7 @@ def _read_with_slips(source: Source, calls: ToolCallEmitter, name: str) -> Steps
     if not (yield from source.after_space('"', "'", "}")):
         raise Malformed("expected a key")  # a text may show a bracket after a name
     follows = (FENCE, *_FUNCTIONARY.follows)
-    call = yield from values.arguments(source, values.JSON, lambda: calls.start(name), follows)
-    yield from check_end(source, call, follows)
+    call = yield from read_json_arguments(source, lambda: calls.start(name), follows)
     if (yield from source.after_space(FENCE)):
         yield from source.expect_spaced(FENCE)
     call.finish()

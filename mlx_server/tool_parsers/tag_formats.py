@@ -19,7 +19,7 @@ from mlx_server.grammars.arguments import (
 )
 from mlx_server.grammars.lark import Lark, quoted
 from mlx_server.messages import Tool
-from mlx_server.tool_parsers import json_calls, values
+from mlx_server.tool_parsers import json_calls
 from mlx_server.tool_parsers.call_format import (
     BlockGrammar,
     CallFormat,
@@ -28,13 +28,12 @@ from mlx_server.tool_parsers.call_format import (
     respelled,
 )
 from mlx_server.tool_parsers.calls import ToolCallEmitter, ToolCallWriter
-from mlx_server.tool_parsers.json_calls import check_end
 from mlx_server.tool_parsers.keyed_calls import keyed_calls
 from mlx_server.tool_parsers.model_json import ExactFloat, Malformed, no_constant
 from mlx_server.tool_parsers.named_calls import NamedCallFormat
 from mlx_server.tool_parsers.source import Into, Source, Steps
 from mlx_server.tool_parsers.value_rules import bare_value_rule, json_rule, marked_text
-from mlx_server.tool_parsers.values import JSON, read_json
+from mlx_server.tool_parsers.values import read_json
 
 CDATA, CDATA_END = "<![CDATA[", "]]>"
 LINE = re.compile(r"[^\n]+")
@@ -232,8 +231,7 @@ def _read_function(source: Source, calls: ToolCallEmitter, tags: TagSyntax) -> S
     if tag == "{":
         call.repaired("format")
         ends = tuple(filter(None, (tags.function_end, tags.block_end)))
-        yield from values.arguments(source, JSON, lambda: call, ends)
-        yield from check_end(source, call, ends)
+        yield from json_calls.read_json_arguments(source, lambda: call, ends)
         tag = yield from source.accept_spaced(tags.function_end)
     while tag in tags.parameters:
         if tag != tags.parameter:
@@ -460,7 +458,7 @@ def _read_mcp_call(source: Source, calls: ToolCallEmitter) -> Steps[None]:
     yield from source.expect_spaced("{")
     ends = ("</arguments>", "</use_mcp_tool>")
     start = partial(calls.start, name.strip())
-    call = yield from values.arguments(source, JSON, start, ends)
+    call = yield from json_calls.read_json_arguments(source, start, ends)
     for end in ends:
         yield from source.expect_spaced(end)
     call.finish()
