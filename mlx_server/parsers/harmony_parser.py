@@ -42,7 +42,7 @@ from mlx_server.tool_parsers import json_calls
 from mlx_server.tool_parsers.call_repair import FoundCall
 from mlx_server.tool_parsers.calls import ToolCallEmitter
 from mlx_server.tool_parsers.model_json import Malformed, json_text, parsed, text_around_json
-from mlx_server.tool_parsers.source import Into, Source, Steps
+from mlx_server.tool_parsers.source import Source, Steps
 
 START, CHANNEL, CONSTRAIN = "<|start|>", "<|channel|>", "<|constrain|>"
 
@@ -104,69 +104,45 @@ def parse_header(sections: Iterable[tuple[str, str]]) -> HarmonyHeader:
     )
 
 
-class Sink:
-    unread = ""
-
-    def __init__(self, into: Into) -> None:
-        self.into = into
-
-    def end(self, *, cut: bool) -> None:
-        """Ends the message; `cut` if a limit ended the answer, not the model."""
-
-
-class ReadSink(Sink):
-    def __init__(self, read: Callable[[Source], Steps[None]]) -> None:
-        self._source = Source()
-        self._steps = read(self._source)
-        super().__init__(self._feed)
-
-    def _feed(self, piece: str) -> None:
-        self._source.feed(piece)
-        next(self._steps, None)
-        self.unread = self._source.unread
-
-    def end(self, *, cut: bool) -> None:
-        self._source.close(cut=cut)
-        next(self._steps, None)
-        self.unread = ""
-
-
-class BuiltInSink(Sink):
-    def __init__(self, index: int, tool: str, emit: Callable[[Event], None]) -> None:
-        self._index, self._tool, self._emit = index, tool, emit
-        self._pieces: list[str] = []
-        super().__init__(self._pieces.append)
-
-    def end(self, *, cut: bool) -> None:
-        text = "".join(self._pieces)
-        self._emit(BuiltInCall(self._index, self._tool, text, is_whole=not cut))
+ReadMessage = Callable[[Source], Steps[object]]
+"""Reads the content of a message."""
 
 
 class HarmonyMessageReader:
-    """Decodes the content of one message and feeds it to a sink."""
+    """Decodes the content of one message, and reads it."""
 
-    def __init__(self, parser: StreamableParser, sink: Sink, header: HarmonyHeader) -> None:
+    def __init__(self, parser: StreamableParser, read: ReadMessage, header: HarmonyHeader) -> None:
         self._parser = parser
-        self.sink = sink
+        self._source = Source()
+        self._steps = read(self._source)
         self._length = 0
         if header.rest:
-            sink.into(header.rest)
+            self._add(header.rest)
+
+    @property
+    def unread(self) -> str:
+        return self._source.unread
 
     def feed(self, token: int) -> None:
         self._parser.process(token)
         if piece := self._parser.last_content_delta:
             self._length += len(piece)
-            self.sink.into(piece)
+            self._add(piece)
+
+    def _add(self, piece: str) -> None:
+        self._source.feed(piece)
+        next(self._steps, None)
 
     def end(self, *, cut: bool) -> None:
+        """Ends the message; `cut` if a limit ended the answer, not the model."""
         self._parser.process_eos()
         (message,) = self._parser.messages
         (content,) = message.content
         assert isinstance(content, TextContent)
         # Bytes that are no character are decoded only now. Those at the end begin one that was cut.
-        if rest := str(content.text)[self._length :].removesuffix("\ufffd"):
-            self.sink.into(rest)
-        self.sink.end(cut=cut)
+        self._source.feed(str(content.text)[self._length :].removesuffix("\ufffd"))
+        self._source.close(cut=cut)
+        next(self._steps, None)
 
 
 def json_arguments(source: Source, calls: ToolCallEmitter, name: str) -> Steps[None]:
@@ -307,7 +283,7 @@ class HarmonyParser:
 
     @property
     def unread(self) -> str:
-        return self._message.sink.unread if self._message else ""
+        return self._message.unread if self._message else ""
 
     @property
     def awaits_answer(self) -> bool:
@@ -382,9 +358,9 @@ class HarmonyParser:
         self._header, self._role = [], Role.ASSISTANT
         self._texts.interrupt()
         self._thoughts.interrupt()
-        self.section, sink = self._sink(header)
+        self.section, read = self._reader(header)
         self._ends_reasoning = self._begins_thought = self.section == "reasoning"
-        self._message = HarmonyMessageReader(parser, sink, header)
+        self._message = HarmonyMessageReader(parser, read, header)
 
     def _end(self, *, cut: bool = False) -> None:
         if self._header:
@@ -407,33 +383,36 @@ class HarmonyParser:
                 sections[-1][1].append(token)
         return parse_header((name, self._encoding.decode(tokens)) for name, tokens in sections)
 
-    def _sink(self, header: HarmonyHeader) -> "tuple[Section, Sink]":
-        """Returns the section of a message and the sink of its content. Unknown recipients are
+    def _reader(self, header: HarmonyHeader) -> tuple[Section, ReadMessage]:
+        """Returns the section of a message and the reader of its content. Unknown recipients are
         ignored."""
         name = header.recipient or ""
         self._phase = header.phase
         if self._calls.knows(name):
             # built-in tools are called within reasoning, so their calls are not misplaced
             self._calls.misplaced = () if BUILT_IN.fullmatch(name) else header.misplaced()
-            return "call", ReadSink(lambda source: self._read_call(source, name))
+            return "call", partial(self._read_call, name=name)
         if BUILT_IN.fullmatch(name):
             # a call of a built-in tool that is not available: reported, but not as text
             log.info("the model called a built-in tool that the request does not have")
-            return "reasoning", BuiltInSink(self._index, name, self._emit)
+            return "reasoning", partial(self._read_built_in, name=name)
         is_nameless = bool(NAMELESS.fullmatch(name))
         if header.channel == "analysis" and not name.startswith(FUNCTIONS):
             if header.broken:
                 self._add_repair("unmarked", "reasoning_content")
             self._reasoned = []
             may_be_nameless = is_nameless or header.has_type
-            read = ReadSink(self._read_nameless) if may_be_nameless else Sink(self._emit_reasoning)
-            return "reasoning", read
+            return "reasoning", self._read_nameless if may_be_nameless else self._read_reasoning
         if header.broken:
             self._add_repair("unmarked", "content")
         if self._continues_text:
-            return "text", Sink(self._emit_text)
+            return "text", lambda source: source.up_to(into=self._emit_text)
         may_be_nameless = is_nameless or (header.channel == "commentary" and not name)
-        return "text", ReadSink(partial(self._read_text, may_be_nameless=may_be_nameless))
+        return "text", partial(self._read_text, may_be_nameless=may_be_nameless)
+
+    def _read_built_in(self, source: Source, name: str) -> Steps[None]:
+        text, _ = yield from source.text_up_to()
+        self._emit(BuiltInCall(self._index, name, text, is_whole=not source.cut))
 
     def _read_call(self, source: Source, name: str) -> Steps[None]:
         read = code if self._python and name == PYTHON else json_arguments
@@ -467,7 +446,10 @@ class HarmonyParser:
     def _read_nameless(self, source: Source) -> Steps[None]:
         """Reads reasoning that may be the arguments of a call whose tool was not named."""
         if not (yield from self._misplaced().read_nameless(source)):
-            yield from source.up_to(into=self._emit_reasoning)
+            yield from self._read_reasoning(source)
+
+    def _read_reasoning(self, source: Source) -> Steps[None]:
+        yield from source.up_to(into=self._emit_reasoning)
 
     def _read_text(self, source: Source, *, may_be_nameless: bool) -> Steps[None]:
         """Reads a text, which may begin with a thought in tags or be a tool call without a header.
