@@ -22,6 +22,7 @@ from mlx_server.messages import Tool
 from mlx_server.models.checkpoint import Checkpoint
 from mlx_server.parsers.markup_layout import MarkupLayout
 from mlx_server.parsers.parse_context import ParseContext
+from mlx_server.prompts.control_token_guard import common_length
 from mlx_server.prompts.message_normalization import REASONING_KEYS, Content, TemplateCapabilities
 from mlx_server.prompts.template_capabilities import (
     ANSWER,
@@ -177,9 +178,7 @@ class _Sampling:
 
 
 def common_beginning(one: str, other: str) -> str:
-    pairs = enumerate(zip(one, other, strict=False))
-    differs = (at for at, (left, right) in pairs if left != right)
-    return one[: next(differs, min(len(one), len(other)))]
+    return one[: common_length(one, other)]
 
 
 def whole_delimiters(text: str) -> str:
@@ -367,7 +366,7 @@ def _named_formats(
         return
     after_name = delimiters.after_name.strip()
     if arguments is PYTHON:
-        arguments = python_arguments(*filter(None, (delimiters.closes_call, delimiters.closes)))
+        arguments = python_arguments(delimiters.closes_call, delimiters.closes)
     passed = tuple(filter(None, (delimiters.between.strip(),)))
     yield NamedCallFormat(
         opens=opens or before_name,

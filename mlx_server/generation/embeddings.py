@@ -1,6 +1,6 @@
 """Computes embeddings: the texts are tokenised, grouped by length and sent to the engine."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -199,24 +199,25 @@ def tokenized(prepared: PreparedModel, request: EmbedRequest) -> list[list[int]]
     embedder = prepared.embedder
     name = request.prompt_name or embedder.default_prompt or ""
     tokenizer = InputTokenizer(prepared, embedder.prompts.get(name, ""), request)
-    texts: list[list[int]] = []
-    total = 0
-    for place, text in enumerate(request.inputs):
+    inputs = enumerate(request.inputs)
+    return within_total((tokenizer.tokens(text, place) for place, text in inputs), "input")
+
+
+def within_total(texts: Iterable[list[int]], param: str) -> list[list[int]]:
+    """The texts. Raises BadRequest as soon as they have too many tokens in total."""
+    found: list[list[int]] = []
+    total, most = 0, limits.EMBEDDED_TOKENS
+    for text in texts:
         check_wanted()
-        texts.append(tokenizer.tokens(text, place))
-        total += len(texts[-1])
-        check_total(total, "input")
-    return texts
-
-
-def check_total(tokens: int, param: str) -> None:
-    most = limits.EMBEDDED_TOKENS
-    if tokens > most:
-        raise BadRequest(
-            f"`{param}` should have no more than {most} tokens in total. Send it in several "
-            "requests.",
-            param=param,
-        )
+        found.append(text)
+        total += len(text)
+        if total > most:
+            raise BadRequest(
+                f"`{param}` should have no more than {most} tokens in total. Send it in several "
+                "requests.",
+                param=param,
+            )
+    return found
 
 
 class InputTokenizer:

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 
 from mlx_server.engine.messages import Embed
 from mlx_server.errors import BadRequest, ContextTooLong
-from mlx_server.generation.embeddings import check_total, compute
+from mlx_server.generation.embeddings import compute, within_total
 from mlx_server.generation.plan import prepared_for
 from mlx_server.models.architectures import is_reranker
 from mlx_server.pool.pool import Pool
 from mlx_server.pool.prepare import PreparedModel
 from mlx_server.prompts.control_token_guard import text_tokens
-from mlx_server.request_threads import check_wanted, in_thread
+from mlx_server.request_threads import in_thread
 
 TURN, END = "<|im_start|>", "<|im_end|>"
 BEFORE = (
@@ -114,16 +114,12 @@ def tokenized(prepared: PreparedModel, request: RerankRequest) -> list[list[int]
     room = prepared.context_length - len(before) - len(after)
     instruction = INSTRUCTION if request.instruction is None else request.instruction
     asked = f"<Instruct>: {instruction}\n<Query>: {request.query}\n<Document>: "
-    prompts: list[list[int]] = []
-    total = 0
-    for place, document in enumerate(request.documents):
-        check_wanted()
+
+    def prompt(place: int, document: str) -> list[int]:
         what, param = f"document {place} with the query and the prompt", f"documents[{place}]"
-        found = _fitting(prepared, asked + document, room, what, param)
-        prompts.append([*before, *found, *after])
-        total += len(prompts[-1])
-        check_total(total, "documents")
-    return prompts
+        return [*before, *_fitting(prepared, asked + document, room, what, param), *after]
+
+    return within_total((prompt(*each) for each in enumerate(request.documents)), "documents")
 
 
 def _fitting(prepared: PreparedModel, text: str, room: int, what: str, param: str) -> list[int]:
@@ -146,19 +142,16 @@ def pairs(
     tokenizer = prepared.checkpoint.tokenizer
     room = prepared.context_length - len(tokenizer.pair([], [])[0])
     asked = _fitting(prepared, query, room, "the query", "query")
-    texts: list[list[int]] = []
     starts: list[int] = []
-    total = 0
-    for place, document in enumerate(documents):
-        check_wanted()
+
+    def pair(place: int, document: str) -> list[int]:
         what, param = f"document {place} with the query", f"documents[{place}]"
         found = _fitting(prepared, document, room - len(asked), what, param)
         text, start = tokenizer.pair(asked, found)
-        texts.append(text)
         starts.append(start)
-        total += len(text)
-        check_total(total, "documents")
-    return texts, starts
+        return text
+
+    return within_total((pair(*each) for each in enumerate(documents)), "documents"), starts
 
 
 def probability(score: bytes) -> float:

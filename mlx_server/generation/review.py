@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
@@ -57,10 +57,6 @@ def schema_errors(value: Any, schema: Any, seconds: float = limits.CHECK_SECONDS
     return reply.errors
 
 
-Check = Callable[[Any, Any], Sequence[str]]
-"""A function like `schema_errors`: returns what is wrong with a value by its schema; may raise
-CheckFailed."""
-
 CONTENT = "content"
 
 NO_ANSWER = f"{CONTENT}: there is no answer"
@@ -95,9 +91,7 @@ class CheckedAnswer:
     """Reasons to retry, each as "path: what". If no retry is allowed, the text is the answer."""
 
 
-def check_answer(
-    raw: RawAnswer, asked: GenerateRequest, allowed: RepairPolicy, check: Check = schema_errors
-) -> CheckedAnswer:
+def check_answer(raw: RawAnswer, asked: GenerateRequest, allowed: RepairPolicy) -> CheckedAnswer:
     """Checks an answer; it may block for seconds if there is a schema."""
     json = asked.format if isinstance(asked.format, JsonFormat) else None
     if raw.calls or raw.reason == "length":
@@ -105,13 +99,13 @@ def check_answer(
     if asked.tool_choice == "required" or isinstance(asked.tool_choice, NamedTool):
         return CheckedAnswer(raw.text, errors=(_no_call(asked.tool_choice),))
     if raw.text.strip():
-        return _followed_schema(raw.text, json, allowed, check)
-    found = _promoted(raw, asked, allowed, check)
+        return _followed_schema(raw.text, json, allowed)
+    found = _promoted(raw, asked, allowed)
     return found or CheckedAnswer(raw.text, errors=(NO_ANSWER,) if json else ())
 
 
 def _promoted(
-    raw: RawAnswer, asked: GenerateRequest, allowed: RepairPolicy, check: Check
+    raw: RawAnswer, asked: GenerateRequest, allowed: RepairPolicy
 ) -> CheckedAnswer | None:
     """Uses the reasoning as the text of an answer that has nothing else; None if it can't be.
 
@@ -128,15 +122,13 @@ def _promoted(
         return CheckedAnswer(reasoning, (("reasoning", CONTENT),))
     if not isinstance(asked.format, JsonFormat):
         return None
-    found = _followed_schema(reasoning, asked.format, allowed, check)
+    found = _followed_schema(reasoning, asked.format, allowed)
     if found.errors:
         return None
     return CheckedAnswer(found.text, (("reasoning", CONTENT), *found.repairs))
 
 
-def _followed_schema(
-    text: str, json: JsonFormat | None, allowed: RepairPolicy, check: Check
-) -> CheckedAnswer:
+def _followed_schema(text: str, json: JsonFormat | None, allowed: RepairPolicy) -> CheckedAnswer:
     if json is None:
         return CheckedAnswer(text)
     found = json_text(text)
@@ -146,7 +138,7 @@ def _followed_schema(
         )
     inside, repairs = found
     try:
-        errors = tuple(check(parsed(inside), json.schema))
+        errors = tuple(schema_errors(parsed(inside), json.schema))
     except CheckFailed:  # an answer that can't be checked is accepted
         errors = ()
     return CheckedAnswer(inside, tuple((kind, CONTENT) for kind in repairs), errors)

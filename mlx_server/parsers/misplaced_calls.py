@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from mlx_server import limits
 from mlx_server.events import Event, RepairKind
-from mlx_server.grammars.arguments import fits, is_made_of
+from mlx_server.grammars.arguments import fits
 from mlx_server.grammars.view import properties_in
 from mlx_server.messages import Tool
 from mlx_server.requests import RepairPolicy
@@ -110,26 +110,12 @@ class MisplacedCallReader:
     def read_nameless(self, source: Source) -> Steps[bool]:
         """Reads arguments without a name that only one tool can take, and emits the call."""
         text = yield from source.ahead_to_end("{")
-        call = self.nameless(text) if text and not source.cut else None
+        call = self._calls.nameless(text) if text and not source.cut else None
         if not call:
             return False
         source.take(len(text))
         self.emit([call], "name")
         return True
-
-    def nameless(self, text: str) -> FoundCall | None:
-        try:
-            arguments, _ = read_arguments(text.strip(), repairs=self._allowed.mistakes)
-        except Malformed:
-            return None
-        takers = [
-            tool
-            for tool in self._tools.values()
-            if is_made_of(
-                coerce_arguments(arguments, tool.parameters, self._allowed), tool.parameters
-            )
-        ]
-        return FoundCall(takers[0].name, arguments) if len(takers) == 1 else None
 
     def at_end_of(self, text: str) -> list[FoundCall]:
         """Returns the last calls of a complete text, such as reasoning."""

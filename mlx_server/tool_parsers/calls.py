@@ -27,6 +27,7 @@ from mlx_server.grammars.view import ALL, properties_in, type_of
 from mlx_server.messages import Tool
 from mlx_server.requests import ALL_REPAIRS, RepairPolicy
 from mlx_server.tool_parsers.call_repair import (
+    FoundCall,
     coerced,
     match_tool_name,
     read_arguments,
@@ -35,7 +36,7 @@ from mlx_server.tool_parsers.call_repair import (
     takes_text,
     unwrapped,
 )
-from mlx_server.tool_parsers.model_json import Malformed, UnknownTool, loads_exactly
+from mlx_server.tool_parsers.model_json import Malformed, UnknownTool
 
 
 def new_id() -> str:
@@ -383,19 +384,21 @@ class ToolCallEmitter:
         meant = self.meant(name)
         return meant is not None and not required(self._tools[meant].parameters)
 
-    def tool_made_of(self, text: str) -> str:
-        """Returns the one tool that takes these arguments, in JSON; empty if none or several do."""
-        if not self.allowed.mistakes:
-            return ""
+    def nameless(self, text: str) -> FoundCall | None:
+        """Returns the call of the one tool that takes these arguments, in JSON; None if none or
+        several do."""
         try:
-            arguments = loads_exactly(text)
-        except (ValueError, RecursionError):
-            return ""
-        if not isinstance(arguments, Mapping):
-            return ""
-        tools = self._tools.items()
-        names = [name for name, tool in tools if is_made_of(arguments, tool.parameters)]
-        return names[0] if len(names) == 1 else ""
+            arguments, _ = read_arguments(text.strip(), repairs=self.allowed.mistakes)
+        except Malformed:
+            return None
+        takers = [
+            tool.name
+            for tool in self._tools.values()
+            if is_made_of(
+                coerce_arguments(arguments, tool.parameters, self.allowed), tool.parameters
+            )
+        ]
+        return FoundCall(takers[0], arguments) if len(takers) == 1 else None
 
     def start(self, name: str, id: str | None = None) -> ToolCallWriter:
         """Begins a call. id: the model's own, if its format has ids. An unknown name is Malformed:

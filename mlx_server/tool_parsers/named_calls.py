@@ -114,9 +114,10 @@ PYTHON = LiteralArguments(values.python_syntax(), value_rules.PYTHON)
 
 
 def python_arguments(*ends: str, bare_text: bool = False) -> LiteralArguments:
-    """ends: the delimiters that may follow the calls. bare_text: whether a word without quotes is
-    text, rather than a variable."""
-    return LiteralArguments(values.python_syntax(*ends, bare_text=bare_text), value_rules.PYTHON)
+    """ends: the delimiters that may follow the calls, empty if there are none. bare_text: whether a
+    word without quotes is text, rather than a variable."""
+    syntax = values.python_syntax(*filter(None, ends), bare_text=bare_text)
+    return LiteralArguments(syntax, value_rules.PYTHON)
 
 
 def gemma_arguments(quote: str, opening: str = "{", *ends: str) -> LiteralArguments:
@@ -461,11 +462,12 @@ class KimiCallFormat(NamedCallFormat):
         yield from source.expect_spaced(self.after_name)
         name = name_in_id(written, calls.knows)
         head = CallHead(name, None if name == written else written, self.arguments)
-        if name in NO_NAME:
+        if name in NO_NAME and calls.allowed.mistakes:
             text = yield from json_ahead(source)
             if not text and source.cut and self.closes_call not in source.ahead():
                 source.take(len(source.ahead()))  # of a call that was cut off, nothing is shown
-            head = CallHead(calls.tool_made_of(text), None, self.arguments, is_guessed=True)
+            call = calls.nameless(text)
+            head = CallHead(call.name if call else "", None, self.arguments, is_guessed=True)
         calls.check_name(head.name)
         return head
 

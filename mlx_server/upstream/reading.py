@@ -37,7 +37,6 @@ from mlx_server.families.base import ModelFamily
 from mlx_server.json_bounds import ExceedsBounds, json_or_none
 from mlx_server.loops import TextLoopDetector
 from mlx_server.messages import Tool
-from mlx_server.parsers.misplaced_calls import MisplacedCallReader
 from mlx_server.parsers.parse_context import ParseContext, Parser, TextParser
 from mlx_server.parsers.text_pieces import OutputProcessor
 from mlx_server.requests import RepairPolicy
@@ -183,7 +182,6 @@ class StructuredCallReader:
         self._emitter = emitter
         self._tools = {tool.name: tool for tool in tools}
         self._allowed = allowed
-        self._nameless = MisplacedCallReader(emitter, tools, allowed, makes=True)
 
     def read(self, call: CollectedCall) -> bool:
         """Emits the call, or several calls if its arguments are several objects. Returns False if
@@ -214,7 +212,7 @@ class StructuredCallReader:
             inside, repairs = self._arguments_json(text)
             name = call.name
             if not self._emitter.knows(name):
-                taker = self._nameless.nameless(inside) if self._allowed.mistakes else None
+                taker = self._emitter.nameless(inside) if self._allowed.mistakes else None
                 if taker is None:
                     raise Malformed("there is no such tool")
                 name, repairs = taker.name, ("name", *repairs)
