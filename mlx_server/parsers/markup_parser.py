@@ -14,7 +14,7 @@ from mlx_server.parsers.misplaced_calls import MisplacedCallReader
 from mlx_server.parsers.parse_context import ParseContext, Section, is_tag
 from mlx_server.parsers.text_pieces import WhitespaceTrimmer, open_fence
 from mlx_server.tool_parsers.model_json import Malformed
-from mlx_server.tool_parsers.source import Into, Source, Steps, complete_source
+from mlx_server.tool_parsers.source import Into, Source, Steps, complete_source, discard
 
 FENCES = " \t\r\n`~"
 """What may follow the last call of a thought: the call may be in a block of code."""
@@ -405,7 +405,3 @@ class MarkupParser:
                 return
         if not (yield from self._misplaced_call("".join(broken))):
             self._output.add("".join([space, *broken]))
-
-
-def discard(piece: str) -> None:
-    """Ignores a piece of text."""

@@ -28,7 +28,7 @@ from mlx_server.tool_parsers.call_repair import (
 from mlx_server.tool_parsers.calls import ToolCallEmitter, coerce_arguments
 from mlx_server.tool_parsers.formats import PYTHON_LINES
 from mlx_server.tool_parsers.model_json import Malformed
-from mlx_server.tool_parsers.source import Lookahead, Source, Steps, complete_source
+from mlx_server.tool_parsers.source import Lookahead, Source, Steps, complete_source, discard
 from mlx_server.tool_parsers.values import json_size
 
 LEADS_ON = frozenset(".!?:。！？：")
@@ -147,7 +147,7 @@ class MisplacedCallReader:
                 is_apart = False
             else:
                 is_apart = True
-                already = yield from source.up_to(*self.in_text, into=lambda piece: None)
+                already = yield from source.up_to(*self.in_text, into=discard)
         return calls
 
     def emit(self, calls: Sequence[FoundCall], *where: RepairKind) -> None:
@@ -247,7 +247,7 @@ class MisplacedCallReader:
             few = read_calls(source.kept(), self._tools.keys(), repairs=self._allowed.mistakes)
             self._check(few)
             calls += few
-            yield from source.match(SEPARATORS, lambda piece: None)
+            yield from source.match(SEPARATORS, discard)
         if not calls:
             raise Malformed("no JSON")
         return calls

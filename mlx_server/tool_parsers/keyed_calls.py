@@ -24,7 +24,7 @@ from mlx_server.tool_parsers.call_format import (
 from mlx_server.tool_parsers.calls import ToolCallEmitter, ToolCallWriter
 from mlx_server.tool_parsers.model_json import Malformed, UnknownTool
 from mlx_server.tool_parsers.named_calls import NamedCallFormat
-from mlx_server.tool_parsers.source import Into, Lookahead, Source, Steps
+from mlx_server.tool_parsers.source import Into, Lookahead, Source, Steps, discard
 from mlx_server.tool_parsers.value_rules import bare_value_rule
 from mlx_server.tool_parsers.values import read_json
 
@@ -73,7 +73,7 @@ class PairArguments:
         if self.value_opens:  # without it, white space is a part of the value
             yield from source.space()
             if self.type_opens and (yield from source.accept(self.type_opens)):
-                yield from source.up_to(self.type_closes, into=lambda _: None)
+                yield from source.up_to(self.type_closes, into=discard)
                 yield from source.space()
             yield from source.expect(self.value_opens)
         if call.streams(key):

@@ -393,6 +393,10 @@ class Lookahead:
         return (yield from self.accept(*literals))
 
 
+def discard(piece: str) -> None:
+    """Ignores a piece of text."""
+
+
 def complete_source(text: str) -> Source:
     """Returns a source of the whole text: nothing more comes."""
     source = Source()

@@ -31,7 +31,7 @@ from mlx_server.tool_parsers.calls import ToolCallEmitter, ToolCallWriter
 from mlx_server.tool_parsers.keyed_calls import keyed_calls
 from mlx_server.tool_parsers.model_json import ExactFloat, Malformed, no_constant
 from mlx_server.tool_parsers.named_calls import NamedCallFormat
-from mlx_server.tool_parsers.source import Into, Source, Steps
+from mlx_server.tool_parsers.source import Into, Source, Steps, discard
 from mlx_server.tool_parsers.value_rules import bare_value_rule, json_rule, marked_text
 from mlx_server.tool_parsers.values import read_json
 
@@ -400,10 +400,6 @@ class _Value:
         yield from self.source.accept(">")
         self.call.repaired("format")
         return True
-
-
-def discard(piece: str) -> None:
-    """Ignores a piece of text."""
 
 
 def _json_or_none(text: str) -> Any:
