@@ -20,13 +20,11 @@ from mlx_server.generation.generate import RetryingAnswer
 from mlx_server.generation.plan import plan, retry_row
 from mlx_server.generation.review import (
     CheckedAnswer,
-    CheckFailed,
     RawAnswer,
     Review,
     check_answer,
     retry_conversation,
     retry_message,
-    schema_errors,
 )
 from mlx_server.messages import Conversation, Message, Tool
 from mlx_server.models.tokenizer import Tokenizer
@@ -210,10 +208,9 @@ def test_json_in_which_a_key_comes_twice_is_asked_for_again() -> None:
 
 
 def test_what_could_not_be_checked_is_not_wrong() -> None:
-    def never(value: Any, schema: Any) -> list[str]:
-        raise CheckFailed
-
-    assert check_answer(RawAnswer("{}"), asking(ANY), ALL_REPAIRS, never) == CheckedAnswer("{}")
+    unreadable = asking(JsonFormat({"properties": {"a": {"pattern": "("}}}))
+    said = RawAnswer('{"a": "b"}')
+    assert check_answer(said, unreadable, ALL_REPAIRS) == CheckedAnswer(said.text)
 
 
 def test_the_model_is_shown_its_answer_and_what_is_wrong() -> None:
@@ -267,7 +264,7 @@ def ended(case: Case, reads: Reads) -> CheckedAnswer:
     asked = asking(
         JsonFormat(case.schema) if case.schema else None, "required" if case.must_call else "auto"
     )
-    return check_answer(said, asked, RepairPolicy(**case.repair), schema_errors)
+    return check_answer(said, asked, RepairPolicy(**case.repair))
 
 
 @pytest.mark.slow
