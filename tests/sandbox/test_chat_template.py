@@ -66,6 +66,7 @@ def test_json_is_for_models_and_not_for_html() -> None:
     assert rendered("{{ v | tojson }}", v=value) == '{"ü": "<b> & \'c\'", "a": [1, null, true]}'
     assert rendered("{{ v | tojson(ensure_ascii=True) }}", v="ü") == '"\\u00fc"'
     assert rendered("{{ v | tojson(indent=2) }}", v=[1]) == "[\n  1\n]"
+    assert rendered("{{ '\"' + (v | tojson | safe) ~ '<' }}", v=["&"]) == '"["&"]<'
     assert rendered("{{ v | tojson(separators=(',', ':')) }}", v=[1, 2]) == "[1,2]"
     assert rendered("{{ v | tojson(sort_keys=true) }}", v={"b": 1, "a": 2}) == '{"a": 2, "b": 1}'
     assert rendered("{{ v }}", v="<b>") == "<b>"

@@ -53,6 +53,8 @@ def environment() -> jinja2.Environment:
         finalize=_as_it_is,
     )
     sandbox.filters["tojson"] = _tojson
+    # Jinja's own makes a text of HTML, next to which other text is escaped: quotes become `&#34;`
+    sandbox.filters["safe"] = str
     sandbox.globals["raise_exception"] = _raise_exception
     sandbox.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     return sandbox
