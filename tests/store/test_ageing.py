@@ -8,7 +8,9 @@ from mlx_server import limits
 from mlx_server.errors import NotFound
 from mlx_server.store import Record, Retention, Store
 from mlx_server.store.database import DOUBT_SECONDS, AgeClock
-from tests.store.make import items, response, runs
+from tests.store.make import items, response
+
+pytestmark = pytest.mark.anyio
 
 DAY = 86400.0
 YEAR = 365 * DAY
@@ -43,7 +45,6 @@ async def kept(store: Store) -> int:
     return stats.responses + stats.conversations
 
 
-@runs
 async def test_a_conversation_of_the_page_ages_from_its_last_use(path: Path) -> None:
     clocks = Clocks()
     store = await opened(path, clocks)
@@ -57,7 +58,6 @@ async def test_a_conversation_of_the_page_ages_from_its_last_use(path: Path) -> 
 
 
 @pytest.mark.parametrize("leap", [12 * YEAR, 68 * YEAR, 1e12])
-@runs
 async def test_a_clock_that_leaps_ahead_and_comes_back_deletes_nothing(
     path: Path, leap: float
 ) -> None:
@@ -80,7 +80,6 @@ async def test_a_clock_that_leaps_ahead_and_comes_back_deletes_nothing(
     await store.close()
 
 
-@runs
 async def test_new_records_are_kept_after_a_clock_was_set_back(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,7 +97,6 @@ async def test_new_records_are_kept_after_a_clock_was_set_back(
     await store.close()
 
 
-@runs
 async def test_a_clock_that_stays_ahead_is_believed(path: Path) -> None:
     clocks = Clocks()
     store = await filled(path, clocks)
@@ -111,7 +109,6 @@ async def test_a_clock_that_stays_ahead_is_believed(path: Path) -> None:
 
 
 @pytest.mark.parametrize("back", [3600.0, 20 * YEAR, NOW])
-@runs
 async def test_a_clock_that_goes_back(path: Path, back: float) -> None:
     clocks = Clocks()
     store = await filled(path, clocks)
@@ -125,7 +122,6 @@ async def test_a_clock_that_goes_back(path: Path, back: float) -> None:
     await store.close()
 
 
-@runs
 async def test_a_count_holds_whatever_the_clock_says(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

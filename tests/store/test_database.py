@@ -16,7 +16,9 @@ import pytest
 from mlx_server.errors import BadRequest, NotFound, StoreUnavailable
 from mlx_server.store import ItemRecord, Retention, RunNews, Store, database, file
 from mlx_server.system.servers import Servers
-from tests.store.make import items, response, runs
+from tests.store.make import items, response
+
+pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +38,6 @@ def aside(path: Path) -> list[Path]:
     return sorted(path.parent.glob("store.db.damaged-*"))
 
 
-@runs
 async def test_a_locked_file_can_be_read_and_is_written_again_later(path: Path) -> None:
     store = await filled(path)
     other = sqlite3.connect(path, isolation_level=None)
@@ -53,7 +54,6 @@ async def test_a_locked_file_can_be_read_and_is_written_again_later(path: Path) 
     await store.close()
 
 
-@runs
 async def test_calls_do_not_wait_in_line_for_the_same_failure(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -71,7 +71,6 @@ async def test_calls_do_not_wait_in_line_for_the_same_failure(
     await store.close()
 
 
-@runs
 async def test_a_file_locked_at_the_start(path: Path) -> None:
     await (await filled(path)).close()
     other = sqlite3.connect(path, isolation_level=None)
@@ -86,7 +85,6 @@ async def test_a_file_locked_at_the_start(path: Path) -> None:
     await store.close()
 
 
-@runs
 async def test_a_file_that_may_not_grow(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file, "PRAGMAS", (*file.PRAGMAS, "PRAGMA max_page_count = 40"))
     store = await filled(path)
@@ -110,7 +108,6 @@ def files_up_to(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-@runs
 async def test_a_disk_that_refuses_writes(path: Path) -> None:
     store = await filled(path)
     with files_up_to(300_000):
@@ -132,7 +129,6 @@ def sound(path: Path) -> bool:
 
 
 @pytest.mark.parametrize("damage", ["garbage", "header", "cut"])
-@runs
 async def test_a_damaged_file_is_set_aside_at_the_start(
     path: Path, damage: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,7 +150,6 @@ async def test_a_damaged_file_is_set_aside_at_the_start(
     await store.close()
 
 
-@runs
 async def test_damage_found_while_serving(path: Path) -> None:
     await (await filled(path, 50)).close()
     db = sqlite3.connect(path)
@@ -173,7 +168,6 @@ async def test_damage_found_while_serving(path: Path) -> None:
     await store.close()
 
 
-@runs
 async def test_two_servers_and_damage_that_one_of_them_finds(path: Path) -> None:
     await (await filled(path, 50)).close()
     one, other = await Store.open(path), await Store.open(path)
@@ -199,7 +193,6 @@ def test_damage_that_two_servers_find_is_set_aside_once(path: Path) -> None:
     assert path.exists()
 
 
-@runs
 async def test_a_file_of_another_version_is_refused_and_not_touched(path: Path) -> None:
     await (await filled(path)).close()
     db = sqlite3.connect(path)
@@ -214,7 +207,6 @@ async def test_a_file_of_another_version_is_refused_and_not_touched(path: Path) 
     assert aside(path) == []
 
 
-@runs
 async def test_servers_share_a_file(path: Path) -> None:
     one = await filled(path)
     await one.add(response("running", "queued"), "me", events=[b"0"])
@@ -239,7 +231,6 @@ async def test_servers_share_a_file(path: Path) -> None:
     await other.close()
 
 
-@runs
 async def test_responses_of_a_server_that_has_ended_are_ended(path: Path) -> None:
     one, other = await filled(path), await Store.open(path)
     await one.add(response("running", "in_progress"), "me")
@@ -255,7 +246,6 @@ async def test_responses_of_a_server_that_has_ended_are_ended(path: Path) -> Non
     await other.close()
 
 
-@runs
 async def test_a_file_system_without_locks_is_no_other_server(
     path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -271,7 +261,6 @@ async def test_a_file_system_without_locks_is_no_other_server(
 
 
 @pytest.mark.parametrize("how", ["deleted", "replaced", "folder"])
-@runs
 async def test_a_file_taken_away_is_not_written_on(path: Path, how: str) -> None:
     path = path.parent / "data" / path.name
     store = await filled(path)
@@ -309,7 +298,6 @@ def unprivileged() -> Iterator[Path]:
         shutil.rmtree(folder)
 
 
-@runs
 async def test_a_folder_that_may_not_be_written() -> None:
     with unprivileged() as folder:
         path = folder / "store.db"
@@ -328,7 +316,6 @@ async def test_a_folder_that_may_not_be_written() -> None:
     ("number", "remedy"),
     [(errno.EROFS, "check its permissions"), (errno.ENOSPC, "the disk is full: free some space")],
 )
-@runs
 async def test_a_disk_on_which_no_file_can_be_made(
     path: Path, monkeypatch: pytest.MonkeyPatch, number: int, remedy: str
 ) -> None:

@@ -11,7 +11,9 @@ from mlx_server import limits
 from mlx_server.errors import BadRequest, NotFound, ShuttingDown, TooLarge
 from mlx_server.store import ItemRecord, JobKind, Record, Retention, Store, file
 from mlx_server.store import store as store_module
-from tests.store.make import big, items, limit, response, runs
+from tests.store.make import big, items, limit, response
+
+pytestmark = pytest.mark.anyio
 
 DAY = 86400
 
@@ -21,9 +23,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "data" / "store.db"
 
 
-@runs
-async def test_another_owner_sees_nothing(path: Path) -> None:
-    store = await Store.open(path)
+async def test_another_owner_sees_nothing(store: Store) -> None:
     await store.add(response("r", "in_progress"), "me", items("a"))
     await store.add(Record("conversation", "c", 0, b"{}"), "me", items("b"))
     foreign = [
@@ -63,12 +63,11 @@ async def test_another_owner_sees_nothing(path: Path) -> None:
         await store.get("response", "c", "me")
     with pytest.raises(NotFound):
         await store.get("conversation", "r", "me")
-    await store.close()
 
 
-@runs
-async def test_what_is_refused_leaves_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = await Store.open(path)
+async def test_what_is_refused_leaves_nothing(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     limit(monkeypatch, "STORED_PIECE_BYTES", 1000)
     big = [*items("a"), ItemRecord("b", b"x" * 1001)]
     with pytest.raises(TooLarge, match="1001 bytes"):
@@ -84,13 +83,10 @@ async def test_what_is_refused_leaves_nothing(path: Path, monkeypatch: pytest.Mo
     with pytest.raises(sqlite3.IntegrityError):  # the same id twice is our own mistake
         await store.add(response("r"), "me")
     assert (await store.stats()).responses == 1
-    await store.close()
 
 
 @pytest.mark.parametrize("id", ["\ud800", "\0", "' OR 1=1 --", "%", "\U0001f980" * 1000, ""])
-@runs
-async def test_hostile_ids(path: Path, id: str) -> None:
-    store = await Store.open(path)
+async def test_hostile_ids(store: Store, id: str) -> None:
     await store.add(response("r"), "me", items("i"))
     for call in (
         store.get("response", id, "me"),
@@ -104,10 +100,8 @@ async def test_hostile_ids(path: Path, id: str) -> None:
     with pytest.raises(BadRequest):
         await store.events("r", "me", starting_after=10**30)
     assert (await store.stats()).responses == 1
-    await store.close()
 
 
-@runs
 async def test_pruning_by_age_and_count(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0 * DAY
     store = await Store.open(path, Retention(days=30), clock=lambda: now)
@@ -128,7 +122,6 @@ async def test_pruning_by_age_and_count(path: Path, monkeypatch: pytest.MonkeyPa
     await store.close()
 
 
-@runs
 async def test_pruning_lets_others_in_between_and_gives_space_back(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,9 +138,7 @@ async def test_pruning_lets_others_in_between_and_gives_space_back(
     assert path.stat().st_size < 200_000
 
 
-@runs
-async def test_the_event_loop_never_waits_and_calls_are_in_order(path: Path) -> None:
-    store = await Store.open(path)
+async def test_the_event_loop_never_waits_and_calls_are_in_order(store: Store) -> None:
     held = threading.Event()
     store._submit(held.wait)
     begun = asyncio.create_task(store.add(response("r", "in_progress"), "me"))
@@ -159,12 +150,9 @@ async def test_the_event_loop_never_waits_and_calls_are_in_order(path: Path) -> 
     assert (await got).status == "completed"
     assert await put
     await begun
-    await store.close()
 
 
-@runs
-async def test_a_write_that_was_begun_is_done_though_its_caller_is_cancelled(path: Path) -> None:
-    store = await Store.open(path)
+async def test_a_write_that_was_begun_is_done_though_its_caller_is_cancelled(store: Store) -> None:
     held = threading.Event()
     store._submit(held.wait)
     write = asyncio.create_task(store.add(response("r"), "me"))
@@ -176,12 +164,9 @@ async def test_a_write_that_was_begun_is_done_though_its_caller_is_cancelled(pat
             await task
     held.set()
     assert (await store.get("response", "r", "me")).status == "completed"
-    await store.close()
 
 
-@runs
-async def test_close_drains_and_refuses_what_comes_later(path: Path) -> None:
-    store = await Store.open(path)
+async def test_close_drains_and_refuses_what_comes_later(path: Path, store: Store) -> None:
     writes = [asyncio.create_task(store.add(response(f"{n}"), "me")) for n in range(50)]
     await asyncio.sleep(0)
     await store.close()
@@ -191,7 +176,6 @@ async def test_close_drains_and_refuses_what_comes_later(path: Path) -> None:
         await store.get("response", "1", "me")
     store = await Store.open(path)
     assert (await store.stats()).responses == 50
-    await store.close()
 
 
 # Items: how many there may be, in which pages and chains they are read, and by which id.
@@ -201,7 +185,6 @@ EXPECTED = {"asc": [2, 1, 1, 3, 1], "desc": [2, 2, 1, 2, 1]}
 
 
 @pytest.mark.parametrize("order", ["asc", "desc"])
-@runs
 async def test_pages_end_where_they_get_large(
     path: Path, monkeypatch: pytest.MonkeyPatch, order: str
 ) -> None:
@@ -224,7 +207,6 @@ async def test_pages_end_where_they_get_large(
     await store.close()
 
 
-@runs
 async def test_a_conversation_has_so_many_items(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -241,9 +223,7 @@ async def test_a_conversation_has_so_many_items(
     await store.close()
 
 
-@runs
-async def test_an_item_by_its_id_is_the_owners_newest(path: Path) -> None:
-    store = await Store.open(path)
+async def test_an_item_by_its_id_is_the_owners_newest(store: Store) -> None:
     await store.add(response("r", output=[ItemRecord("i", b"old")]), "me")
     await store.add(response("s"), "me", [ItemRecord("i", b"new")])
     for n in range(50):
@@ -253,22 +233,17 @@ async def test_an_item_by_its_id_is_the_owners_newest(path: Path) -> None:
     assert (await store.item("i", "me")).body == b"old"
     with pytest.raises(NotFound):
         await store.item("i", "nobody")
-    await store.close()
 
 
-@runs
-async def test_input_items_are_paged_without_the_output(path: Path) -> None:
-    store = await Store.open(path)
+async def test_input_items_are_paged_without_the_output(store: Store) -> None:
     await store.add(response("r", output=items("o")), "me", items(*"abcde"))
     forth = await store.items("response", "r", "me", after="a", limit=3, order="asc")
     assert (forth.items, forth.has_more) == (items("b", "c", "d"), True)
     with pytest.raises(BadRequest) as error:
         await store.items("response", "r", "me", after="o")
     assert error.value.param == "after"
-    await store.close()
 
 
-@runs
 async def test_a_page_and_a_claim_look_at_no_other_records(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -300,9 +275,7 @@ async def test_a_page_and_a_claim_look_at_no_other_records(
     await store.close()
 
 
-@runs
-async def test_a_chain_is_bounded(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = await Store.open(path)
+async def test_a_chain_is_bounded(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     for n in range(5):
         previous = f"{n - 1}" if n else None
         await store.add(response(f"{n}", previous=previous), "me", [ItemRecord("i", b"x" * 100)])
@@ -324,4 +297,3 @@ async def test_a_chain_is_bounded(path: Path, monkeypatch: pytest.MonkeyPatch) -
     await store.delete("response", "1", "me")
     with pytest.raises(NotFound, match="'1' not found; it is the `previous_response_id` of '2'"):
         await store.chain("2", "me")
-    await store.close()

@@ -9,14 +9,14 @@ import pytest
 
 from mlx_server.errors import BadRequest, StoreFull, StoreUnavailable, TooLarge
 from mlx_server.store import Record, Retention, Store
-from tests.store.make import big, items, limit, recounted, response, runs
+from tests.store.make import big, items, limit, recounted, response
+
+pytestmark = pytest.mark.anyio
 
 DAY = 86400.0
 
 
-@runs
-async def test_the_count_is_that_of_what_is_there(path: Path) -> None:
-    store = await Store.open(path)
+async def test_the_count_is_that_of_what_is_there(path: Path, store: Store) -> None:
     counts = []
 
     async def note() -> None:
@@ -50,10 +50,8 @@ async def test_the_count_is_that_of_what_is_there(path: Path) -> None:
     await note()
     assert counts[-1] == counts[0] == 0
     assert len(set(counts)) == 8
-    await store.close()
 
 
-@runs
 async def test_a_key_has_its_limit_and_all_have_one(path: Path) -> None:
     store = await Store.open(path, Retention(bytes=60_000))
     await store.add(response("1"), "me", [big("a", 20_000)])
@@ -88,7 +86,6 @@ async def test_a_key_has_its_limit_and_all_have_one(path: Path) -> None:
     await store.close()
 
 
-@runs
 async def test_an_end_that_finds_no_room_can_still_be_told(path: Path) -> None:
     store = await Store.open(path, Retention(bytes=40_000))
     await store.add(response("r", "in_progress"), "me", [big("a", 15_000)])
@@ -99,7 +96,6 @@ async def test_an_end_that_finds_no_room_can_still_be_told(path: Path) -> None:
     await store.close()
 
 
-@runs
 async def test_pruning_makes_room(path: Path) -> None:
     now = 100.0 * DAY
     store = await Store.open(path, Retention(bytes=30_000), clock=lambda: now)
@@ -112,7 +108,6 @@ async def test_pruning_makes_room(path: Path) -> None:
     await store.close()
 
 
-@runs
 async def test_writers_at_once_do_not_pass_the_limit(path: Path) -> None:
     store = await Store.open(path, Retention(bytes=110_000))
     writing = [store.add(response(f"{n}"), "me", [big("a")]) for n in range(20)]
@@ -122,7 +117,6 @@ async def test_writers_at_once_do_not_pass_the_limit(path: Path) -> None:
     await store.close()
 
 
-@runs
 async def test_pages_of_events_end_where_they_get_large(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,9 +133,7 @@ async def test_pages_of_events_end_where_they_get_large(
     await store.close()
 
 
-@runs
-async def test_what_is_read_back_is_measured_before(path: Path) -> None:
-    store = await Store.open(path)
+async def test_what_is_read_back_is_measured_before(store: Store) -> None:
     for n in range(8):
         previous = f"{n - 1}" if n else None
         await store.add(response(f"{n}", previous=previous), "me", [big("i")])
@@ -158,14 +150,11 @@ async def test_what_is_read_back_is_measured_before(path: Path) -> None:
     assert asked
     assert not [statement for statement in asked if re.search(r"[ ,.]body\b", statement)]
     assert len(await store.chain("4", "me", 50_000)) == 5
-    await store.close()
 
 
-@runs
 async def test_a_slow_disk_keeps_only_so_many_waiting(
-    path: Path, monkeypatch: pytest.MonkeyPatch
+    store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = await Store.open(path)
     disk = threading.Event()
     store._submit(disk.wait)
     limit(monkeypatch, "STORE_CALLS", 5)
@@ -185,14 +174,11 @@ async def test_a_slow_disk_keeps_only_so_many_waiting(
     disk.set()
     await asyncio.gather(*writes)
     await store.add(response("c"), "me", [big("i"), big("j", 30_000)])  # large, but alone
-    await store.close()
 
 
-@runs
 async def test_close_waits_for_a_slow_disk_in_a_full_line(
-    path: Path, monkeypatch: pytest.MonkeyPatch
+    store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = await Store.open(path)
     limit(monkeypatch, "STORE_CALLS", 1)
     disk = threading.Event()
     store._submit(disk.wait)
