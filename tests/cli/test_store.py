@@ -1,15 +1,19 @@
-"""`mlx-server store`: what it shows, and what it removes."""
+"""`mlx-server store` and `mlx-server cache`: what they show, and what they remove."""
 
 import asyncio
+import os
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from mlx_server.cli import app
 from mlx_server.config.models_yaml import load_settings
+from mlx_server.prompt_files import PromptFile, PromptFolder, encoded, group_of
 from mlx_server.store import ItemRecord, Record, Store
+from mlx_server.system.files import create_locked
 
 DAY = 86400.0
 
@@ -78,3 +82,75 @@ def test_it_works_beside_a_server(folder: Path) -> None:
             await store.close()
 
     asyncio.run(beside())
+
+
+# The cache of prompts
+
+
+def fill_prompts(path: Path, *models: str) -> PromptFolder:
+    folder = PromptFolder(path, 1 << 30)
+    folder.open()
+    for model in models:
+        for number in range(3):
+            file = PromptFile(group_of(model), group_of(str(number)), 4)
+            ids = np.arange(4, dtype=np.uint32)
+            folder.write(file, encoded(file, ids, model, {}))
+    return folder
+
+
+def cache_shown(*flags: str, code: int = 0) -> list[str]:
+    result = CliRunner().invoke(app, ["cache", *flags])
+    assert result.exit_code == code, result.output
+    return list(result.output.splitlines())
+
+
+@pytest.fixture
+def prompts(folder: Path) -> Path:
+    return folder / "data" / "prompts"
+
+
+def test_what_is_there_is_counted_by_model_while_a_server_uses_it(prompts: Path) -> None:
+    fill_prompts(prompts, "first", "second")
+    (prompts / PromptFile(group_of("odd"), group_of("odd"), 4).name).write_text("[bold]")
+    lines = cache_shown()
+    assert lines[2].endswith("kB by all servers, at most 64.0 GB a day")
+    assert [line.split(", last")[0] for line in sorted(lines[3:])] == [
+        "first: 3 files, 12.3 kB",
+        "second: 3 files, 12.3 kB",
+        "unknown: 1 files, 4.1 kB",
+    ]
+
+
+def test_it_is_cleared(prompts: Path) -> None:
+    fill_prompts(prompts, "first", "second")
+    (prompts / "notes").write_text("mine")
+    draft = prompts / f"{PromptFile(group_of('first'), group_of('9'), 4).name}.draft"
+    descriptor = create_locked(draft)
+    assert "removed        3 files" in cache_shown("--clear", "--model", "first")
+    assert draft.exists(), "a server is writing it"
+    os.close(descriptor)
+    assert "removed        0 files" in cache_shown("--clear", "--model", "first")
+    assert "removed        3 files" in cache_shown("--clear")
+    assert {entry.name for entry in prompts.iterdir()} == {"lock", "notes", "written"}
+
+
+def test_a_server_that_keeps_nothing(folder: Path) -> None:
+    (folder / "models.yaml").write_text("server: {prompt_cache: {disk: 0}}\n")
+    assert "not kept on disk" in cache_shown()[0]
+
+
+def test_what_is_left_of_an_earlier_setting_is_shown_and_removed(
+    prompts: Path, folder: Path
+) -> None:
+    fill_prompts(prompts, "first")
+    (folder / "models.yaml").write_text("server: {prompt_cache: {disk: 0}}\n")
+    lines = cache_shown()
+    assert "not kept on disk" in lines[0]
+    assert lines[1:3] == [str(prompts), "size           12.3 kB, at most 0 bytes"]
+    assert lines[4].startswith("first: 3 files")
+    assert "removed        3 files" in cache_shown("--clear")
+    assert {entry.name for entry in prompts.iterdir()} == {"lock", "written"}
+
+
+def test_a_model_is_not_cleared_by_mistake() -> None:
+    cache_shown("--model", "first", code=2)
