@@ -2,13 +2,28 @@
 
 import gzip
 import json
+import socket
+import sys
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
 from mlx_server import limits
+from mlx_server.errors import UpstreamFailed
+from mlx_server.upstream.connection import (
+    FAILURES,
+    FIRST_PAUSE,
+    MOST_CLIENTS,
+    CircuitBreaker,
+    UpstreamBreaker,
+)
+from mlx_server.upstream.failures import FIRST_PAUSE as FIRST_RETRY
 from mlx_server.upstream.failures import redacted
+from mlx_server.upstream.responses import MEMORY_PER_BYTE, Allowance
+from tests.api.leaving import Leaver
+from tests.clocks import Clock
 from tests.tables import cases
 from tests.upstream.failing import WRONG, error_of
 from tests.upstream.playing import (
@@ -21,6 +36,8 @@ from tests.upstream.playing import (
     answered,
     chat,
     delta,
+    events,
+    gateway,
     says,
     sse,
     streamed,
@@ -198,3 +215,353 @@ def test_calls_without_end(
     made = [{"index": i, "id": f"c{i}", "function": {"name": "f"}} for i in range(11)]
     upstream.plays(streamed(delta(tool_calls=made), delta("tool_calls")))
     assert "more calls" in error_of(client, 502)["message"]
+
+
+@pytest.mark.parametrize("failure", [whole({}, 503), whole({}, 429), Reply(breaks=True)])
+def test_it_is_asked_again_before_the_answer_begins(
+    failure: Reply, client: TestClient, upstream: PlayingServer
+) -> None:
+    upstream.plays(failure, failure, says("Yes"))
+    assert answered(client, model="patient")["choices"][0]["message"]["content"] == "Yes"
+    assert len(upstream.asked) == 3
+
+
+def test_it_is_not_asked_again_once_the_answer_has_begun(
+    client: TestClient, upstream: PlayingServer
+) -> None:
+    begun = Reply((sse(delta(content="Ye"), done=False),), breaks=True)
+    upstream.plays(begun, says("Yes"))
+    response = chat(client, model="patient", stream=True)
+    assert response.status_code == 200
+    *_, last = events(response.text)
+    assert "lost the connection" in last["error"]["message"]
+    assert len(upstream.asked) == 1
+
+
+def test_a_pause_that_is_asked_for(
+    client: TestClient, upstream: PlayingServer, pauses: list[float]
+) -> None:
+    upstream.plays(whole({}, 503), whole({}, 429, **{"retry-after": "20"}), says("Yes"))
+    answered(client, model="patient")
+    assert pauses[0] <= FIRST_RETRY
+    assert pauses[1:] == [20]
+    too_long = str(limits.UPSTREAM_PAUSE_SECONDS + 1)
+    upstream.plays(whole({}, 429, **{"retry-after": too_long}), says("Yes"))
+    error_of(client, 503, model="patient")
+    assert len(upstream.asked) == 1
+
+
+def test_so_many_attempts(client: TestClient, upstream: PlayingServer) -> None:
+    upstream.plays(whole({}, 500))
+    error_of(client, 502, model="patient")
+    assert len(upstream.asked) == 1 + limits.UPSTREAM_RETRIES == 3
+
+
+def test_a_server_that_is_not_there(client: TestClient) -> None:
+    error = error_of(client, 502, model="gone")
+    assert "can't be reached" in error["message"]
+    assert "127.0.0.1" not in error["message"]
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="its kernel takes connections nevertheless")
+def test_a_connection_that_nobody_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "UPSTREAM_CONNECT_SECONDS", 0.1)
+    with ExitStack() as on:
+        full = on.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(3):
+            waiting = on.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(full.getsockname())
+        url = f"http://127.0.0.1:{full.getsockname()[1]}"
+        client = on.enter_context(gateway(url, {"up": {}}))
+        error = error_of(client, 504)
+        assert error["code"] == "upstream_timeout"
+        assert "took no connection" in error["message"]
+
+
+def test_silence_before_and_within_an_answer(client: TestClient, upstream: PlayingServer) -> None:
+    upstream.plays(Reply(hangs=True))
+    assert error_of(client, 504, model="hasty")["code"] == "upstream_timeout"
+    upstream.plays(Reply((sse(delta(content="Ye"), done=False),), hangs=True))
+    *_, last = events(chat(client, model="hasty", stream=True).text)
+    assert last["error"]["code"] == "upstream_timeout"
+    assert upstream.left.wait(5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "sent",
+    [
+        delta(),
+        delta(content=""),
+        {"choices": [], "usage": {"completion_tokens": 1}},
+        {"choices": [{"index": 1, "delta": {"content": "of another answer"}}]},
+        delta(tool_calls=[{"index": 0, "id": "call", "function": {"name": "f"}}]),
+    ],
+    ids=str,
+)
+def test_what_adds_nothing_does_not_keep_an_answer_open(
+    sent: Any, client: TestClient, upstream: PlayingServer
+) -> None:
+    begun = delta(tool_calls=[{"index": 0, "id": "call", "function": {"name": "f"}}])
+    first = sse(delta(content="Ye"), begun, done=False)
+    upstream.plays(Reply((first, sse(sent, done=False)), endless=True))
+    *_, last = events(chat(client, model="hasty", stream=True).text)
+    assert last["error"]["code"] == "upstream_timeout"
+    assert "added nothing" in last["error"]["message"]
+    assert upstream.left.wait(5)
+
+
+def test_after_the_end_the_usage_is_waited_for_once(
+    client: TestClient, upstream: PlayingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mlx_server.upstream.connection.USAGE_SECONDS", 0.2)
+    ended = sse(delta(content="Yes"), delta("stop"), done=False)
+    upstream.plays(Reply((ended, sse(delta(), done=False)), endless=True))
+    assert answered(client)["choices"][0]["message"]["content"] == "Yes"
+    assert upstream.left.wait(5)
+
+
+def test_an_answer_without_end_in_time(
+    upstream: PlayingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "UPSTREAM_ANSWER_SECONDS", 0.5)
+    upstream.plays(Reply((sse(delta(content="x"), done=False),), endless=True))
+    with gateway(upstream.url, {"up": {}}) as client:
+        *_, last = events(chat(client, stream=True).text)
+        assert last["error"]["code"] == "upstream_timeout"
+        assert "within 0.5 seconds" in last["error"]["message"]
+        assert upstream.left.wait(5)
+
+
+@pytest.mark.parametrize(
+    ("what", "reply"),
+    {
+        "lists and objects": Reply((b"data: [" + b"[]," * 70_000 + b"[]]\n\n",)),
+        "strings": whole(["a"] * 300_000),
+        "numbers": Reply((b"data: [" + b"0," * 300_000 + b"0]\n\n",)),
+        "long numbers": Reply((b'data: {"choices": ' + b"1" * 401 + b"}\n\n",)),
+    }.items(),
+)
+def test_a_value_with_too_much(
+    what: str, reply: Reply, client: TestClient, upstream: PlayingServer
+) -> None:
+    upstream.plays(reply)
+    message = error_of(client, 502)["message"]
+    assert "JSON that is too large" in message
+    assert what in message
+
+
+def test_the_breaker_opens_and_others_are_served(
+    client: TestClient, upstream: PlayingServer
+) -> None:
+    upstream.plays(whole({}, 500))
+    for _ in range(5):
+        error_of(client, 502)
+    upstream.plays(says("Yes"))
+    assert "several times in a row" in error_of(client, 503)["message"]
+    assert not upstream.asked
+    answered(client, model="patient")
+    states = {each["id"]: each["state"] for each in client.get("/v1/pool").json()["models"]}
+    assert (states["up"], states["patient"]) == ("unavailable", "ready")
+
+
+def another(client: TestClient) -> TestClient:
+    """A client of the same server, with another address."""
+    other = TestClient(client.app, "http://localhost", client=("198.51.100.7", 1))
+    other.portal = client.portal
+    return other
+
+
+def test_one_clients_failures_are_its_own(client: TestClient, upstream: PlayingServer) -> None:
+    other = another(client)
+    upstream.plays(whole({}, 500))
+    for _ in range(5):
+        error_of(client, 502)
+    upstream.plays(says("Yes"))
+    error_of(client, 503)
+    answered(other)
+
+
+def test_an_upstream_that_takes_no_connection_is_left_alone_by_all(client: TestClient) -> None:
+    other = another(client)
+    for _ in range(5):
+        error_of(client, 502, model="gone")
+    assert "several times in a row" in error_of(other, 503, model="gone")["message"]
+
+
+def test_a_loop_of_servers_ends(client: TestClient, upstream: PlayingServer) -> None:
+    hops, most = "x-mlx-server-hops", limits.UPSTREAM_HOPS
+    for sent, passed_on in [({}, 1), ({hops: str(most - 1)}, most), ({hops: "-1"}, 1)]:
+        upstream.plays(says("Yes"))
+        client.headers.update(sent)
+        answered(client)
+        assert upstream.asked[0].headers[hops] == str(passed_on)
+        client.headers.pop(hops, None)
+    upstream.plays(says("Yes"))
+    client.headers[hops] = str(most)
+    try:
+        error = error_of(client, 508)
+    finally:
+        del client.headers[hops]
+    assert (error["code"], upstream.asked) == ("upstream_loop", [])
+    assert "source" in error["message"]
+    upstream.plays(whole({"error": {"message": error["message"]}}, 508))
+    assert error_of(client, 508, model="patient")["code"] == "upstream_loop"
+    assert len(upstream.asked) == 1
+
+
+def test_a_stop_string_ends_the_upstreams_work(client: TestClient, upstream: PlayingServer) -> None:
+    upstream.plays(Reply((sse(delta(content="No end. "), done=False),), endless=True))
+    body = {"model": "up", "stream": True, "stop": ["end. No"]}
+    message = {"role": "user", "content": "hi"}
+    response = client.post("/v1/chat/completions", json={**body, "messages": [message]})
+    assert "[DONE]" in response.text
+    assert upstream.left.wait(5)
+
+
+def test_a_client_that_leaves_frees_the_upstream(
+    client: TestClient, upstream: PlayingServer
+) -> None:
+    upstream.plays(Reply((sse(delta(content="No end. "), done=False),), hangs=True))
+    messages = [{"role": "user", "content": "hi"}]
+    leaver = Leaver({"model": "up", "stream": True, "messages": messages})
+    assert client.portal
+    client.portal.call(client.app, leaver.scope, leaver.receive, leaver.send)
+    assert leaver.sent[0]["status"] == 200
+    assert upstream.left.wait(5)
+
+
+def test_a_redirect_is_not_followed(client: TestClient, upstream: PlayingServer) -> None:
+    for status in (301, 302, 307, 308):
+        upstream.plays(Reply(status=status, headers={"location": f"{upstream.url}/elsewhere"}))
+        assert "redirect" in error_of(client, 502)["message"]
+        assert len(upstream.asked) == 1
+
+
+TEXT = sse(delta(content="x" * 100), done=False)
+DETAILS = sse(delta(reasoning_details=[{"type": "a"}, {"type": "b"}]), done=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "sent", "what"),
+    [
+        ("UPSTREAM_MEMORY", TEXT, "too many bytes"),
+        ("UPSTREAM_CHARACTERS", TEXT, "an answer that is too long"),
+        ("UPSTREAM_LINE_BYTES", b"x" * 1000, "an event that is too long"),
+        ("UPSTREAM_EXTRA_BYTES", DETAILS, "too much to be sent back"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_an_answer_without_end(
+    name: str,
+    sent: bytes,
+    what: str,
+    client: TestClient,
+    upstream: PlayingServer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, name, 10_000)
+    upstream.plays(Reply((sent,), endless=True))
+    response = chat(client, stream=True)
+    assert what in response.text
+    assert upstream.left.wait(5)
+
+
+def test_a_body_without_end(
+    client: TestClient, upstream: PlayingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "UPSTREAM_LINE_BYTES", 10_000)
+    upstream.plays(
+        Reply((b" " * 1000,), headers={"content-type": "application/json"}, endless=True)
+    )
+    assert "too long" in error_of(client, 502)["message"]
+    monkeypatch.setattr(limits, "UPSTREAM_ERROR_BYTES", 10_000)
+    upstream.plays(Reply((b" " * 1000,), 500, endless=True))
+    error_of(client, 502)
+    assert upstream.left.wait(5)
+
+
+def test_more_requests_than_connections(
+    client: TestClient, upstream: PlayingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "UPSTREAM_CONNECTIONS", 1)
+    upstream.plays(Reply((sse(delta(content="Yes"), done=False),), hangs=True))
+    response = chat(client, model="hasty", n=2)
+    assert response.status_code in (503, 504), response.text
+
+
+def failing(breaker: CircuitBreaker, times: int = 1) -> None:
+    for _ in range(times):
+        breaker.begin()
+        breaker.failed()
+
+
+def test_one_probe_at_a_time_decides() -> None:
+    breaker = CircuitBreaker(clock := Clock())
+    failing(breaker, FAILURES)
+    clock.now += FIRST_PAUSE
+    assert breaker.seconds_left() == 0
+    breaker.begin()
+    assert breaker.seconds_left() > 0
+    breaker.failed()
+    assert breaker.seconds_left() == 2 * FIRST_PAUSE
+    clock.now += 2 * FIRST_PAUSE
+    breaker.begin()
+    breaker.abandoned()
+    assert breaker.seconds_left() == 0
+    breaker.begin()
+    breaker.succeeded()
+    assert not breaker.is_open
+    failing(breaker, FAILURES)
+    assert breaker.seconds_left() == FIRST_PAUSE
+
+
+def test_a_failure_that_began_before_does_not_lengthen_the_pause() -> None:
+    breaker = CircuitBreaker(Clock())
+    for each in (breaker.begin, breaker.failed):
+        for _ in range(FAILURES + 3):
+            each()
+    assert breaker.seconds_left() == FIRST_PAUSE
+
+
+def test_few_clients_are_remembered() -> None:
+    breaker = UpstreamBreaker(Clock())
+    for _ in range(FAILURES):
+        breaker.failed("first")
+    for number in range(MOST_CLIENTS):
+        breaker.failed(f"{number}")
+    assert breaker.seconds_left("first") == 0
+
+
+@pytest.fixture
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "UPSTREAM_MEMORY", 100 * MEMORY_PER_BYTE)
+    monkeypatch.setattr(limits, "UPSTREAM_ALL_MEMORY", 150 * MEMORY_PER_BYTE)
+
+
+@pytest.mark.usefixtures("_small")
+def test_an_answer_has_so_much_and_no_more() -> None:
+    one = Allowance(60)
+    one.charge(100)
+    with pytest.raises(UpstreamFailed, match="too many bytes"):
+        one.charge(1)
+    one.release()
+
+
+@pytest.mark.usefixtures("_small")
+def test_of_all_answers_only_the_large_ones_fail() -> None:
+    large, small = Allowance(60), Allowance(60)
+    large.charge(90)
+    small.charge(60)
+    with pytest.raises(UpstreamFailed, match="together"):
+        large.charge(1)
+    small.charge(5)
+    large.release()
+    small.charge(35)
+    for each in (small, large):  # a second release changes nothing
+        each.release()
+        each.release()
+    alone = Allowance(60)
+    alone.charge(100)
+    alone.release()
