@@ -11,7 +11,6 @@ import pytest
 from starlette.testclient import TestClient
 
 from mlx_server import limits
-from mlx_server.errors import UpstreamFailed
 from mlx_server.upstream.connection import (
     FAILURES,
     FIRST_PAUSE,
@@ -21,7 +20,6 @@ from mlx_server.upstream.connection import (
 )
 from mlx_server.upstream.failures import FIRST_PAUSE as FIRST_RETRY
 from mlx_server.upstream.failures import redacted
-from mlx_server.upstream.responses import MEMORY_PER_BYTE, Allowance
 from tests.api.leaving import Leaver
 from tests.clocks import Clock
 from tests.tables import cases
@@ -532,36 +530,3 @@ def test_few_clients_are_remembered() -> None:
     for number in range(MOST_CLIENTS):
         breaker.failed(f"{number}")
     assert breaker.seconds_left("first") == 0
-
-
-@pytest.fixture
-def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "UPSTREAM_MEMORY", 100 * MEMORY_PER_BYTE)
-    monkeypatch.setattr(limits, "UPSTREAM_ALL_MEMORY", 150 * MEMORY_PER_BYTE)
-
-
-@pytest.mark.usefixtures("_small")
-def test_an_answer_has_so_much_and_no_more() -> None:
-    one = Allowance(60)
-    one.charge(100)
-    with pytest.raises(UpstreamFailed, match="too many bytes"):
-        one.charge(1)
-    one.release()
-
-
-@pytest.mark.usefixtures("_small")
-def test_of_all_answers_only_the_large_ones_fail() -> None:
-    large, small = Allowance(60), Allowance(60)
-    large.charge(90)
-    small.charge(60)
-    with pytest.raises(UpstreamFailed, match="together"):
-        large.charge(1)
-    small.charge(5)
-    large.release()
-    small.charge(35)
-    for each in (small, large):  # a second release changes nothing
-        each.release()
-        each.release()
-    alone = Allowance(60)
-    alone.charge(100)
-    alone.release()
