@@ -43,7 +43,7 @@ class Allowance:
     def charge(self, size: int) -> None:
         """Charges received bytes. Raises UpstreamFailed if this answer has too many. If all answers
         together do, that is raised for those with more than their equal share."""
-        if not self._charged:
+        if size and not self._charged:
             Allowance._running += 1
         self._charged += size * MEMORY_PER_BYTE
         Allowance._charged_in_all += size * MEMORY_PER_BYTE
