@@ -11,7 +11,7 @@ from pydantic import Field
 from mlx_server import limits
 from mlx_server.api.chat_completions.input import ChatBody, MessageParam, ToolParam, to_request
 from mlx_server.api.completions import Ids
-from mlx_server.api.fields import Items, SamplingBody, WireModel, ignored_header
+from mlx_server.api.fields import ContinuationBody, Items, SamplingBody, WireModel, ignored_header
 from mlx_server.api.handlers import documented, json_response, read
 from mlx_server.api.histories import MENDED
 from mlx_server.api.models import model_or_default
@@ -30,7 +30,7 @@ OF_CHAT = (*("tools", "chat_template_kwargs"), *("add_generation_prompt", "conti
 """Fields that have an effect on `messages`, and none on a `prompt`."""
 
 
-class TokenizeBody(WireModel):
+class TokenizeBody(ContinuationBody):
     """It has a `prompt` or `messages`."""
 
     UNSUPPORTED = SamplingBody.UNSUPPORTED
@@ -41,10 +41,6 @@ class TokenizeBody(WireModel):
     messages: Annotated[Items[MessageParam], Field(min_length=1), MENDED] | None = None
     tools: Annotated[Items[ToolParam], Field(max_length=limits.TOOLS)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    add_generation_prompt: bool | None = None
-    """If false, the prompt ends with the final message."""
-    continue_final_message: bool | None = None
-    """If true, it ends within the last message, which an answer continues."""
     add_special_tokens: bool | None = None
     """Defaults to true for a `prompt` and to false for `messages`, whose template adds its own."""
     return_token_strs: bool | None = None

@@ -22,6 +22,7 @@ from typing import Literal
 
 import h11
 import httpx
+import numpy as np
 from rich.console import Console
 
 from mlx_server.clients.chat import client_of, first_model, parsed_chunk
@@ -83,19 +84,8 @@ class Spread:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> "Spread":
-        ascending = sorted(values)
-        if not ascending:
-            return cls(math.nan, math.nan, math.nan)
-        return cls(
-            statistics.fmean(ascending), percentile(ascending, 50), percentile(ascending, 95)
-        )
-
-
-def percentile(ascending: Sequence[float], percent: float) -> float:
-    """The percentile of sorted values, interpolated linearly between the two nearest ones."""
-    rank = (len(ascending) - 1) * percent / 100
-    below, above = ascending[math.floor(rank)], ascending[math.ceil(rank)]
-    return below + (above - below) * (rank - math.floor(rank))
+        measured = list(values) or [math.nan]
+        return cls(statistics.fmean(measured), *np.percentile(measured, (50, 95)).tolist())
 
 
 @dataclass(frozen=True)

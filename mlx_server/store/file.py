@@ -14,7 +14,7 @@ from typing import Any
 
 from mlx_server.errors import StoreUnavailable
 from mlx_server.store import usage
-from mlx_server.system.files import LOCKED, lock_within, own_path
+from mlx_server.system.files import LOCKED, lock_within, own_path, sync
 from mlx_server.system.servers import Servers
 
 log = logging.getLogger("mlx_server.store")
@@ -178,8 +178,4 @@ def _make_folder(folder: Path) -> None:
         return
     _make_folder(folder.parent)
     folder.mkdir(mode=0o700, exist_ok=True)
-    parent = os.open(folder.parent, os.O_RDONLY)
-    try:
-        os.fsync(parent)
-    finally:
-        os.close(parent)
+    sync(folder.parent)

@@ -38,12 +38,21 @@ MOST_BYTES = 64 << 20
 """The most bytes of a file that is read whole; a file with a hole may have any size."""
 
 
-def read_regular(path: Path) -> bytes:
+def read_regular(path: Path, most: int = MOST_BYTES) -> bytes:
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
-        if size > MOST_BYTES:
-            raise OSError(errno.EFBIG, f"it is larger than {MOST_BYTES:,} bytes", os.fspath(path))
+        if size > most:
+            raise OSError(errno.EFBIG, f"it is larger than {most:,} bytes", os.fspath(path))
         return file.read(size)
+
+
+def sync(path: Path) -> None:
+    """Returns when the file, or the names in the folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 MOST_LINKS = 40

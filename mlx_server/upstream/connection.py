@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import replace
-from typing import Any, Literal, Protocol, cast, get_args
+from typing import Any, Literal, Protocol, cast
 
 import httpx2
 import msgspec
@@ -35,7 +35,7 @@ from mlx_server.upstream.failures import (
 )
 from mlx_server.upstream.request import UpstreamRequest
 from mlx_server.upstream.responses import Allowance, json_values, limited, response_values
-from mlx_server.upstream.spec import ReasoningField, UpstreamSpec
+from mlx_server.upstream.spec import UpstreamSpec
 
 FAILURES = 5
 """The number of failures in a row that opens the breaker."""
@@ -441,8 +441,7 @@ class UpstreamConnection:
         """Records that an answer had reasoning in the field `name`. Then the upstream accepts
         earlier reasoning there, and may refuse the results of calls without it."""
         is_known = self._seen or "reasoning_messages" in self.spec.capabilities.stated
-        takes = name in get_args(ReasoningField) and self.spec.kind == "openai"
-        if name and takes and not is_known:
+        if name and self.spec.kind == "openai" and not is_known:
             self._seen = {"reasoning_messages": "tool_rounds", "reasoning_field": name}
             if not self.capabilities.reasoning_messages:
                 self.capabilities = replace(self.capabilities, **cast(dict[str, Any], self._seen))

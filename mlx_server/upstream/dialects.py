@@ -33,43 +33,28 @@ def body_for(spec: UpstreamSpec, body: Mapping[str, Any]) -> dict[str, Any]:
     return request
 
 
-@dataclass(frozen=True)
-class Dialect:
-    """Where the answers of one server differ from each other's, beyond what all have."""
-
-    ends: Mapping[str, str] = field(default_factory=dict)
-    """Its own reasons for the end of an answer, in lower case, and OpenAI's for each."""
-    reasoning: tuple[str, ...] = ()
-    """The fields of a message that may have its reasoning as text."""
-
-
-DIALECTS: Mapping[str, Dialect] = {
-    "OpenAI": Dialect({"function_call": "tool_calls"}),
-    "vLLM": Dialect({"abort": "error"}, ("reasoning_content", "reasoning")),
-    "llama.cpp": Dialect(reasoning=("reasoning_content",)),
-    "Ollama": Dialect(reasoning=("reasoning",)),
-    "LM Studio": Dialect(reasoning=("reasoning_content", "reasoning")),
-    "OpenRouter": Dialect(reasoning=("reasoning",)),
-    "watsonx": Dialect({"time_limit": "length", "cancelled": "error"}, ("reasoning_content",)),
-    "Gemini": Dialect(
-        {
-            "max_tokens": "length",
-            **dict.fromkeys(
-                ("safety", "recitation", "blocklist", "prohibited_content", "spii"),
-                "content_filter",
-            ),
-        }
-    ),
-    "Anthropic": Dialect({"end_turn": "stop", "max_tokens": "length", "tool_use": "tool_calls"}),
-}
-"""The servers whose answers are read. A URL does not say which of them it is, and a gateway passes
-on what it gets, so a field or an end of any one is read from all."""
-
 ENDS = ("stop", "length", "tool_calls", "content_filter", "error")
 """The reasons that all servers have in common."""
 
-OTHER_ENDS = {name: end for each in DIALECTS.values() for name, end in each.ends.items()}
-REASONING = tuple(dict.fromkeys(name for each in DIALECTS.values() for name in each.reasoning))
+OTHER_ENDS: Mapping[str, str] = {
+    "function_call": "tool_calls",
+    "abort": "error",
+    "cancelled": "error",
+    "time_limit": "length",
+    "max_tokens": "length",
+    "end_turn": "stop",
+    "tool_use": "tool_calls",
+    **dict.fromkeys(
+        ("safety", "recitation", "blocklist", "prohibited_content", "spii"), "content_filter"
+    ),
+}
+"""The reasons of OpenAI's older models, vLLM, watsonx, Anthropic and Gemini, in lower case, and
+OpenAI's for each. A URL does not say which server it is, and a gateway passes on what it gets, so
+those of any one are read from all."""
+
+REASONING = ("reasoning_content", "reasoning")
+"""The fields of a message that may have its reasoning as text. Ollama and OpenRouter have only the
+second one, llama.cpp and watsonx only the first, vLLM and LM Studio either."""
 
 DETAILS = "reasoning_details"
 """OpenRouter's field of the reasoning in signed parts, which must be sent back."""

@@ -100,7 +100,7 @@ def test_one_machine_may_play_several_hosts_on_loopback(tmp_path: Path) -> None:
         (b"", "Invalid JSON: EOF while parsing"),
         (b"\xff", "Invalid JSON: "),
         (b"[" * 100_000, "Invalid JSON: "),
-        (b" " * (MAX_FILE_BYTES + 1), "is larger than 1 MiB"),
+        (b" " * (MAX_FILE_BYTES + 1), "can't be read: it is larger than 1,048,576 bytes"),
     ],
 )
 def test_a_mistake_is_reported_with_its_place(
