@@ -168,6 +168,13 @@ class LogOptions:
     file: str | None = None
 
 
+KEPT = (
+    *("address", "sockets", "command", "folder", "generation", "code"),
+    *("deadline", "reply", "is_stopping", "ignores_hangup"),
+)
+"""What a succession keeps when its process executes this module."""
+
+
 @dataclass
 class Succession:
     """The servers on some sockets: one serves, at most one starts, others end their answers.
@@ -186,6 +193,14 @@ class Succession:
     generation: int = 0
     code: int = 0
     """The exit code: that of the last server that served."""
+    deadline: float = 0.0
+    """When the one that starts has to be ready."""
+    reply: int | None = None
+    """The pipe to the one who has asked for a restart."""
+    is_stopping: bool = False
+    ignores_hangup: bool = field(
+        default_factory=lambda: signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    )
     on_replaced: Leave = lambda successor: successor.close()
     """Called in another thread whenever a new server has taken the place of the one before."""
     on_lost: Callable[[], None] = lambda: None
@@ -195,9 +210,6 @@ class Succession:
         self._serving: Successor | None = None
         self._starting: Successor | None = None
         self._leaving: list[Successor] = []
-        self._deadline = 0.0
-        self._reply: int | None = None
-        self._is_stopping = False
         self._thread: threading.Thread | None = None
         self._goes_on = True
         self._ears, self._mouth = socket.socketpair()
@@ -205,7 +217,6 @@ class Succession:
         self._selector = DefaultSelector()
         self._selector.register(self._ears, EVENT_READ)
         self._had_terminal = has_terminal()
-        self._ignores_hangup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
     @property
     def children(self) -> list[Successor]:
@@ -214,9 +225,9 @@ class Succession:
     def hung_up(self, stop: Callable[[], None]) -> None:
         """Handles SIGHUP: it asks for a restart, or tells that the terminal is gone."""
         is_end = self._had_terminal and not has_terminal()
-        if not (is_end or self._ignores_hangup) or _has_reader(self._reply_file):
+        if not (is_end or self.ignores_hangup) or _has_reader(self._reply_file):
             self.replace()
-        elif not self._ignores_hangup:
+        elif not self.ignores_hangup:
             stop()
 
     @property
@@ -243,17 +254,17 @@ class Succession:
     def run(self) -> None:
         """Returns when the last server has ended, or when `here_ended` wants to go on itself."""
         while self._goes_on and (self.serves_here or self.children):
-            timeout = max(0.0, self._deadline - time.monotonic()) if self._starting else None
+            timeout = max(0.0, self.deadline - time.monotonic()) if self._starting else None
             for key, _ in self._selector.select(timeout):
                 if key.data is None:
                     self._woken(self._ears.recv(64))
                 else:
                     self._heard(key.data)
-            if (late := self._starting) and time.monotonic() >= self._deadline:
+            if (late := self._starting) and time.monotonic() >= self.deadline:
                 late.failure = f"It was not ready after {limits.RESTART_SECONDS} seconds."
                 with suppress(ProcessLookupError):
                     os.kill(late.pid, signal.SIGKILL)
-                self._deadline = time.monotonic() + 1
+                self.deadline = time.monotonic() + 1
 
     def _woken(self, asked: bytes) -> None:
         if b"c" in asked:
@@ -264,9 +275,9 @@ class Succession:
             self._start()
 
     def _start(self) -> None:
-        if self._reply is None:
-            self._reply = _opened_reply(self._reply_file)
-        if self._starting or self._is_stopping:
+        if self.reply is None:
+            self.reply = _opened_reply(self._reply_file)
+        if self._starting or self.is_stopping:
             if not self._starting:
                 self._answer("failed", "The server is stopping.")
             return
@@ -295,7 +306,7 @@ class Succession:
             return
         finally:
             theirs.close()
-        self._deadline = time.monotonic() + limits.RESTART_SECONDS
+        self.deadline = time.monotonic() + limits.RESTART_SECONDS
         self._starting = self._watched(Successor(process.pid, own, process))
 
     def _watched(self, child: Successor) -> Successor:
@@ -324,7 +335,7 @@ class Succession:
         for each in self._leaving:  # those that an earlier server asked to leave, too
             with _followed(child) as connection:
                 each.say(LEAVE, connection)
-        if self._is_stopping:
+        if self.is_stopping:
             child.say_stop()
 
     def _ended(self, child: Successor) -> None:
@@ -339,7 +350,7 @@ class Succession:
             self.code = self.code or code
         else:
             self._leaving.remove(child)
-        if not (self.serves_here or self._serving or self._starting or self._is_stopping):
+        if not (self.serves_here or self._serving or self._starting or self.is_stopping):
             log.error("the server has ended, with exit code %d", code)
             self.code = self.code or 1
             self._stop()
@@ -350,16 +361,16 @@ class Succession:
         self._answer("failed", why)
 
     def _answer(self, word: str, message: str = "") -> None:
-        if self._reply is None:
+        if self.reply is None:
             return
         with suppress(OSError):  # no one reads it any more
-            os.write(self._reply, json.dumps([word, message]).encode() + b"\n")
+            os.write(self.reply, json.dumps([word, message]).encode() + b"\n")
         if word != "starting":
-            os.close(self._reply)
-            self._reply = None
+            os.close(self.reply)
+            self.reply = None
 
     def _stop(self) -> None:
-        self._is_stopping = True
+        self.is_stopping = True
         for descriptor in self.sockets:
             with suppress(OSError):
                 os.close(descriptor)
@@ -388,55 +399,33 @@ class Succession:
 
     def state(self) -> dict[str, Any]:
         """What `continued` needs, as JSON can hold it."""
+        children = (self._serving, self._starting, *self._leaving)
+        ends = [child and (child.pid, child.channel.fileno()) for child in children]
+        kept = {name: getattr(self, name) for name in KEPT}
+        return {**kept, "log": vars(self.log), "children": ends}
 
-        def ends(child: Successor | None) -> list[int] | None:
-            return [child.pid, child.channel.fileno()] if child else None
-
-        return {
-            "address": self.address,
-            "sockets": self.sockets,
-            "command": self.command,
-            "folder": self.folder,
-            "log": vars(self.log),
-            "generation": self.generation,
-            "code": self.code,
-            "serving": ends(self._serving),
-            "starting": ends(self._starting),
-            "leaving": [ends(child) for child in self._leaving],
-            "deadline": self._deadline,
-            "reply": self._reply,
-            "stopping": self._is_stopping,
-            "ignores_hangup": self._ignores_hangup,
-        }
+    def _set_inheritable(self, inheritable: bool) -> None:
+        channels = [child.channel.fileno() for child in self.children]
+        reply = [] if self.reply is None else [self.reply]
+        for descriptor in (*channels, *self.sockets, *reply):
+            os.set_inheritable(descriptor, inheritable)
 
     def _execute(self) -> NoReturn:
-        for child in self.children:
-            child.channel.set_inheritable(True)
-        for descriptor in (*self.sockets, *([self._reply] if self._reply is not None else ())):
-            os.set_inheritable(descriptor, True)
+        self._set_inheritable(True)
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # until the program handles them
         program = [sys.executable, "-m", __spec__.name, json.dumps(self.state())]
         os.execv(program[0], program)  # noqa: S606
 
     @classmethod
     def continued(cls, state: dict[str, Any]) -> "Succession":
-        def child(ends: list[int] | None) -> Successor | None:
-            if ends is None:
-                return None
-            return it._watched(Successor(ends[0], socket.socket(fileno=ends[1])))
-
-        names = ("address", "sockets", "command", "folder", "generation", "code")
-        given = {name: state[name] for name in names}
-        it = cls(**given, log=LogOptions(**state["log"]), serves_here=False)
-        it._serving, it._starting = child(state["serving"]), child(state["starting"])
-        it._leaving = [each for ends in state["leaving"] if (each := child(ends))]
-        it._deadline, it._reply = state["deadline"], state["reply"]
-        it._is_stopping = state["stopping"]
-        it._ignores_hangup = state["ignores_hangup"]
-        for each in it.children:
-            each.channel.set_inheritable(False)
-        for descriptor in (*it.sockets, *([it._reply] if it._reply is not None else ())):
-            os.set_inheritable(descriptor, False)
+        log, children = LogOptions(**state.pop("log")), state.pop("children")
+        it = cls(**state, log=log, serves_here=False)
+        it._serving, it._starting, *leaving = (
+            it._watched(Successor(ends[0], socket.socket(fileno=ends[1]))) if ends else None
+            for ends in children
+        )
+        it._leaving = [each for each in leaving if each]
+        it._set_inheritable(False)
         return it
 
     def _reap(self) -> None:
@@ -458,7 +447,7 @@ class Succession:
             if number == signal.SIGHUP:
                 self.hung_up(self.stop)
                 return
-            if self._is_stopping:
+            if self.is_stopping:
                 self.kill()
             self.code = 130 if number == signal.SIGINT else self.code
             self.stop()
