@@ -480,12 +480,6 @@ class Store(Database):
         return _all_items(db, [seq for seq, *_ in links], "previous_response_id", most_bytes)
 
     @reads
-    def has_events(self, db: Connection, id: str, owner: str) -> bool:
-        record = _seq(db, "response", id, owner)
-        event = db.execute("SELECT 1 FROM events WHERE record = ? LIMIT 1", (record,))
-        return event.fetchone() is not None
-
-    @reads
     def events(
         self, db: Connection, id: str, owner: str, starting_after: int = -1, limit: int = 1000
     ) -> tuple[list[bytes], bool]:

@@ -142,7 +142,7 @@ async def _streamed_again(
     if run and run.log:
         return _followed(runs, run, run.log, start, headers)
     response = await runs.response(id, owner)
-    if run or not await runs.store.has_events(id, owner):
+    if run or not (await runs.store.events(id, owner, limit=1))[0]:
         raise BadRequest(
             f"Response '{id}' can't be streamed: create it with `background` and `stream`.",
             param="stream",
