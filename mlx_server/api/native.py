@@ -64,7 +64,7 @@ def to_request(body: NativeBody, model: str) -> GenerateRequest:
             "/generate does not stream: send `stream: true` to /v1/chat/completions.",
             param="stream",
         )
-    tools = tuple(tool.tool() for tool in body.tools or ())
+    tools = (*(tool.tool() for tool in body.tools or ()), *body.added_tools())
     param = body.tool_choice or "auto"
     choice = NamedTool(param.name) if isinstance(param, FunctionName) else param
     check_choice(choice, tools)

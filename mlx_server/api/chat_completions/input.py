@@ -50,6 +50,7 @@ from mlx_server.api.freeform import FreeformText, TextGrammar, arguments_of_text
 from mlx_server.api.histories import MENDED, with_answered_calls
 from mlx_server.errors import BadRequest
 from mlx_server.messages import (
+    INSTRUCTION_ROLES,
     UNNAMED,
     Conversation,
     Message,
@@ -136,6 +137,8 @@ class MessageParam(WireModel):
     """Of the last message: the answer goes on with it, as in Mistral's and DeepSeek's APIs."""
     partial: bool | None = None
     """Moonshot's and Qwen's name of `prefix`."""
+    tools: "Items[FunctionToolParam] | None" = None
+    """Of a system message, as in Kimi K3's API: tools that are added to those of the request."""
 
     def unused(self) -> Iterable[str]:
         role = role_of(self.role)
@@ -147,6 +150,8 @@ class MessageParam(WireModel):
             yield "role"
         if role != "assistant":
             yield from unused_thoughts(self.content)
+        if self.tools and self.role not in INSTRUCTION_ROLES:
+            yield "tools"
         if self.refusal and self.content:
             yield "refusal"
         if self.tool_calls and self.function_call:
@@ -157,6 +162,15 @@ class MessageParam(WireModel):
             yield "reasoning"
 
 
+class FunctionParam(DescribedFunction):
+    strict: bool | None = None
+
+
+class FunctionToolParam(WireModel):
+    type: Literal["function"] = "function"  # Mistral's clients leave it out
+    function: FunctionParam
+
+
 class ChatMessagesBody(ContinuationBody):
     messages: Annotated[Items[MessageParam], Field(min_length=1), MENDED]
 
@@ -165,14 +179,10 @@ class ChatMessagesBody(ContinuationBody):
         is_begun = role_of(last.role) == "assistant" and bool(last.prefix or last.partial)
         return super().continues() or is_begun
 
-
-class FunctionParam(DescribedFunction):
-    strict: bool | None = None
-
-
-class FunctionToolParam(WireModel):
-    type: Literal["function"] = "function"  # Mistral's clients leave it out
-    function: FunctionParam
+    def added_tools(self) -> Iterator[Tool]:
+        for message in self.messages:
+            if message.role in INSTRUCTION_ROLES:
+                yield from map(_tool, message.tools or ())
 
 
 class GrammarParam(WireModel):
@@ -338,7 +348,8 @@ class ChatBody(ConstrainedBody, ThinkingBody, ChatMessagesBody):
 
 
 def messages(params: Iterable[MessageParam]) -> Iterator[Message]:
-    return with_answered_calls(_message(message, i) for i, message in enumerate(params))
+    said = ((i, each) for i, each in enumerate(params) if each.content or not each.tools)
+    return with_answered_calls(_message(message, i) for i, message in said)
 
 
 def _message(message: MessageParam, place: int) -> Message:
@@ -415,9 +426,10 @@ def to_request(body: ChatBody) -> GenerateRequest:
 def _tools(body: ChatBody) -> tuple[tuple[Tool, ...], ToolChoice]:
     """The tools that the model may call, and whether it has to call one."""
     usable = [tool for tool in body.tools or () if not isinstance(tool, OtherTool)]
-    if not usable and body.tool_choice != "none":
+    added = tuple(body.added_tools())
+    if not usable and not added and body.tool_choice != "none":
         check_usable([tool.type for tool in body.tools or ()])
-    tools = tuple(map(_tool, usable))
+    tools = (*map(_tool, usable), *added)
     _refuse_shared_names(body, tools)
     match body.tool_choice:
         case AllowedToolsChoice(allowed_tools=allowed):
