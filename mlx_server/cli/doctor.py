@@ -15,10 +15,9 @@ from typing import Annotated
 import msgspec
 import typer
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
-from mlx_server.cli.machine_checks import Check, Status, examine
+from mlx_server.cli.machine_checks import Check, examine
 from mlx_server.cli.root import ConfigFile, command_app
 from mlx_server.cli.terminal import printable
 from mlx_server.config.models_yaml import load_settings
@@ -66,9 +65,15 @@ COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
 def report(checks: Iterable[Check], console: Console) -> bool:
-    """Prints a table to a terminal, plain lines to a pipe. Returns whether nothing failed."""
-    show = _table if console.is_terminal else _lines
-    return "fail" not in show(checks, console)
+    """Prints each check as soon as it is done. Returns whether nothing failed."""
+    is_good = True
+    for check in checks:
+        fix = f" -> {check.fix}" if check.fix else ""
+        status = (f"{check.status:<5}", COLOURS[check.status])
+        line = Text.assemble(status, printable(f"{check.name:<10}{check.found}{fix}"))
+        console.print(line, soft_wrap=True)
+        is_good = is_good and check.status != "fail"
+    return is_good
 
 
 def as_json(checks: Iterable[Check], console: Console) -> bool:
@@ -76,26 +81,6 @@ def as_json(checks: Iterable[Check], console: Console) -> bool:
     results = [asdict(check) for check in checks]
     console.out(dumps(results, indent=2), highlight=False)
     return all(check["status"] != "fail" for check in results)
-
-
-def _table(checks: Iterable[Check], console: Console) -> list[Status]:
-    table = Table("", "check", "found", "to do")
-    done = list(checks)
-    for check in done:
-        status = Text(check.status, style=COLOURS[check.status])
-        table.add_row(status, *map(printable, (check.name, check.found, check.fix)))
-    console.print(table)
-    return [check.status for check in done]
-
-
-def _lines(checks: Iterable[Check], console: Console) -> list[Status]:
-    statuses: list[Status] = []
-    for check in checks:
-        fix = f" -> {check.fix}" if check.fix else ""
-        line = f"{check.status:<5}{check.name:<10}{check.found}{fix}"
-        console.out(printable(line).plain, highlight=False)
-        statuses.append(check.status)
-    return statuses
 
 
 REPORT = "please report it, with the whole output of `mlx-server doctor`"

@@ -86,7 +86,8 @@ class EngineProcess:
 
     def __init__(self, group: RankGroup | None = None) -> None:
         self._ours, theirs = _socket_pair()
-        with theirs:
+        with theirs, ExitStack() as unless_it_starts:
+            unless_it_starts.enter_context(self._ours)
             self._process = subprocess.Popen(
                 [sys.executable, "-m", MODULE, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
@@ -94,6 +95,7 @@ class EngineProcess:
                 # A separate process group: Ctrl-C must reach only the server, which drains first.
                 start_new_session=True,
             )
+            unless_it_starts.pop_all()
         self._lifeline: Lifeline | None = None
         self._stop_seconds = STOP_SECONDS
 
