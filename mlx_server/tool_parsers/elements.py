@@ -237,8 +237,23 @@ TOOLS, TOOLS_END = beginning("tools"), end("tools")
 
 
 def _read_block(source: Source, calls: ToolCallEmitter) -> Steps[None]:
-    ends = _ends("tools")
-    while (yield from source.expect_spaced(*_opens("call"), *ends)) not in ends:
+    while True:
+        literal = yield from source.accept_spaced(*_opens("call"), *_ends("tools"))
+        if literal in _ends("tools"):
+            return
+        if not literal:
+            # complete calls count, but what follows them is not part of them
+            if (yield from source.peek()):
+                raise Malformed("more than calls among the tools")
+            return
+        yield from _read_call(source, calls)
+
+
+def _read_calls(source: Source, calls: ToolCallEmitter) -> Steps[None]:
+    """Reads calls without a section around them, after the first one's opening."""
+    yield from _read_call(source, calls)
+    while (yield from source.after_space(*_opens("call"))):
+        yield from source.expect_spaced(*_opens("call"))
         yield from _read_call(source, calls)
 
 
@@ -345,5 +360,5 @@ KIMI_K3_SPACED = CallFormat(
     _read_block, opens=spaced(OPEN, "tools"), closes=_ends("tools"), repairs=("format",)
 )
 KIMI_K3_CALLS = CallFormat(
-    _read_call, opens=_opens("call"), may_close=_ends("tools"), repairs=("format",)
+    _read_calls, opens=_opens("call"), may_close=_ends("tools"), repairs=("format",)
 )

@@ -82,6 +82,17 @@ def check_end(source: Source, call: ToolCallWriter | None, closes: tuple[str, ..
             raise Malformed("a quote in a string was not escaped")
 
 
+def _lacks_its_brace(source: Source, closes: tuple[str, ...]) -> Steps[bool]:
+    """Whether the array or the block around a call ends before the call's last brace."""
+    ahead = source.lookahead()
+    literal = yield from ahead.accept_spaced("]", *closes)
+    if literal != "]" or literal in closes:
+        return bool(literal)
+    if (yield from ahead.accept_spaced(*closes)):
+        return True
+    return not _closes_string((yield from ahead.text_up_to(*closes)))
+
+
 def _closes_string(rest: str) -> bool:
     """Whether a text ends a string that began before it, and an object or array around the string:
     then an unescaped quote has ended the string too early."""
@@ -125,6 +136,9 @@ def _call_object(
             id = value if key == "id" and isinstance(value, str) else id
         else:
             raise Malformed(f"no call has a key {key!r}")
+        if call and closes is not None and (yield from _lacks_its_brace(source, closes)):
+            call.repaired()
+            break
         if (yield from source.expect_spaced(",", "}")) == "}":
             break
     if closes is not None:

@@ -181,6 +181,10 @@ def _is_name_writable(name: str, tags: TagSyntax) -> bool:
 
 def _read_block(source: Source, calls: ToolCallEmitter, tags: TagSyntax) -> Steps[None]:
     """Reads one function or several, and the end of the block."""
+    if (yield from source.accept_spaced("{")):
+        calls.misplaced += ("format",)
+        yield from json_calls.read_call_objects(source, calls, (tags.block_end,))
+        return
     if not (yield from _is_passed(source, tags.before)):
         calls.misplaced += ("format",)
     if (yield from source.expect_spaced(*tags.functions)) != tags.function:

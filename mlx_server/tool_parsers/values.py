@@ -73,7 +73,8 @@ def arguments(
 ) -> Steps[ToolCallWriter]:
     """Reads the arguments of a call after their opening bracket, and the closing one.
 
-    ends: the delimiters that may follow, before which the closing bracket may be missing.
+    ends: the delimiters that may follow. Brackets that are still open there are missing their
+    closing one.
     """
     call = None if syntax.begins_with_key else start()
     closing, first, is_in_doubt = syntax.brackets[syntax.opening], True, False
@@ -87,7 +88,7 @@ def arguments(
         key = call.meant(key)
         if is_in_doubt and call.known and key not in call.known:
             raise Malformed("a text that may go on")
-        is_in_doubt = yield from _read_argument(source, syntax, call, key)
+        is_in_doubt = yield from _read_argument(source, syntax, call, key, ends)
         closes = (",", "}", "]", ")", *ends[:1])  # others than the first are text in a string
         if is_in_doubt and not (yield from source.after_space(*closes)):
             raise Malformed("a quote in a string was not escaped")
@@ -149,7 +150,9 @@ def key_of(source: Source, syntax: Syntax, call: ToolCallWriter | None = None) -
     return key
 
 
-def _read_argument(source: Source, syntax: Syntax, call: ToolCallWriter, key: str) -> Steps[bool]:
+def _read_argument(
+    source: Source, syntax: Syntax, call: ToolCallWriter, key: str, ends: tuple[str, ...]
+) -> Steps[bool]:
     """Reads an argument; returns whether its value is text that may go on: it has no quotes, or
     those of another syntax."""
     quote = (yield from source.accept(*syntax.text)) if call.streams(key) else ""
@@ -178,7 +181,7 @@ def _read_argument(source: Source, syntax: Syntax, call: ToolCallWriter, key: st
         raise Malformed("a quote without the one before it")
     if bare:
         return call.untyped(key, syntax.words.get(bare, bare))
-    call.value(key, (yield from value(source, syntax, call)))
+    call.value(key, (yield from value(source, syntax, call, ends)))
     return False
 
 
@@ -213,12 +216,18 @@ def _bare_text(source: Source, syntax: Syntax) -> Steps[str]:
     return ""
 
 
-def value(source: Source, syntax: Syntax, call: ToolCallWriter | None = None) -> Steps[Any]:
+def value(
+    source: Source, syntax: Syntax, call: ToolCallWriter | None = None, ends: tuple[str, ...] = ()
+) -> Steps[Any]:
     """Reads any value, and white space before it. call: the call, if the value is one of its
-    arguments."""
+    arguments. ends: as for `arguments`."""
     transcript = _Transcript(source, syntax, call)
     while transcript.open or not transcript.json:
-        yield from transcript.token()
+        if call and ends and transcript.may_end and (yield from source.after_space(*ends)):
+            transcript.close()
+            call.repaired()
+        else:
+            yield from transcript.token()
     try:
         return json.loads(
             "".join(transcript.json), parse_float=ExactFloat, parse_constant=no_constant
@@ -250,6 +259,16 @@ class _Transcript:
     def _wants_key(self) -> bool:
         in_object = bool(self.open) and self.json[self.open[-1][0]] == "{"
         return in_object and self.json[-1] != ":"
+
+    @property
+    def may_end(self) -> bool:
+        """Whether only brackets are missing."""
+        return bool(self.open) and not self._wants_value and self._syntax.rules != "python"
+
+    def close(self) -> None:
+        """Closes all brackets."""
+        for _, closing in reversed(self.open[:]):
+            self._close(closing)
 
     def token(self) -> Steps[None]:
         word = yield from self._source.accept_spaced(*self._tokens)
