@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 from threading import Lock
+from typing import Any
 
 from mlx_server import limits
 from mlx_server.errors import (
@@ -28,9 +29,9 @@ from mlx_server.models.adapter_reader import (
     stamp_of,
 )
 from mlx_server.models.files import (
+    WEIGHTS,
     BadHeader,
     Tensor,
-    TensorsHeader,
     check_model,
     is_inside,
     quantization_of,
@@ -63,62 +64,44 @@ def read_base_shapes(folder: Path | None, source: str) -> BaseModelShapes:
 
     source: the model's `source:` in models.yaml.
     """
+    names = _module_names(source, str(folder or source))
     if folder is None:
-        return BaseModelShapes(names=frozenset(_module_names(source)))
+        return BaseModelShapes(names=names)
     try:
         check_model(folder)
-    except ModelUnusable:  # loading the model reports it
-        return BaseModelShapes(names=frozenset(_module_names(source, str(folder))))
-    headers = _headers(folder)
-    bits = _Bits(folder / "config.json")
+        quantization = quantization_of(read_json(folder / "config.json")) or {}
+        files = sorted(folder.glob(WEIGHTS))
+        headers = [read_header_of(file, limits.CHECKPOINT_HEADER_BYTES) for file in files]
+    except (ModelUnusable, BadHeader, OSError):  # loading the model reports it
+        return BaseModelShapes(names=names)
     tensors = {name: tensor for header in headers for name, tensor in header.tensors.items()}
     shapes = {
-        name.removesuffix(".weight"): shape
+        layer: shape
         for name, tensor in tensors.items()
-        if name.endswith(".weight") and (shape := _shape(name, tensor, tensors, bits))
+        if (layer := name.removesuffix(".weight")) != name
+        if (shape := _shape(layer, tensor, tensors, quantization))
     }
     complete = bool(headers) and all(h.metadata.get("format") == "mlx" for h in headers)
-    return BaseModelShapes(shapes, complete, frozenset(_module_names(source, str(folder))))
-
-
-def _headers(folder: Path) -> list[TensorsHeader]:
-    try:
-        files = sorted(folder.glob("model*.safetensors"))
-        return [read_header_of(file, limits.CHECKPOINT_HEADER_BYTES) for file in files]
-    except (BadHeader, OSError):  # loading the model reports it
-        return []
-
-
-class _Bits:
-    """The bits per weight of quantised layers, from config.json."""
-
-    def __init__(self, config: Path) -> None:
-        try:
-            self._found = quantization_of(read_json(config)) or {}
-        except ModelUnusable:
-            self._found = {}
-
-    def of(self, layer: str) -> int | None:
-        own = self._found.get(layer)
-        bits = (own if isinstance(own, dict) else self._found).get("bits")
-        return bits if type(bits) is int and 0 < bits <= 32 else None
+    return BaseModelShapes(shapes, complete, names)
 
 
 def _shape(
-    name: str, tensor: Tensor, tensors: Mapping[str, Tensor], bits: _Bits
+    layer: str, tensor: Tensor, tensors: Mapping[str, Tensor], quantization: Mapping[str, Any]
 ) -> tuple[int, ...] | None:
-    layer = name.removesuffix(".weight")
     if len(tensor.shape) not in (2, 3):
         return None
     if f"{layer}.scales" not in tensors:
         return tensor.shape
-    if tensor.dtype != "U32" or not (each := bits.of(layer)):
+    own = quantization.get(layer)
+    bits = (own if isinstance(own, dict) else quantization).get("bits")
+    if tensor.dtype != "U32" or type(bits) is not int or not 0 < bits <= 32:
         return None
-    return (*tensor.shape[:-1], tensor.shape[-1] * 32 // each)
+    return (*tensor.shape[:-1], tensor.shape[-1] * 32 // bits)
 
 
-def _module_names(*names: str) -> set[str]:
-    return {plain_name(DEMO_NAMES.get(name, name)) for name in names} | set(map(plain_name, names))
+def _module_names(*names: str) -> frozenset[str]:
+    hub_ids = (DEMO_NAMES.get(name, name) for name in names)
+    return frozenset(map(plain_name, (*names, *hub_ids)))
 
 
 def plain_name(model: str) -> str:
