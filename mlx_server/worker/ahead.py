@@ -7,7 +7,7 @@ when the engine is idle again.
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -26,7 +26,7 @@ PIECE_SECONDS = 0.1
 """Intended seconds of a piece: a request that arrives during one waits for its end."""
 
 
-@dataclass
+@dataclass(eq=False)
 class NextPrompt:
     """The beginning of a conversation's next prompt."""
 
@@ -37,28 +37,22 @@ class NextPrompt:
     """The number of tokens that were in the prompt cache when the conversation's latest answer
     ended."""
     is_computed: bool = False
+    cache: Cache = field(default_factory=list)
+    """While it is being computed."""
+    began: int = 0
+    computed: int = 0
+    """The number of its tokens that `cache` had at the beginning, and has now."""
 
     @property
     def key(self) -> Key:
         return prompt_key_of(self.command)
 
-    def common(self, prompt: list[int]) -> int:
-        return common_length(ids_of(prompt), ids_of(self.tokens))
-
-
-@dataclass
-class _Present:
-    """The prompt that is being computed."""
-
-    prompt: NextPrompt
-    cache: Cache
-    computed: int
-    """The number of its tokens that `cache` has."""
-    began: int
-
     @property
     def nbytes(self) -> int:
         return sum(int(entry.nbytes) for entry in self.cache)
+
+    def common(self, prompt: list[int]) -> int:
+        return common_length(ids_of(prompt), ids_of(self.tokens))
 
 
 class AheadComputation:
@@ -68,7 +62,8 @@ class AheadComputation:
         self._prompts: list[NextPrompt] = []
         """The prompts in their order of arrival. Computed ones stay until their conversation goes
         on."""
-        self._present: _Present | None = None
+        self._present: NextPrompt | None = None
+        """The prompt that is being computed."""
         self._costs: dict[str, PrefillCost] = {}
 
     @property
@@ -113,14 +108,16 @@ class AheadComputation:
     def interrupt(self) -> None:
         """Keeps what has been computed in the prompt cache, and frees everything else."""
         present, self._present = self._present, None
-        if present is not None and present.computed > present.began:
-            prompt, length = present.prompt, present.computed
+        if present is None:
+            return
+        cache, present.cache = present.cache, []
+        if (length := present.computed) > present.began:
             self._cache.store(
-                prompt.key,
-                prompt.tokens[:length],
-                present.cache,
+                present.key,
+                present.tokens[:length],
+                cache,
                 continued_from=length,
-                disk_length=length if prompt.command.on_disk else 0,
+                disk_length=length if present.command.on_disk else 0,
                 goes_on=True,
             )
 
@@ -130,30 +127,30 @@ class AheadComputation:
             self._present = self._begin(networks)
         if (present := self._present) is None:
             return []
-        piece = self._compute_piece(networks[present.prompt.command.model], present)
-        is_whole = present.computed == len(present.prompt.tokens)
+        piece = self._compute_piece(networks[present.command.model], present)
+        is_whole = present.computed == len(present.tokens)
         if is_whole or not self._has_room(present):
-            present.prompt.is_computed = True
+            present.is_computed = True
             self.interrupt()
-        return [ComputedAhead(present.prompt.command.model, computed=piece)]
+        return [ComputedAhead(present.command.model, computed=piece)]
 
-    def _begin(self, networks: Mapping[str, nn.Module]) -> _Present | None:
+    def _begin(self, networks: Mapping[str, nn.Module]) -> NextPrompt | None:
         prompt = self._next()
         if prompt is None:
             return None
         cache, known = self._cache.fetch(prompt.key, prompt.tokens)
-        cache = cache or make_caches(networks[prompt.command.model])
-        present = _Present(prompt, cache, known, known)
-        is_large = 2 * present.nbytes > self._cache.max_bytes  # its next turn needs a second one
-        if known == len(prompt.tokens) or is_large or not self._has_room(present):
+        prompt.cache = cache or make_caches(networks[prompt.command.model])
+        prompt.began = prompt.computed = known
+        is_large = 2 * prompt.nbytes > self._cache.max_bytes  # its next turn needs a second one
+        if known == len(prompt.tokens) or is_large or not self._has_room(prompt):
             self._prompts.remove(prompt)
             return None
-        return present
+        return prompt
 
-    def _has_room(self, present: _Present) -> bool:
+    def _has_room(self, present: NextPrompt) -> bool:
         """Makes room for the cache and what the next piece adds to it. The memory is the prompt
         cache's own, so it needs no lease."""
-        left = len(present.prompt.tokens) - present.computed
+        left = len(present.tokens) - present.computed
         growth = present.nbytes * min(left, present.computed) // max(1, present.computed)
         room = self._cache.max_bytes - present.nbytes - growth
         if room < 0:
@@ -161,12 +158,12 @@ class AheadComputation:
         self._cache.shrink(room)
         return True
 
-    def _compute_piece(self, model: nn.Module, present: _Present) -> int:
-        cost = self._costs.setdefault(present.prompt.command.model, PrefillCost())
+    def _compute_piece(self, model: nn.Module, present: NextPrompt) -> int:
+        cost = self._costs.setdefault(present.command.model, PrefillCost())
         size = max(LEAST, min(MOST, cost.tokens(PIECE_SECONDS, 1, present.computed)))
-        piece = present.prompt.tokens[present.computed : present.computed + size]
+        piece = present.tokens[present.computed : present.computed + size]
         began = self._clock()
-        with using(RowAdapters([row_adapter_of(present.prompt.command)]), model):
+        with using(RowAdapters([row_adapter_of(present.command)]), model):
             model(mx.array([piece]), cache=present.cache)
         mx.eval([entry.state for entry in present.cache])
         cost.learn(PrefillPiece(1, len(piece), present.computed), self._clock() - began)

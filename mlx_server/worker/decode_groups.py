@@ -269,7 +269,6 @@ class DecodeBatch(GenerationBatch):
 
     def _step(self) -> tuple[list[int], list[Logprobs | None]]:
         inputs, logprobs = self._next_tokens, self._next_logprobs
-        self._current_tokens, self._current_logprobs = inputs, logprobs
 
         sampler, rows = self._for_rows()
         logits, self._logits = self._logits, None

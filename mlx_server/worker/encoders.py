@@ -8,7 +8,7 @@ so they are here, under the names that their weights have in the checkpoints.
 
 import re
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
 
@@ -25,7 +25,7 @@ from mlx_server.models.architectures import (
     labels_of,
     positions_of,
 )
-from mlx_server.worker.mlx_lm_internals import make_prompt_cache
+from mlx_server.worker.mlx_lm_internals import BaseModelArgs, make_prompt_cache
 
 PREFIX = re.compile(r"^(bert|roberta|camembert|model)\.")
 """The prefix of the weights' names if they were saved with a head."""
@@ -121,14 +121,10 @@ def mean_of(hidden: mx.array, is_text: Mask) -> mx.array:
     return total / is_text.sum(axis=1, keepdims=True)
 
 
-def _fields_of(arguments: Any, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the values of config.json for the arguments' fields. Their defaults are those of
-    transformers, which leaves them out of its files."""
-    return {field.name: config[field.name] for field in fields(arguments) if field.name in config}
+@dataclass
+class BertArguments(BaseModelArgs):
+    """The defaults are those of transformers, which leaves them out of its files."""
 
-
-@dataclass(frozen=True)
-class BertArguments:
     max_position_embeddings: int
     first_position: int
     labels: int
@@ -143,17 +139,14 @@ class BertArguments:
     hidden_act: str = "gelu"
 
     @classmethod
-    def from_dict(cls, config: Mapping[str, Any]) -> Self:
-        own: dict[str, Any] = {
-            **_fields_of(cls, config),
+    def from_dict(cls, config: dict[str, Any]) -> Self:
+        own = {
             "max_position_embeddings": positions_of(config),
+            "first_position": first_position(config),
+            "labels": labels_of(config) if is_reranker(config) else 0,
+            "is_roberta": architecture_of(config) == "roberta",
         }
-        return cls(
-            **own,
-            first_position=first_position(config),
-            labels=labels_of(config) if is_reranker(config) else 0,
-            is_roberta=architecture_of(config) == "roberta",
-        )
+        return super().from_dict({**config, **own})
 
 
 class Bert(Encoder):
@@ -242,8 +235,8 @@ class AddedProjection(nn.Module):
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
-@dataclass(frozen=True)
-class ModernBertArguments:
+@dataclass
+class ModernBertArguments(BaseModelArgs):
     max_position_embeddings: int
     kinds: tuple[str, ...]
     """The attention of each layer."""
@@ -266,25 +259,22 @@ class ModernBertArguments:
     classifier_activation: str = "gelu"
 
     @classmethod
-    def from_dict(cls, config: Mapping[str, Any]) -> Self:
+    def from_dict(cls, config: dict[str, Any]) -> Self:
         layers = config.get("num_hidden_layers", 22)
         every = config.get("global_attn_every_n_layers", 3)
         alternating = [SLIDING if at % every else FULL for at in range(layers)]
         ropes = config.get("rope_parameters") or {}
         older = {FULL: ("global_rope_theta", 160_000.0), SLIDING: ("local_rope_theta", 10_000.0)}
-        own: dict[str, Any] = {
-            **_fields_of(cls, config),
+        own = {
             "max_position_embeddings": positions_of(config),
-        }
-        return cls(
-            **own,
-            kinds=tuple(config.get("layer_types") or alternating),
-            thetas={
+            "kinds": tuple(config.get("layer_types") or alternating),
+            "thetas": {
                 kind: (ropes.get(kind) or {}).get("rope_theta", config.get(name, default))
                 for kind, (name, default) in older.items()
             },
-            labels=labels_of(config) if is_reranker(config) else 0,
-        )
+            "labels": labels_of(config) if is_reranker(config) else 0,
+        }
+        return super().from_dict({**config, **own})
 
     def norm(self) -> nn.Module:
         return nn.LayerNorm(self.hidden_size, self.norm_eps, bias=self.norm_bias)

@@ -36,6 +36,7 @@ try:
     from mlx_lm.generate import GenerationBatch as GenerationBatch
     from mlx_lm.generate import PromptProcessingBatch as PromptProcessingBatch
     from mlx_lm.generate import StopSequences as StopSequences
+    from mlx_lm.models.base import BaseModelArgs as BaseModelArgs
     from mlx_lm.models.cache import ArraysCache as ArraysCache
     from mlx_lm.models.cache import BatchKVCache as BatchKVCache
     from mlx_lm.models.cache import BatchRotatingKVCache as BatchRotatingKVCache

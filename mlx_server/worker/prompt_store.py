@@ -43,7 +43,7 @@ class PromptStore:
     def clear(self) -> None:
         """Drops the prompts that are in the memory of a GPU that has failed."""
         self.memory.clear()
-        self.disk.clear()
+        self.disk.saver.clear()
 
 
 FIRST = 1024

@@ -215,7 +215,7 @@ class Rows:
     def doing(self) -> str:
         """The work that the first waiting row waits for."""
         first = next(iter(self.waiting.values()))
-        if self._prompts.disk.is_reading(first.row):
+        if self._prompts.disk.restorer.is_reading(first.row):
             return f"reading a prompt of {first.model} from disk"
         return self._constraints.doing(first.model)
 
@@ -229,13 +229,13 @@ class Rows:
         if not command.prompt_logprobs:
             prompt = command.row, prompt_key_of(command), command.tokens[:-1]
             self._prompts.memory.hold(*prompt)
-            self._prompts.disk.begin(*prompt)
+            self._prompts.disk.restorer.begin(*prompt)
         self.waiting[command.row] = command
         return self.admit(command)
 
     def admit(self, command: Generate) -> list[Report]:
         """Admits a row that waits, once it has what it waits for."""
-        if self._prompts.disk.is_reading(command.row):
+        if self._prompts.disk.restorer.is_reading(command.row):
             return []
         constraint = None
         if command.grammar is not None or command.thinking is not None:

@@ -65,8 +65,6 @@ SAVED_STEPS = 20
 PATIENCE_SECONDS = 60.0
 """How long a step may take that is under way when the server ends."""
 
-Arrays = dict[str, mx.array]
-
 
 class Controls:
     """What the server wants: see `TrainingProcess`."""
@@ -185,11 +183,8 @@ class Trainer:
         self._report(evaluated)
 
     def _save_state(self) -> None:
-        state = {
-            **_named("model", self._model.trainable_parameters()),
-            **_named("optimizer", self._optimizer.state),
-        }
-        _write(self._folder / STATE, state, {"step": str(self._step)})
+        state = {"model": self._model.trainable_parameters(), "optimizer": self._optimizer.state}
+        _write(self._folder / STATE, dict(tree_flatten(state)), {"step": str(self._step)})
 
     def _read_state(self) -> int:
         """Returns the number of steps that were made."""
@@ -197,8 +192,9 @@ class Trainer:
             return 0
         found: Any = mx.load(str(self._folder / STATE), return_metadata=True)
         arrays, metadata = found
-        self._model.load_weights(list(_under("model", arrays).items()), strict=False)
-        self._optimizer.state = tree_unflatten(list(_under("optimizer", arrays).items()))
+        state: Any = tree_unflatten([*arrays.items()])
+        self._model.update(state["model"])
+        self._optimizer.state = state["optimizer"]
         return int(metadata["step"])
 
 
@@ -260,16 +256,7 @@ def _numpy_state_kept() -> Iterator[None]:
         np.random.set_state(state)
 
 
-def _named(name: str, tree: Any) -> Arrays:
-    return {f"{name}.{path}": array for path, array in tree_flatten(tree)}
-
-
-def _under(name: str, arrays: Arrays) -> Arrays:
-    start = f"{name}."
-    return {key[len(start) :]: each for key, each in arrays.items() if key.startswith(start)}
-
-
-def _write(file: Path, arrays: Arrays, metadata: dict[str, str] | None = None) -> None:
+def _write(file: Path, arrays: dict[str, mx.array], metadata: dict[str, str] | None = None) -> None:
     unfinished = file.with_suffix(".unfinished.safetensors")
     mx.save_safetensors(str(unfinished), arrays, metadata or {})
     os.replace(unfinished, file)

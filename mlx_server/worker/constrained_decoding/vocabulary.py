@@ -89,14 +89,6 @@ class TokenClasses:
         """Tokens of one byte and control tokens, those first that end what is open."""
         self._led = _led(texts, kind)
 
-    def allowed(self, mask: Mask) -> Ids:
-        """Returns the tokens that a mask allows, without stop tokens."""
-        words = np.flatnonzero(mask)
-        bits = np.unpackbits(mask[words].view(np.uint8), bitorder="little")
-        at = np.flatnonzero(bits)
-        ids: Ids = words[at >> 5] * 32 + (at & 31)
-        return ids[self.usable[ids]]
-
     def _plain(self, kind: NDArray[np.int64]) -> Mask:
         """Returns a mask of the tokens that stay inside a JSON text: whole characters without
         quotes, backslashes and line ends."""

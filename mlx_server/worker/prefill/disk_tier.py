@@ -100,20 +100,6 @@ PAUSE_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
-class LeavingPrompt:
-    """A prompt that left the memory tier before it was written, for example because a row needed
-    its memory. It keeps that until it is written."""
-
-    prompt: CachedPrompt
-    model: DiskModel
-    """The model that computed it, which may be unloaded by now."""
-
-    @property
-    def nbytes(self) -> int:
-        return self.prompt.bytes_until(len(self.prompt.tokens))
-
-
-@dataclass(frozen=True)
 class Write:
     """A job of the thread that writes."""
 
@@ -136,7 +122,10 @@ class PromptSaver:
         self._folder, self._models, self._memory, self._wake = folder, models, memory, wake
         self._thread = ThreadPoolExecutor(1, "prompt-writer")
         self._writes: deque[Write] = deque()
-        self._leaving: list[LeavingPrompt] = []
+        self._leaving: dict[CachedPrompt, DiskModel] = {}
+        """The prompts that left the memory tier before they were written, for example because a row
+        needed their memory: they keep that until then. And the models that computed them, which may
+        be unloaded by now."""
         self._prompt: CachedPrompt | None = None
         self._work: Iterator[None] = iter(())
         self._misfits: set[str] = set()
@@ -158,13 +147,12 @@ class PromptSaver:
 
     @property
     def leaving_bytes(self) -> int:
-        return sum(each.nbytes for each in self._leaving)
+        return sum(prompt.bytes_until(len(prompt.tokens)) for prompt in self._leaving)
 
     def keep(self, prompt: CachedPrompt) -> None:
         """Keeps a prompt that leaves the memory tier until it is written: as much of its beginning
         as there is room for among what waits for the disk."""
-        model = self._models.get(str(prompt.key[0]))
-        if model is None or time.monotonic() < self._paused_until:
+        if (model := self._model_of(prompt)) is None or time.monotonic() < self._paused_until:
             return
         most = min(limits.PROMPT_WRITE_BYTES, mx.get_memory_limit() // LEAVING_SHARE)
         room, length = most - self._copied_bytes - self.leaving_bytes, prompt.disk_length
@@ -177,32 +165,30 @@ class PromptSaver:
                 return
             leaving.cut_back(length, [each for n, each in prompt.snapshots.items() if n <= length])
             leaving.disk_length = length
-        self._leaving.append(LeavingPrompt(leaving, model))
+        self._leaving[leaving] = model
 
     def next(self, id: str | None = None, since: float = float("inf")) -> CachedPrompt | None:
         """Returns the prompt that is written now or next. id: the model to which it has to belong;
         None: any. since: the time before which it was last used, unless it leaves the memory."""
-        if self._prompt and (self._prompt in self._memory or self._model_of_leaving(self._prompt)):
+        if self._prompt and (self._prompt in self._memory or self._prompt in self._leaving):
             return self._prompt
         self._prompt, self._work = None, iter(())
-        for leaving in self._leaving:
-            if id in (None, leaving.model.id):
-                return leaving.prompt
+        for prompt, owner in self._leaving.items():
+            if id in (None, owner.id):
+                return prompt
         for prompt in self._memory.unsaved():
-            model = self._models.get(str(prompt.key[0]))
-            if model is None:
+            if (model := self._model_of(prompt)) is None:
                 prompt.is_saved = True
             elif prompt.since <= since and id in (None, model.id):
                 return prompt
         return None
 
-    def _model_of_leaving(self, prompt: CachedPrompt) -> DiskModel | None:
-        return next((each.model for each in self._leaving if each.prompt is prompt), None)
+    def _model_of(self, prompt: CachedPrompt) -> DiskModel | None:
+        return self._leaving.get(prompt) or self._models.get(str(prompt.key[0]))
 
     def save_piece(self, prompt: CachedPrompt) -> None:
         """Copies a piece of the prompt that `next` returned, or submits one for writing."""
-        if prompt is not self._prompt:
-            model = self._model_of_leaving(prompt) or self._models[str(prompt.key[0])]
+        if prompt is not self._prompt and (model := self._model_of(prompt)):
             self._prompt, self._work = prompt, self._saving(model, prompt)
         if next(self._work, self) is self:
             self.give_up()
@@ -211,7 +197,7 @@ class PromptSaver:
         """Ends the work on the prompt that is being written."""
         if self._prompt:
             self._prompt.is_saved = True
-            self._leaving = [each for each in self._leaving if each.prompt is not self._prompt]
+            self._leaving.pop(self._prompt, None)
         self._prompt, self._work = None, iter(())
 
     def clear(self) -> None:
@@ -237,7 +223,8 @@ class PromptSaver:
     def remove(self, model: DiskModel, key: Key) -> None:
         """Removes a key's files after the writes so far, also while the disk takes no others."""
         group = model.group(key)
-        self._leaving = [e for e in self._leaving if e.model.group(e.prompt.key) != group]
+        leaving = self._leaving.items()
+        self._leaving = {p: owner for p, owner in leaving if owner.group(p.key) != group}
         self._submit(model, lambda: self._folder.remove_if(lambda file: file.group == group))
 
     def _submit(self, model: DiskModel, work: Callable[[], None], nbytes: int = 0) -> None:
@@ -510,7 +497,7 @@ class DiskTier:
         self._models: dict[str, DiskModel] = {}
         files = folder or PromptFolder(Path(), 0)  # no model has any then
         self.saver = PromptSaver(files, self._models, memory, wake)
-        self._restorer = PromptRestorer(files, self._models, memory, wake)
+        self.restorer = PromptRestorer(files, self._models, memory, wake)
         memory.on_drop = self._keep
         self._ran = self._saved = time.monotonic()
         """The time at which a row last ran, and at which a piece was last written or
@@ -533,21 +520,10 @@ class DiskTier:
         if model := self._models.get(str(key[0])):
             self.saver.remove(model, key)
 
-    def clear(self) -> None:
-        """Drops the prompts that are in the memory of a GPU that has failed."""
-        self.saver.clear()
-
-    def begin(self, row: int, key: Key, tokens: list[int]) -> bool:
-        """Whether the row has to wait until some of its prompt has been read."""
-        return self._restorer.begin(row, key, tokens)
-
-    def is_reading(self, row: int) -> bool:
-        return self._restorer.is_reading(row)
-
     def pause(self, *, busy: bool) -> float | None:
         """Returns the seconds until `step` has something to do; None if only another thread gives
         it some."""
-        if self._restorer.is_due:
+        if self.restorer.is_due:
             return 0.0
         if busy or self.saver.is_full or self.saver.next() is None:
             return None
@@ -563,7 +539,7 @@ class DiskTier:
             work()
         except Exception as error:
             self.saver.give_up()
-            self._restorer.give_up()
+            self.restorer.give_up()
             if device_error(error):
                 raise
             log.exception("a prompt could not be written to disk, or read")
@@ -572,7 +548,7 @@ class DiskTier:
         now = time.monotonic()
         if busy:
             self._ran = now
-        self._restorer.step()
+        self.restorer.step()
         if busy:
             since, is_time = now - OLD_SECONDS, now - self._saved >= BUSY_SECONDS
         else:
@@ -594,7 +570,7 @@ class DiskTier:
         """Returns the events since the latest report, if there are any."""
         if self._folder is None:
             return []
-        use, self._restorer.use = self._restorer.use, DiskCacheUse()
+        use, self.restorer.use = self.restorer.use, DiskCacheUse()
         written, use.nbytes = self._folder.written, self._folder.nbytes
         use.written_bytes = written - self._reported_written
         if use == DiskCacheUse(nbytes=self._reported):
@@ -605,5 +581,5 @@ class DiskTier:
     def stop(self) -> None:
         """Writes what is not written."""
         self.flush()
-        self._restorer.stop()
+        self.restorer.stop()
         self.saver.stop()

@@ -114,7 +114,8 @@ class TextLookup:
         for count, place in enumerate(self._index.places(int(_keys(tail[-LEAST:])[0]))):
             end = place + LEAST
             before = source[max(0, end - MOST_MATCH) : end]
-            match = _common_end(before, tail)
+            pairs = enumerate(zip(reversed(before), reversed(tail), strict=False))
+            match = next((n for n, (a, b) in pairs if a != b), min(len(before), len(tail)))
             if match > most:
                 best, most = end, match
             if count >= PLACES or most >= MOST_MATCH:
@@ -147,11 +148,3 @@ def _keys(text: bytes) -> NDArray[np.uint64]:
     windows = np.lib.stride_tricks.sliding_window_view(np.frombuffer(text, np.uint8), LEAST)
     keys: NDArray[np.uint64] = np.ascontiguousarray(windows).view(np.uint64)[:, 0]
     return keys * MIXED >> np.uint64(16)
-
-
-def _common_end(first: bytes, second: bytes) -> int:
-    longest = min(len(first), len(second))
-    for length in range(longest):
-        if first[-1 - length] != second[-1 - length]:
-            return length
-    return longest

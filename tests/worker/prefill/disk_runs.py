@@ -64,7 +64,7 @@ class Process(Bench):
             pass
 
     def is_reading(self, row: int) -> bool:
-        return self.engine.prompts.disk.is_reading(row)
+        return self.engine.prompts.disk.restorer.is_reading(row)
 
     def stop(self) -> None:
         self.engine.stop()
