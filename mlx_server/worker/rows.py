@@ -25,7 +25,7 @@ from mlx_server.worker.constrained_decoding.logit_constraints import (
     LogitConstraint,
     LogitConstraints,
 )
-from mlx_server.worker.encoders import IDLE_PIECE, Encoder, PooledTexts, pooled_texts
+from mlx_server.worker.encoders import IDLE_PIECE, Encoder, pooled_texts
 from mlx_server.worker.forward_pass import NO_ADAPTER, RowAdapter, RowAdapters, using
 from mlx_server.worker.kv_caches import make_caches
 from mlx_server.worker.loaded_models import LoadedModels
@@ -155,15 +155,9 @@ def prompt_logprobs(
 
 @dataclass
 class _ScoredRow:
-    command: Generate
-    constraint: LogitConstraint | None
-    scoring: Scoring
-
-
-@dataclass
-class _EmbeddedRow:
-    command: Embed
-    pooling: PooledTexts
+    command: Generate | Embed
+    work: Generator[list[Logprobs] | None, None, list[Report]]
+    """Yields the log probabilities of each piece, if they are requested."""
 
 
 class Rows:
@@ -185,7 +179,7 @@ class Rows:
         """Rows that get no tokens for now; the batches share this set."""
         self.waiting: dict[int, Generate] = {}
         """Rows that wait for their constraints, or for what the disk has of their prompts."""
-        self._scored: dict[int, _ScoredRow | _EmbeddedRow] = {}
+        self._scored: dict[int, _ScoredRow] = {}
         """Rows whose prompt log probabilities or embeddings are being computed, in the order of
         their turns."""
         self._preempted: set[int] = set()
@@ -206,8 +200,8 @@ class Rows:
         """The row whose prompt log probabilities or embeddings are computed next."""
         ready = (
             scored.command
-            for scored in self._scored.values()
-            if isinstance(scored, _ScoredRow) or scored.command.row not in self._preempted
+            for row, scored in self._scored.items()
+            if isinstance(scored.command, Generate) or row not in self._preempted
         )
         return min(ready, key=lambda command: command.tier, default=None)
 
@@ -244,22 +238,30 @@ class Rows:
                 return []
         del self.waiting[command.row]
         if command.prompt_logprobs:
-            network, top = self._batches[command.model].model, command.sampling.logprobs or 0
-            scoring = prompt_logprobs(network, command.prompt, top, row_adapter_of(command))
-            self._scored[command.row] = _ScoredRow(command, constraint, scoring)
+            self._scored[command.row] = _ScoredRow(command, self._scoring(command, constraint))
         else:
             self._join(command, constraint)
         return [Admitted(command.row)]
 
     def embed(self, command: Embed) -> list[Report]:
         check_texts(command, self._batches[command.model])
-        self._scored[command.row] = _EmbeddedRow(command, self._pooling(command))
+        self._scored[command.row] = _ScoredRow(command, self._embedding(command))
         return []
 
-    def _pooling(self, command: Embed) -> PooledTexts:
+    def _scoring(
+        self, command: Generate, constraint: LogitConstraint | None
+    ) -> Generator[list[Logprobs], None, list[Report]]:
+        network, top = self._batches[command.model].model, command.sampling.logprobs or 0
+        cache = yield from prompt_logprobs(network, command.prompt, top, row_adapter_of(command))
+        if command.max_tokens:  # else that is all; a deterministic row's pieces are others
+            self._join(command, constraint, None if command.deterministic else cache)
+        return [PromptLogprobs(command.row, [])] if command.length == 1 else []
+
+    def _embedding(self, command: Embed) -> Generator[None, None, list[Report]]:
         batch = self._batches[command.model]
         piece = (lambda: PIECE) if command.deterministic else self._piece_tokens
-        return pooled_texts(batch.model, command, piece, alone=bool(batch.why_alone))
+        vectors = yield from pooled_texts(batch.model, command, piece, alone=bool(batch.why_alone))
+        return [Embedded(command.row, vectors)]
 
     def _piece_tokens(self) -> int:
         return PIECE if any(self._batches.values()) else IDLE_PIECE
@@ -267,24 +269,13 @@ class Rows:
     def compute_piece(self, row: int) -> list[Report]:
         """Computes the next piece of the row's prompt log probabilities or embeddings. After the
         last piece the row joins its batch, or its vectors are reported."""
-        match self._scored[row]:
-            case _EmbeddedRow(pooling=pooling):
-                try:
-                    next(pooling)
-                except StopIteration as end:
-                    del self._scored[row]
-                    return [Embedded(row, end.value)]
-                return []
-            case _ScoredRow() as scored:
-                command = scored.command
-                try:
-                    return [PromptLogprobs(row, next(scored.scoring))]
-                except StopIteration as end:
-                    del self._scored[row]
-                    if command.max_tokens:
-                        cache = None if command.deterministic else end.value  # of other pieces
-                        self._join(command, scored.constraint, cache)
-                    return [PromptLogprobs(row, [])] if command.length == 1 else []
+        try:
+            logprobs = next(self._scored[row].work)
+        except StopIteration as end:
+            del self._scored[row]
+            reports: list[Report] = end.value
+            return reports
+        return [] if logprobs is None else [PromptLogprobs(row, logprobs)]
 
     def _join(
         self, command: Generate, constraint: LogitConstraint | None, cache: list[Any] | None = None
@@ -317,8 +308,9 @@ class Rows:
             self._prompts.memory.release(row)
             if row in self:
                 self._preempted.add(row)
-            if isinstance(scored := self._scored.get(row), _EmbeddedRow):
-                scored.pooling = self._pooling(scored.command)
+            scored = self._scored.get(row)
+            if scored and isinstance(scored.command, Embed):
+                scored.work = self._embedding(scored.command)
             for batch in self._batches.values():
                 batch.preempt(row)
 
