@@ -78,35 +78,6 @@ async def cancelled(tasks: Iterable[asyncio.Task[Any]]) -> None:
     await asyncio.gather(*ending, return_exceptions=True)
 
 
-class CacheLimit:
-    """The engine's prompt cache is limited to the memory that models and rows leave."""
-
-    def __init__(self, engine: Callable[[], EngineClient]) -> None:
-        self._engine = engine
-        self.nbytes = 0
-        """The bytes of the prompt cache, as the engine last reported them."""
-        self._sent: int | None = None
-        """The last limit that was sent to this engine; None if it has to be sent again."""
-
-    def reported(self, nbytes: int) -> None:
-        self.nbytes = nbytes
-        if nbytes > (self._sent or 0):
-            self._sent = None  # finished rows added their caches, so the limit has to be sent again
-
-    def shrunk(self, to_bytes: int) -> None:
-        """Records the size to which the next limit will shrink the cache."""
-        self.nbytes = min(self.nbytes, to_bytes)
-
-    def send(self, max_bytes: int) -> None:
-        if max_bytes != self._sent:
-            with suppress(EngineDied):
-                self._engine().send(LimitCache(max_bytes))
-                self._sent = max_bytes
-
-    def engine_lost(self) -> None:
-        self.nbytes, self._sent = 0, None
-
-
 def refusal_of(reason: Reason, entry: PoolEntry, policy: Policy, origin: str) -> ServerError:
     """The error for the client. origin: the source of the memory budget, for the message."""
     match reason:
@@ -168,7 +139,10 @@ class MemoryScheduler:
         self.adapters = AdapterPool(engine, self._count_adapters)
         self.timer: asyncio.TimerHandle | None = None
         self.background = BackgroundWork()
-        self._cache_limit = CacheLimit(engine)
+        self._cache_bytes = 0
+        """The bytes of the prompt cache, as the engine last reported them."""
+        self._cache_limit: int | None = None
+        """The last limit that was sent to this engine; None if it has to be sent again."""
         self._out_of_memory = Streak()
         self._closed: ServerError | None = None
 
@@ -253,7 +227,9 @@ class MemoryScheduler:
         if any(token.finish for token in step.tokens):
             self._out_of_memory.answered()
         self.leases.count_tokens(step.tokens)
-        self._cache_limit.reported(step.cache_bytes)
+        self._cache_bytes = step.cache_bytes
+        if self._cache_bytes > (self._cache_limit or 0):
+            self._cache_limit = None  # finished rows added their caches
         self._count_idle()
 
     def _count_adapters(self) -> None:
@@ -264,7 +240,7 @@ class MemoryScheduler:
     def _count_idle(self) -> None:
         """Reports the bytes that can be freed as soon as a request needs them. Most steps change
         nothing, so it compares them first."""
-        idle = self._cache_limit.nbytes + self.adapters.idle_bytes
+        idle = self._cache_bytes + self.adapters.idle_bytes
         if idle != self.policy.cache:
             self.do(self.policy.cache_bytes(idle))
 
@@ -272,7 +248,7 @@ class MemoryScheduler:
         self.background.cancel()  # a load that has ended must not report its result any more
         for entry in self._models.values():
             entry.model = entry.progress = None
-        self._cache_limit.engine_lost()
+        self._cache_bytes, self._cache_limit = 0, None
         self.adapters.forget()
         for ticket, waiter in self.waiting.items():
             self.policy.cancel(ticket, now())
@@ -313,13 +289,16 @@ class MemoryScheduler:
     def _shrink(self, to_bytes: int) -> None:
         """Drops idle adapters above `to_bytes`, and leaves the rest of it to the prompt cache."""
         self.adapters.shrink(to_bytes)
-        self._cache_limit.shrunk(max(0, to_bytes - self.adapters.idle_bytes))
+        self._cache_bytes = min(self._cache_bytes, max(0, to_bytes - self.adapters.idle_bytes))
 
     def limit_cache(self) -> None:
-        """Sends the engine the prompt cache's new limit, before the freed memory is used. Rows are
-        sent before the limit, so that the entries they continue are in use and stay."""
+        """Limits the engine's prompt cache to what models and rows leave, before the freed memory
+        is used. Rows are sent before the limit, so that the entries they continue stay."""
         others = self.policy.in_use + self.adapters.idle_bytes
-        self._cache_limit.send(max(0, self.policy.budget - others))
+        if (most := max(0, self.policy.budget - others)) != self._cache_limit:
+            with suppress(EngineDied):
+                self._engine().send(LimitCache(most))
+                self._cache_limit = most
 
     async def _load(self, entry: PoolEntry) -> None:
         prepared = entry.prepared

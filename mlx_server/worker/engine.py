@@ -108,16 +108,11 @@ class Buffers:
 
         held: bytes kept for reuse. prefilling: whether the next piece of a prompt will reuse them.
         """
-        if prefilling:
-            return False
-        self._steps += 1
-        if held <= FLOOR_BYTES:
-            return False
-        often = self._steps >= LEAST_STEPS and held > SHARE * self.limit
-        if often or self._steps >= EVERY_STEPS:
-            self._steps = 0
-            return True
-        return False
+        self._steps += not prefilling
+        least = LEAST_STEPS if held > SHARE * self.limit else EVERY_STEPS
+        is_due = not prefilling and held > FLOOR_BYTES and self._steps >= least
+        self._steps = 0 if is_due else self._steps
+        return is_due
 
 
 class Engine:

@@ -23,6 +23,7 @@ from mlx_server.worker.encoders import Encoder
 from mlx_server.worker.kernels import Chip
 from mlx_server.worker.kv_caches import make_caches
 from mlx_server.worker.mlx_lm_internals import read_config
+from mlx_server.worker.speculation.approximate_tokenizer import ApproximateTokenizer
 from mlx_server.worker.weights import arrays
 
 OVERFLOWING = frozenset(
@@ -117,15 +118,9 @@ def _change(network: nn.Module) -> Iterator[None]:
 
 
 def _tokens(folder: Path) -> list[int]:
-    """Returns the longest token at each place of the text; any tokens without a tokenizer.json. The
-    tokenizers library would hold the GIL for up to seconds, which stops the rows of other models.
-    """
+    """Returns about the text's tokens; any tokens without a tokenizer.json. The tokenizers library
+    would hold the GIL for up to seconds, which stops the rows of other models."""
     if not (folder / "tokenizer.json").is_file():
         return list(range(1, 65))
     ids = {text: id for id, text in enumerate(Vocabulary(folder, ()).text)}
-    text, found = TEXT.encode(), list[int]()
-    while text:
-        size = next((n for n in range(len(text), 0, -1) if text[:n] in ids), 1)
-        found += [ids[text[:size]]] if text[:size] in ids else []
-        text = text[size:]
-    return found
+    return ApproximateTokenizer(ids).tokens(TEXT.encode(), len(TEXT))

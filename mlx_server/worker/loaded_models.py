@@ -115,10 +115,10 @@ def load(
     share: WholeModel,
     clock: Callable[[], float],
 ) -> Progress:
-    """wire: called with the total bytes of the weights before they are read."""
+    """wire: see `weights.load`."""
     model, path = command.model, Path(command.path)
     dtype = HALF_PRECISIONS.get(command.compute_dtype)
-    reading = _wired(weights.load(path, pace, share.cut, dtype, sees=command.sees), wire)
+    reading = weights.load(path, pace, share.cut, dtype, sees=command.sees, wire=wire)
     network = yield from share.together(reading)
     # ranks of a group could come to different ends
     if dtype is None and not share.is_one_of_several and tries_float16(network, path):
@@ -136,17 +136,6 @@ def load(
     for _ in warm_up(batch, concurrency, clock):
         yield None
     return network
-
-
-def _wired(reading: weights.Reading, wire: Callable[[int], None]) -> weights.Reading:
-    try:
-        progress = next(reading)
-    except StopIteration as end:  # a model without weights
-        network: nn.Module = end.value
-        return network
-    wire(progress[1])
-    yield progress
-    return (yield from reading)
 
 
 class WiredLimit:

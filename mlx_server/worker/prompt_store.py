@@ -1,6 +1,6 @@
 """The prompt store: cached prompts in memory and in files, and what rows keep there."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from mlx_server.prompt_files import PromptFolder
 from mlx_server.requests import Tier
@@ -46,12 +46,12 @@ class PromptStore:
         self.disk.saver.clear()
 
 
-FIRST = 1024
-"""The first place in a long prompt. The next ones double until they are SPACING apart, so that a
-prompt which parts early from another one computes at most half of what they share again."""
+FIRST = (1024, 2048)
+"""The first places in a long prompt: one that parts early from another one computes at most half of
+what they share again."""
 
 SPACING = 4096
-"""Distance of the places in a long prompt, doubled until there are at most MOST_SPACED of them."""
+"""Distance of the others, doubled until there are at most MOST_SPACED of them."""
 
 MOST_SPACED = 8
 
@@ -68,7 +68,7 @@ def snapshot_places(branches: Sequence[int], length: int) -> tuple[int, ...]:
     while length // spacing > MOST_SPACED:
         spacing *= 2
     places: tuple[int, ...] = ()
-    for place in (*sorted(branches), *_doubling(), *range(spacing, length, spacing)):
+    for place in (*sorted(branches), *FIRST, *range(spacing, length, spacing)):
         if place < length:
             places = _with_place(places, place)
     return places
@@ -86,13 +86,6 @@ def with_parting(places: tuple[int, ...], parting: int, known: int) -> tuple[int
         return places
     left = tuple(p for p in places if abs(p - parting) >= NEAREST)
     return _with_place(_with_place(left, parting), parting - NEAREST)
-
-
-def _doubling() -> Iterator[int]:
-    place = FIRST
-    while place < SPACING:
-        yield place
-        place *= 2
 
 
 def _with_place(places: tuple[int, ...], place: int) -> tuple[int, ...]:

@@ -100,10 +100,11 @@ def load(
     dtype: mx.Dtype | None = None,
     *,
     sees: bool = False,
+    wire: Callable[[int], None] = lambda total: None,
 ) -> Reading:
     """pace: decides how many bytes each piece has. cut: see `WholeModel`. dtype: of what has 16
     bits; None: that of the file, or float32 without a GPU. sees: whether the vision tower is loaded
-    too."""
+    too. wire: called with the total bytes before any is read."""
     config = read_config(path)
     if config.get("model_type") == REPLAY:
         return ReplayModel(config["vocab_size"])
@@ -135,6 +136,7 @@ def load(
     cut(model)
     total = sum(array.nbytes for array in arrays(model))
     done = 0
+    wire(total)
     yield done, total
     unread = deque(arrays(model))
     pace = pace or WeightReadPace()

@@ -358,7 +358,7 @@ class GrammarCompletion:
         """Yields tokens after which an ending fits, as far as the search's calls allow."""
         stop, ink = self._classes.stop, self._classes.ink
         changing = list[tuple[Ids, list[int]]]()
-        for ids in sorted(self._classes.by_kind.of(mask), key=lambda ids: ink[ids].min()):
+        for ids in sorted(self._classes.by_kind(mask), key=lambda ids: ink[ids].min()):
             some = (ids if len(ids) <= FEW else ids[[0, len(ids) // 2, -1]]).tolist()
             if all(search.fits([token, *ending, stop]) for token in some):
                 yield ids

@@ -14,7 +14,7 @@ import numpy as np
 from llguidance import LLMatcher
 from numpy.typing import NDArray
 
-from mlx_server.engine.messages import Generate, Grammar, RowLeftGrammar, Thinking
+from mlx_server.engine.messages import Generate, RowLeftGrammar, Thinking
 from mlx_server.grammars.compiler import in_a_line
 from mlx_server.models.files import Stamp, stamp_of_files
 from mlx_server.worker.constrained_decoding.grammar_compiler import (
@@ -197,7 +197,7 @@ class RecordedTokens:
 
     def check(self, allowed: Bitmask, texts: Sequence[bytes]) -> None:
         """Raises LeftGrammar. texts: the bytes of each token."""
-        if self._closes or _has(allowed, self._next):
+        if self._closes or has_token(allowed, self._next):
             return
         ids = np.flatnonzero(np.unpackbits(allowed.view(np.uint8), bitorder="little")).tolist()
         shortest = sorted(ids, key=lambda id: len(texts[id]) if id < len(texts) else 0)[:SHOWN]
@@ -212,15 +212,15 @@ class RecordedTokens:
     ) -> None:
         """Reduces the allowed tokens to the ending's first one once the limit excludes the recorded
         token: all others are equally likely to a model without weights."""
-        self._closes = self._closes or not _has(allowed, self._next)
+        self._closes = self._closes or not has_token(allowed, self._next)
         if self._closes and ending is not None:
             following = ending[0] if ending else next(iter(stop_tokens))
-            if _has(allowed, following):
+            if has_token(allowed, following):
                 allowed[:] = 0
                 allowed[following // 32] = np.uint32(1 << following % 32)
 
 
-def _has(allowed: Bitmask, token: int) -> bool:
+def has_token(allowed: Bitmask, token: int) -> bool:
     return token // 32 < len(allowed) and bool(allowed[token // 32] >> np.uint32(token % 32) & 1)
 
 
@@ -575,27 +575,17 @@ class LogitConstraints:
         vocabulary = known.result()
         later = request.thinking.rest if request.thinking else None
         # both are asked for before either is ready, so that they are compiled at the same time
-        client = request.client
-        grammar = self._compiled(request.grammar, vocabulary, client, request.grammar_prefix)
-        rest = self._compiled(later, vocabulary, client)
-        if (request.grammar is not None and not grammar) or (later is not None and not rest):
+        compiled, whole, client = self._compiler.compiled, request.grammar, request.client
+        prefix = request.grammar_prefix
+        grammar = compiled(whole, vocabulary, prefix, client) if whole else None
+        rest = compiled(later, vocabulary, client=client) if later else None
+        if (whole and not grammar) or (later and not rest):
             return None
         if request.thinking and request.forced_tokens:
             request.forced_tokens = end_reasoning_early(
                 request.forced_tokens, request.thinking, vocabulary.text
             )
         return LogitConstraint(request, vocabulary, grammar, rest, self.threads)
-
-    def _compiled(
-        self,
-        grammar: Grammar | None,
-        vocabulary: Vocabulary,
-        client: str,
-        prefix: Sequence[int] = (),
-    ) -> CompiledGrammar | None:
-        if grammar is None:
-            return None
-        return self._compiler.compiled(grammar, vocabulary, prefix, client)
 
     def _vocabulary(self, model: str) -> Future[Vocabulary]:
         if model not in self._vocabularies:

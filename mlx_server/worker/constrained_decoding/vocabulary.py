@@ -26,26 +26,6 @@ CLOSERS, QUOTES = b"}])", b"\"'"
 SPACE = b" \t\r\n"
 
 
-class Grouping:
-    """Divides a vocabulary's tokens into groups."""
-
-    def __init__(self, groups: NDArray[np.int64], usable: NDArray[np.bool_]) -> None:
-        """groups: the number of each token's group."""
-        order = np.argsort(groups, kind="stable")
-        self._order = order[usable[order]]
-        self._groups = groups
-
-    def of(self, mask: Mask) -> list[Ids]:
-        """Returns the tokens that a mask allows in their groups."""
-        bits = np.unpackbits(mask.view(np.uint8), bitorder="little").view(np.bool_)
-        order = (
-            self._order if len(bits) >= len(self._groups) else self._order[self._order < len(bits)]
-        )
-        ids = order[bits[order]]
-        edges = np.flatnonzero(np.diff(self._groups[ids])) + 1
-        return np.split(ids, edges) if len(ids) else []
-
-
 class TokenClasses:
     """Groups a vocabulary's tokens by what they do to the end of a JSON text.
 
@@ -80,7 +60,8 @@ class TokenClasses:
         ]
         kind = _kinds(texts)
         kind[controls] = -1 - np.arange(len(controls))
-        self.by_kind = Grouping(kind, self.usable)
+        order = np.argsort(kind, kind="stable")
+        self._kind, self._order = kind, order[self.usable[order]]
         self.plain = self._plain(kind)
         single = sorted((text, id) for text, id in self.ids.items() if len(text) == 1)
         closers = [id for text, id in single if text in CLOSERS]
@@ -88,6 +69,15 @@ class TokenClasses:
         self.closing = [*closers, *controls.tolist(), *(id for *_, id in others)]
         """Tokens of one byte and control tokens, those first that end what is open."""
         self._led = _led(texts, kind)
+
+    def by_kind(self, mask: Mask) -> list[Ids]:
+        """Returns the tokens that a mask allows, in groups of one kind."""
+        bits = np.unpackbits(mask.view(np.uint8), bitorder="little").view(np.bool_)
+        order = self._order
+        order = order if len(bits) >= len(self._kind) else order[order < len(bits)]
+        ids = order[bits[order]]
+        edges = np.flatnonzero(np.diff(self._kind[ids])) + 1
+        return np.split(ids, edges) if len(ids) else []
 
     def _plain(self, kind: NDArray[np.int64]) -> Mask:
         """Returns a mask of the tokens that stay inside a JSON text: whole characters without

@@ -18,6 +18,7 @@ from mlx_server.worker.constrained_decoding.logit_constraints import (
     AdditiveMask,
     LogitConstraint,
     Mask,
+    has_token,
 )
 from mlx_server.worker.constrained_decoding.vocabulary import Bitmask
 from mlx_server.worker.row import Fault, Row
@@ -69,7 +70,7 @@ class RowPass:
             self.bitmasks.append(bitmask if restricts else None)
             self.constraints.append(constraint)
             following = self.draft[at] if at < len(self.draft) else None
-            is_allowed = following is not None and (not restricts or _allows(bitmask, following))
+            is_allowed = following is not None and (not restricts or has_token(bitmask, following))
             if constraint.failure or not is_allowed or not constraint.has_grammar_of(own):
                 break
             constraint = constraint.copy() if at else own.look_ahead()
@@ -107,10 +108,6 @@ class RowPass:
             row.seen, row.counts = draw.seen, draw.counts
         if row.constraint and tokens > 1:
             row.constraint.become(self.constraints[tokens - 1], self.draft[: tokens - 1])
-
-
-def _allows(bitmask: Bitmask, token: int) -> bool:
-    return bool(bitmask[token // 32] >> np.uint32(token % 32) & 1)
 
 
 class DraftPass:
