@@ -16,7 +16,6 @@ from contextlib import suppress
 from typing import IO
 
 from mlx_server.engine import messages
-from mlx_server.engine.messages import Report
 from mlx_server.engine.worker_arguments import RankArguments, decode_rank_arguments
 from mlx_server.errors import public_message
 from mlx_server.system import descriptors, logs
@@ -25,13 +24,11 @@ from mlx_server.worker.ranks.link import (
     REPORT_BYTES,
     Input,
     Link,
-    RankDigest,
     RankFailed,
     RankHeartbeat,
     RankReady,
     RankReport,
     RepeatedInputs,
-    TokenDigest,
     decode_input,
     encode_report,
 )
@@ -52,19 +49,12 @@ class _Reports:
     def __init__(self, output: int) -> None:
         self._output = output
         self._lock = threading.Lock()
-        self._digest = TokenDigest()
 
     def send(self, report: RankReport) -> None:
         frame = messages.frame(encode_report(report))
         with self._lock:
             while frame:
                 frame = frame[os.write(self._output, frame) :]
-
-    def compare(self, *reports: Report) -> None:
-        """Receives the engine's reports, as the server does on rank 0. It only compares their
-        tokens."""
-        if self._digest.add(reports):
-            self.send(RankDigest(self._digest.steps, self._digest.value))
 
 
 class _Leader:
@@ -113,7 +103,7 @@ def _run(arguments: RankArguments, recorded: Recorded, reports: _Reports, leader
     inputs = RepeatedInputs(recorded)
     engine = engine_of(arguments.worker, inputs, share)
     gc.freeze()
-    run_steps(engine, HeartbeatMonitor(), inputs, reports.compare)
+    run_steps(engine, HeartbeatMonitor(), inputs, inputs.compare)
     return "can't go on: see its log"
 
 

@@ -26,15 +26,12 @@ from mlx_server.errors import public_message
 from mlx_server.worker.ranks.link import (
     CUT,
     REPORT_BYTES,
-    Comparison,
     Link,
-    RankDigest,
     RankFailed,
     RankHeartbeat,
     RankReady,
     RankReport,
     RecordedInputs,
-    TokenDigest,
     decode_report,
     encode_input,
 )
@@ -101,13 +98,11 @@ class Leader:
         self._group = group
         self._sender = sender
         self._losing = threading.Lock()
-        self._digest = TokenDigest()
         self._silent_seconds = START_SECONDS
         self._link: Link | None = None
         self._ranks = [
             _Rank(number, _started(group, worker, number)) for number in range(1, len(group.hosts))
         ]
-        self._comparison = Comparison(len(self._ranks))
         for rank in self._ranks:
             threading.Thread(target=self._read_reports, args=(rank,), daemon=True).start()
         threading.Thread(target=self._watch, daemon=True).start()
@@ -133,21 +128,18 @@ class Leader:
         for rank in self._ranks:
             rank.heard = time.monotonic()
         self._silent_seconds = SILENT_SECONDS
-        return share, RecordedInputs(own, self._record), self._send
+        inputs = RecordedInputs(own, self._record)
+
+        def send(*reports: Report) -> None:
+            inputs.compare(reports)
+            self._sender.send(*reports)
+
+        return share, inputs, send
 
     def _record(self, recorded: bytes) -> None:
         frame = messages.frame(recorded)
         for rank in self._ranks:
             rank.send(frame)
-
-    def _send(self, *reports: Report) -> None:
-        if self._digest.add(reports):
-            self._check(self._comparison.own(self._digest))
-        self._sender.send(*reports)
-
-    def _check(self, differing: int | None) -> None:
-        if differing is not None:
-            self._lose(differing, "has computed other tokens than rank 0")
 
     def _read_reports(self, rank: _Rank) -> None:
         try:
@@ -169,8 +161,6 @@ class Leader:
             case RankReady(recommended_bytes=recommended):
                 rank.recommended_bytes = recommended
                 rank.ready.set()
-            case RankDigest(steps, value):
-                self._check(self._comparison.reported(rank.number, steps, value))
             case RankFailed(why):
                 self._lose(rank.number, why)
             case RankHeartbeat():

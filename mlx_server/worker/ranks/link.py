@@ -1,5 +1,5 @@
 """What connects the ranks of a group. Rank 0 records the inputs of its steps, the others repeat
-them, report, and compare digests of their tokens; each watches its connections of MLX's ring.
+them and compare digests of their tokens; each watches its connections of MLX's ring.
 
 Nothing here imports MLX, which the processes of a group import once they can report.
 """
@@ -9,7 +9,6 @@ import queue
 import socket
 import stat
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
@@ -28,9 +27,7 @@ CHECK_STEPS = 16
 class TokenDigest:
     """A running digest of the tokens of all steps, in their order."""
 
-    def __init__(self) -> None:
-        self.steps = 0
-        self.value = 0
+    steps = value = 0
 
     def add(self, reports: Sequence[Report]) -> bool:
         """Returns whether the digest is to be compared now."""
@@ -42,39 +39,6 @@ class TokenDigest:
                 self.steps += 1
                 due = due or self.steps % CHECK_STEPS == 0
         return due
-
-
-class Comparison:
-    """Compares rank 0's digests with those of the other ranks, which may arrive earlier or
-    later."""
-
-    def __init__(self, others: int) -> None:
-        self._others = others
-        self._own: dict[int, int] = {}
-        self._reported: dict[int, dict[int, int]] = {}
-        """The digests by step and rank."""
-        self._lock = threading.Lock()
-
-    def own(self, digest: TokenDigest) -> int | None:
-        """Adds rank 0's digest. Returns a rank whose digest of the same step differs, None if there
-        is none."""
-        with self._lock:
-            self._own[digest.steps] = digest.value
-            return self._differing(digest.steps)
-
-    def reported(self, rank: int, steps: int, value: int) -> int | None:
-        """Adds another rank's digest. Returns the rank if it differs from rank 0's, None if not."""
-        with self._lock:
-            self._reported.setdefault(steps, {})[rank] = value
-            return self._differing(steps)
-
-    def _differing(self, steps: int) -> int | None:
-        if steps not in self._own:
-            return None
-        reported, own = self._reported.get(steps, {}), self._own[steps]
-        if len(reported) == self._others:
-            del self._own[steps], self._reported[steps]
-        return next((rank for rank, value in reported.items() if value != own), None)
 
 
 CUT = "can't reach the next rank any more: check the cable"
@@ -92,11 +56,6 @@ class RankHeartbeat(msgspec.Struct, tag=True):
     """The rank is alive."""
 
 
-class RankDigest(msgspec.Struct, tag=True):
-    steps: int
-    value: int
-
-
 class RankFailed(msgspec.Struct, tag=True):
     why: str
 
@@ -104,23 +63,23 @@ class RankFailed(msgspec.Struct, tag=True):
 REPORT_BYTES = 64 << 10
 """The limit on a report. What a shell prints is far above it: four letters read as a length."""
 
-RankReport = RankReady | RankHeartbeat | RankDigest | RankFailed
+RankReport = RankReady | RankHeartbeat | RankFailed
 
 encode_report = msgspec.msgpack.Encoder().encode
 decode_report = msgspec.msgpack.Decoder(RankReport).decode
 
 
-Input = list[Command] | float | bool
-"""The commands of a step, a reading of the clock, or whether a task has ended."""
+Input = list[Command] | float | bool | int
+"""The commands of a step, a reading of the clock, whether a task has ended, or a digest."""
 
-T = TypeVar("T", list[Command], float, bool)
+T = TypeVar("T", list[Command], float, bool, int)
 
 encode_input = msgspec.msgpack.Encoder().encode
-decode_input = msgspec.msgpack.Decoder(list[Command] | float | bool).decode
+decode_input = msgspec.msgpack.Decoder(list[Command] | float | bool | int).decode
 
 
 class Diverged(Exception):
-    """This rank asks for another kind of input than rank 0 did: it has not taken the same steps."""
+    """This rank has not taken the same steps as rank 0, or has computed other tokens."""
 
 
 class RecordedInputs:
@@ -128,6 +87,7 @@ class RecordedInputs:
 
     def __init__(self, own: OwnInputs, record: Callable[[bytes], None]) -> None:
         self._own, self._record = own, record
+        self._digest = TokenDigest()
 
     def clock(self) -> float:
         now = self._own.clock()
@@ -147,12 +107,18 @@ class RecordedInputs:
         self._record(encode_input(commands))
         return commands
 
+    def compare(self, reports: Sequence[Report]) -> None:
+        """Has the other ranks compare the tokens of the steps so far, now and then."""
+        if self._digest.add(reports):
+            self._record(encode_input(self._digest.value))
+
 
 class RepeatedInputs:
     """The inputs of a rank other than 0: those that rank 0 recorded."""
 
     def __init__(self, inputs: "queue.SimpleQueue[Input]") -> None:
         self._inputs = inputs
+        self._digest = TokenDigest()
 
     def clock(self) -> float:
         return self._next(float)
@@ -169,9 +135,15 @@ class RepeatedInputs:
     def take(self, pause: float | None) -> list[Command]:
         return self._next(list)
 
+    def compare(self, *reports: Report) -> None:
+        """Receives the engine's reports, as the server does on rank 0. It only compares their
+        tokens."""
+        if self._digest.add(reports) and self._next(int) != self._digest.value:
+            raise Diverged("it has computed other tokens than rank 0")
+
     def _next(self, kind: type[T]) -> T:
         value = self._inputs.get()
-        if not isinstance(value, kind):
+        if type(value) is not kind:
             raise Diverged(f"rank 0 read {type(value).__name__} where this rank read {kind}")
         return value
 

@@ -17,7 +17,7 @@ from mlx_server.worker.ranks.link import (
     CHECK_STEPS,
     IDLE_SECONDS,
     LOST_SECONDS,
-    Comparison,
+    Diverged,
     Link,
     RecordedInputs,
     RepeatedInputs,
@@ -67,16 +67,14 @@ def test_digests_differ_where_a_token_does() -> None:
     assert longer.steps == same.steps, "a step without tokens is none"
 
 
-def test_the_rank_that_differs_is_named_whichever_report_comes_first() -> None:
-    digest = TokenDigest()
-    digest.steps, digest.value = 16, 5
-    early, late = Comparison(2), Comparison(2)
-    assert early.reported(1, 16, 5) is None
-    assert early.reported(2, 16, 6) is None
-    assert early.own(digest) == 2
-    assert late.own(digest) is None
-    assert late.reported(2, 16, 5) is None
-    assert late.reported(1, 16, 9) == 1
+def test_a_rank_ends_that_has_computed_other_tokens() -> None:
+    _, first, second = a_pair()
+    for i in range(2 * CHECK_STEPS - 1):
+        first.compare([a_step(i)])
+        second.compare(a_step(i))
+    first.compare([a_step(1)])
+    with pytest.raises(Diverged, match="other tokens"):
+        second.compare(a_step(2))
 
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="the options have other names")
