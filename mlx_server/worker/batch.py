@@ -369,14 +369,11 @@ class Batch:
         """Frees a row's cache, or moves it to the prompt cache if there is room; the row waits for
         `resume`."""
         if number in self.decoder:
-            group, at = self.decoder.place(number)
-            self._cache.store(
-                group.samplers[at], group.tokens[at], partial(group.extract_cache, at)
-            )
+            self._store(*self.decoder.place(number))
             self._preempted.decoding(self.decoder.part_without_cache(number))
         elif aside := next((one for one in self.aside if one.uids[0] == number), None):
             self.aside.remove(aside)
-            self._cache.store(aside.samplers[0], aside.tokens[0], partial(aside.extract_cache, 0))
+            self._store(aside, 0)
             self._preempted.decoding(aside)
         elif number in self.rows and number not in self._preempted:
             self._leave(number)
@@ -403,8 +400,7 @@ class Batch:
             self.decoder.part_without_cache(number)
             self._cache.store(row, tokens, lambda: cache, handed_over=alone)
         elif self._group and number in self._group.batch.uids:
-            self._keep_computed(self._group, number)
-            self._group.cancel(number)
+            self._cancel_in(self._group, number)
             if not self._group.rows:
                 self._turns.end()
                 self._group = None
@@ -415,10 +411,8 @@ class Batch:
     def _cancel_waiting(self, number: int) -> None:
         for waiting in [w for w in self._turns if number in [row.number for row in w.rows]]:
             if isinstance(waiting, PrefillGroup):
-                self._keep_computed(waiting, number)
-            if isinstance(waiting, PrefillGroup) and len(waiting.rows) > 1:
-                waiting.cancel(number)
-            else:
+                self._cancel_in(waiting, number)
+            if isinstance(waiting, WaitingPrompt) or not waiting.rows:
                 self._turns.remove(waiting)
 
     def step(self, tier: Tier | None = None) -> StepResult:
@@ -667,12 +661,14 @@ class Batch:
                 self._cache.store_snapshot(row, group.batch.tokens[at], extracted)
         self._start_decoding(done)
 
-    def _keep_computed(self, group: PrefillGroup, number: int) -> None:
-        """Keeps the computed part of a prompt whose row leaves: the client may send it again."""
-        at = group.batch.uids.index(number)
-        self._cache.store(
-            group.rows[at], group.batch.tokens[at], partial(group.batch.extract_cache, at)
-        )
+    def _cancel_in(self, group: PrefillGroup, number: int) -> None:
+        """Keeps the computed part of the prompt: the client may send it again."""
+        self._store(group.batch, group.batch.uids.index(number))
+        group.cancel(number)
+
+    def _store(self, batch: PrefillBatch | DecodeBatch, at: int, *, goes_on: bool = False) -> None:
+        extracted = partial(batch.extract_cache, at)
+        self._cache.store(batch.samplers[at], batch.tokens[at], extracted, goes_on=goes_on)
 
     def _start_decoding(self, done: StepResult) -> None:
         """Moves prompts that are computed to the decoding rows, unless those get a token first."""
@@ -710,7 +706,7 @@ class Batch:
         begun = []
         for at, (row, tokens) in enumerate(zip(batch.samplers, batch.tokens, strict=True)):
             if row.number in numbers:
-                self._cache.store(row, tokens, partial(batch.extract_cache, at), goes_on=True)
+                self._store(batch, at, goes_on=True)
                 begun.append(tokens)
         for waiting in self._turns:
             if isinstance(waiting, WaitingPrompt) and any(map(waiting.may_share_more, begun)):
