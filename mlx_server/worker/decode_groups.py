@@ -398,9 +398,10 @@ class PrefillBatch(PromptProcessingBatch):
 
     def prompt(self, tokens: list[list[int]]) -> None:
         """Computes the next tokens of each row's prompt."""
-        lengths = [len(row) for row in tokens]
-        if max(lengths) == 1 and min(lengths) == 0:
-            self._prompt_token(tokens, lengths)
+        if {*map(len, tokens)} == {0, 1}:
+            # a rotating cache takes one token for a decoding step, in which no row is padded
+            self._compute(tokens, 2)
+            mx.eval([cache.state for cache in self.prompt_cache])
         else:
             with using(_rows(self.samplers), self.model), _seeing(self):
                 super().prompt(tokens)
@@ -414,37 +415,31 @@ class PrefillBatch(PromptProcessingBatch):
         for cache in self.prompt_cache:
             cache.trim(1)
 
-    def _prompt_token(self, tokens: list[list[int]], lengths: list[int]) -> None:
-        """Computes one token for some rows and none for others. They are padded to two tokens: a
-        rotating cache treats an input of one token as a decoding step, where no row is padded."""
-        for cache in self.prompt_cache:
-            cache.prepare(lengths=lengths, right_padding=[2 - length for length in lengths])
-        with using(_rows(self.samplers), self.model), _seeing(self):
-            self.model(mx.array([[*row, 0, 0][:2] for row in tokens]), cache=self.prompt_cache)
-        for known, row in zip(self.tokens, tokens, strict=True):
-            known += row
-        for cache in self.prompt_cache:
-            cache.finalize()
-        mx.eval([cache.state for cache in self.prompt_cache])
-
     def end(self, tokens: list[list[int]], heads: Collection[int]) -> None:
         """Computes the rest of each row's prompt together with its last token. The caches can all
         be cut, and so need no state before that token."""
+        self.logits = self._compute(tokens, max(map(len, tokens)), heads)[:, -1, :]
+        mx.eval(self.logits, [cache.state for cache in self.prompt_cache])
+
+    def _compute(
+        self, tokens: list[list[int]], width: int, heads: Collection[int] = ()
+    ) -> mx.array:
+        """width: that to which the rows are padded."""
         lengths = [len(row) for row in tokens]
-        padding = [max(lengths) - length for length in lengths]
+        padding = [width - length for length in lengths]
         if is_padded := any(padding):
             for cache in self.prompt_cache:
                 cache.prepare(lengths=lengths, right_padding=padding)
         inputs = mx.array([[*row, *[0] * pad] for row, pad in zip(tokens, padding, strict=True)])
         adapters = using(_rows(self.samplers), self.model)
         with adapters, _seeing(self), at_ends(heads, lengths):
-            self.logits = self.model(inputs, cache=self.prompt_cache)[:, -1, :]
+            logits: mx.array = self.model(inputs, cache=self.prompt_cache)
         for known, row in zip(self.tokens, tokens, strict=True):
             known += row
         if is_padded:
             for cache in self.prompt_cache:
                 cache.finalize()
-        mx.eval(self.logits, [cache.state for cache in self.prompt_cache])
+        return logits
 
     def filter(self, keep: list[int]) -> None:
         if self.logits is not None:
