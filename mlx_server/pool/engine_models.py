@@ -135,7 +135,12 @@ class EngineModels:
         self.scheduler = MemoryScheduler(
             entries,
             self.preparation,
-            self._policy_for(),
+            Policy(
+                {id: ModelFacts(0, e.spec.pinned, e.spec.ttl) for id, e in entries.items()},
+                budget=self.budget.nbytes,
+                wait_seconds=limits.wait_seconds,
+                tier_wait=limits.tier_wait,
+            ),
             lambda: self.engine,
             lambda model: events.ready(model),
             memory_changed,
@@ -194,13 +199,12 @@ class EngineModels:
             self.supervisor.keep_trying(error)
             return
         self._set_budget()
+        self._limit()
         budget = self.budget
         scope = f" of {', '.join(self.entries)} on each machine" if self.group else ""
         log.info("memory budget%s: %s, %s", scope, size(budget.nbytes), budget.source)
         if warning := budget.warning:
             log.warning(warning)
-        self.scheduler.policy = self._policy_for()
-        self._limit()
         self._started()
 
     @property
@@ -276,15 +280,6 @@ class EngineModels:
             whole = memory_budget(self._limits.budget, ready.recommended_bytes, self._others)
             part = "" if self.budget == whole else f"a part of {size(whole.nbytes)}, "
             self.scheduler.budget_origin = part + whole.origin
-
-    def _policy_for(self) -> Policy:
-        entries = self.entries.items()
-        return Policy(
-            {id: ModelFacts(0, e.spec.pinned, e.spec.ttl) for id, e in entries},
-            budget=self.budget.nbytes,
-            wait_seconds=self._limits.wait_seconds,
-            tier_wait=self._limits.tier_wait,
-        )
 
     def _spawn(self) -> EngineClient:
         most = self._limits.prompt_cache

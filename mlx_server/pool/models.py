@@ -7,7 +7,7 @@ read and loaded once for all requests.
 import asyncio
 import logging
 import sys
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from copy import copy
@@ -148,12 +148,8 @@ class UpstreamModel:
             family=self.capabilities.family,
             state=self.connection.state,
             leases=self.connection.running,
-            nbytes=0,
             last_used=self.connection.last_used,
-            stale_at=None,
-            progress=None,
             error=self.connection.last_error,
-            adapters=[],
         )
 
 
@@ -195,14 +191,14 @@ class ModelView:
     """The family's name; None until the model's files have been read."""
     state: str
     leases: int
-    nbytes: int
     last_used: float | None
     """The Unix time of its last use, in seconds."""
-    stale_at: float | None
-    """The Unix time at which it is unloaded if no request uses it before."""
-    progress: LoadProgress | None
     error: str | None
-    adapters: list[tuple[str, int, int]]
+    nbytes: int = 0
+    stale_at: float | None = None
+    """The Unix time at which it is unloaded if no request uses it before."""
+    progress: LoadProgress | None = None
+    adapters: Sequence[tuple[str, int, int]] = ()
     """The name, leases and bytes of each adapter in memory."""
     batching: bool | None = None
     """Whether its answers are computed in one batch; None until it has been loaded once."""

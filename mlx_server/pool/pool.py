@@ -37,7 +37,7 @@ from mlx_server.pool.engine_models import EngineModels, PoolEvents, PoolLimits
 from mlx_server.pool.lease import Lease, MemoryDemand
 from mlx_server.pool.memory import MemoryParts, size
 from mlx_server.pool.models import DiskThreads, ModelView, OnProgress, ServedModels
-from mlx_server.pool.prepare import Capabilities, ModelSpec, PreparedModel, capabilities_of
+from mlx_server.pool.prepare import Capabilities, ModelSpec, PreparedModel
 from mlx_server.pool.readmission import Attempts
 from mlx_server.pool.scheduler import now
 from mlx_server.requests import GenerateRequest
@@ -373,7 +373,7 @@ class Pool:
         if entry.upstream:
             return entry.upstream.capabilities
         if entry.prepared:
-            return capabilities_of(entry.prepared)
+            return entry.prepared.capabilities
         if entry.capabilities is None:
             await self._disk.run_in_turn(id, entry.look_for_capabilities)
         return entry.capabilities

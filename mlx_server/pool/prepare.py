@@ -181,6 +181,11 @@ class PreparedModel:
         return task_of(self.spec, self.checkpoint)
 
     @property
+    def capabilities(self) -> "Capabilities":
+        of_files = self.checkpoint, self.family, self.size_bytes
+        return _capabilities(self.spec, *of_files, sees=self.vision is not None)
+
+    @property
     def embedder(self) -> Embedder:
         """How the model makes embeddings: by default from the hidden state of the last token,
         normalised, as vLLM does."""
@@ -246,13 +251,6 @@ class Capabilities:
     """Whether it is shown pictures."""
     unused_heads: int = 0
     """See `Checkpoint.unused_heads`."""
-
-
-def capabilities_of(prepared: PreparedModel) -> Capabilities:
-    size = prepared.size_bytes
-    return _capabilities(
-        prepared.spec, prepared.checkpoint, prepared.family, size, sees=prepared.vision is not None
-    )
 
 
 def capabilities_on_disk(spec: ModelSpec) -> Capabilities | None:

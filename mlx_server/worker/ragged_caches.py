@@ -65,7 +65,6 @@ class RaggedRows(BatchKVCache):
         window: the tokens that a row can see; None: all."""
         self.keys, self.values = keys, values
         self.columns, self.offset = list(columns), offset
-        self.left_padding = mx.zeros(len(self.columns), mx.int32)
         self.window = window
         self._of_pass: tuple[Side, Side] | None = None
         """The keys and values of the latest pass, if old ones were dropped since: further layers
@@ -158,7 +157,6 @@ class RaggedRows(BatchKVCache):
                 for side in (self.keys, self.values)
             )
         self.offset = self.offset[mx.array(keep)]
-        self.left_padding = mx.zeros(len(keep), mx.int32)
 
     def extend(self, other: Self) -> None:
         self.keys, self.values = (
@@ -167,7 +165,6 @@ class RaggedRows(BatchKVCache):
         )
         self.offset = mx.concatenate([self.offset, other.offset])
         self.columns += other.columns
-        self.left_padding = mx.zeros(len(self.columns), mx.int32)
 
     def extract(self, index: int) -> Any:
         end = self.columns[index]

@@ -22,7 +22,6 @@ from mlx_server.models.vision import tower_bytes
 from mlx_server.pool.prepare import (
     ModelSpec,
     PreparedModel,
-    capabilities_of,
     capabilities_on_disk,
     prepare,
 )
@@ -161,7 +160,7 @@ def test_a_model_that_mlx_lm_lacks_is_refused_if_it_takes_no_picture(
     found = prepare(spec, lambda *_: None, upcast=True)
     assert found.vision
     assert found.vision.text == "<im_patch>"
-    assert capabilities_of(found).sees
+    assert found.capabilities.sees
     assert found.weights == weights_bytes(folder, True) + limits.PICTURE_FEATURE_BYTES
     changed = json.loads((folder / "config.json").read_text()) | {"image_end_token_id": 5}
     (folder / "config.json").write_text(json.dumps(changed))

@@ -28,6 +28,7 @@ from mlx_server import limits
 from mlx_server.engine.messages import SHORTEST_STORED
 from mlx_server.prompt_files import Ids, common_length
 from mlx_server.worker.mlx_lm_internals import ArraysCache, CacheList, KVCache, QuantizedKVCache
+from mlx_server.worker.ragged_caches import leaves
 from mlx_server.worker.replay_model import ReplayCache
 
 Key = tuple[str | float | None, ...]
@@ -299,15 +300,12 @@ def _sortable(tokens: Ids) -> bytes:
     return tokens.astype(">u4").tobytes()
 
 
-def _detach(entry: Any) -> None:
-    """Detaches a recurrent state from its batch: it is a slice, which would keep the states of all
-    rows in memory. Other caches are copied when they are extracted."""
-    match entry:
-        case ArraysCache():
-            entry.cache = [None if a is None else mx.contiguous(a) for a in entry.cache]
-        case CacheList():
-            for inner in entry.caches:
-                _detach(inner)
+def _detach(entries: Iterable[Any]) -> None:
+    """Detaches recurrent states from their batch: they are slices, which would keep the states of
+    all rows in memory. Other caches are copied when they are extracted."""
+    for leaf in leaves(entries):
+        if isinstance(leaf, ArraysCache):
+            leaf.cache = [None if a is None else mx.contiguous(a) for a in leaf.cache]
 
 
 def _trimmed(layers: Layers, tokens: int) -> Layers:
@@ -320,15 +318,12 @@ def _trimmed(layers: Layers, tokens: int) -> Layers:
 
 def _shrink_to_use(entry: Any) -> None:
     """Frees the memory of the tokens after the entry's length."""
-    match entry:
-        case CacheList():
-            for inner in entry.caches:
-                _shrink_to_use(inner)
-        case KVCache() | QuantizedKVCache():
-            arrays = entry.keys, entry.values
-            used = tree_map(lambda a: mx.contiguous(a[..., : entry.offset, :]), arrays)
+    for leaf in leaves([entry]):
+        if isinstance(leaf, KVCache | QuantizedKVCache):
+            end, arrays = leaf.offset, (leaf.keys, leaf.values)
+            used = tree_map(lambda a, end=end: mx.contiguous(a[..., :end, :]), arrays)
             mx.eval(used)
-            entry.keys, entry.values = used
+            leaf.keys, leaf.values = used
 
 
 @dataclass(frozen=True)
@@ -501,8 +496,7 @@ class MemoryTier:
         self._inherit(prompt)
         self.shrink(self.max_bytes - nbytes)  # before the entry takes memory
         entries = [*rest.values(), *(prompt.layers or {}).values()]
-        for entry in entries:
-            _detach(entry)
+        _detach(entries)
         mx.async_eval([entry.state for entry in entries])
         prompt.snapshots[snapshot.length] = snapshot
         prompt.thin(min(self.max_bytes // SNAPSHOT_SHARE, self.max_bytes - prompt.nbytes))
