@@ -17,11 +17,11 @@ from jsonschema.validators import validator_for
 from referencing import Registry
 from referencing.exceptions import Unresolvable
 from rich.console import Console
-from rich.table import Table
 
 from mlx_server.api.file_inputs import numbered_lines
 from mlx_server.api.training_data import STORED, conversation_of
 from mlx_server.cli.root import ConfigFile, command_app
+from mlx_server.cli.terminal import print_table
 from mlx_server.cli.train import stored_data
 from mlx_server.clients.comparison import ServedModel, served_findings, without_key
 from mlx_server.config.models_yaml import load_settings, spec_named
@@ -166,10 +166,7 @@ def compare(
     else:
         measured = _local(config, first, second, lines, tokens)
     rows, names = [*_rows(asked, measured)], (without_key(first), without_key(second))
-    table = Table("", *names)
-    for row in rows:
-        table.add_row(*row)
-    Console().print(table)
+    print_table(("", *names), rows, Console(), wrapped=names)
     if html:
         html.write_text(page(rows, asked, measured, names), "utf-8")
     if fail_over is not None and measured.kl > fail_over:
