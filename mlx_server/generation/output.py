@@ -135,10 +135,8 @@ class RowOutput(OutputProcessor):
         if section == "reasoning" != self._parser.section:
             self._reasoning -= self._delimiter_tokens()
         self._count_answer_token(section)
-        if self._stops.matched:
+        if self.is_complete:
             yield self._finished("stop")
-        elif self.is_complete:
-            yield self._finished("tool_calls")
         elif token.finish or self._answer_tokens_left == 0 or self._is_cut():
             yield from self._finish(token.finish or "length")
 

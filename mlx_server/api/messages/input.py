@@ -52,6 +52,7 @@ from mlx_server.errors import BadRequest
 from mlx_server.http.errors import NO_THREADS
 from mlx_server.http.security import Signer
 from mlx_server.messages import (
+    INSTRUCTION_ROLES,
     UNNAMED,
     ContentPart,
     Conversation,
@@ -235,12 +236,8 @@ class AnthropicMessageParam(WireModel):
 
     @property
     def speaker(self) -> Literal["user", "assistant", "system"]:
-        match role_of(self.role):
-            case "assistant":
-                return "assistant"
-            case "system" | "developer":
-                return "system"
-        return "user"
+        role = role_of(self.role)
+        return role if role == "assistant" else "system" if role in INSTRUCTION_ROLES else "user"
 
     def later(self) -> Self:
         """The message once the user has spoken again."""
@@ -603,10 +600,7 @@ class ParsedMessagesRequest:
 
 def to_request(body: PromptBody, signer: Signer) -> ParsedMessagesRequest:
     turns = turns_of(body.messages, signer)
-    if turns.effort:
-        format = body.output_config.format if body.output_config else None
-        config = OutputConfig(effort=turns.effort, format=format)
-        body = body.model_copy(update={"output_config": config})
+    effort = turns.effort or body.effort
     tools, tool_choice = select_tools(body, turns)
     constrained = the_only_format(list(_formats(body)), otherwise="output_config.format")
     system = system_text(body.system)
@@ -616,7 +610,7 @@ def to_request(body: PromptBody, signer: Signer) -> ParsedMessagesRequest:
     conversation = Conversation(
         messages=messages,
         tools=tools,
-        template_kwargs=_template_kwargs(body),
+        template_kwargs=_template_kwargs(body.thinking, effort),
         response_format=formats.prompt_description(constrained["format"]),
         continue_final_message=is_begun,
     )
@@ -633,8 +627,8 @@ def to_request(body: PromptBody, signer: Signer) -> ParsedMessagesRequest:
         may_end_early=True,
         tool_choice=tool_choice,
         thinking_budget=body.thinking.budget_tokens if body.thinking else None,
-        param_names=_param_names(body),
-        implied=frozenset() if body.effort else frozenset({"reasoning_effort"}),
+        param_names=_param_names(effort),
+        implied=frozenset() if effort else frozenset({"reasoning_effort"}),
         parallel_calls=not (choice and choice.disable_parallel_tool_use),
     )
     ignored = (*body.ignored(), *turns.ignored)
@@ -651,8 +645,7 @@ def has_cache_control(body: PromptBody) -> bool:
     return body.cache_control is not None or any(each.get("cache_control") for each in marked)
 
 
-def _template_kwargs(body: PromptBody) -> dict[str, Any]:
-    effort, thinking = body.effort, body.thinking
+def _template_kwargs(thinking: AnthropicThinking | None, effort: str | None) -> dict[str, Any]:
     if thinking is None:
         return {"reasoning_effort": effort} if effort else {}
     budget = thinking.budget_tokens
@@ -667,9 +660,9 @@ def _template_kwargs(body: PromptBody) -> dict[str, Any]:
     return chosen if budget is None else {**chosen, "thinking_budget": budget}
 
 
-def _param_names(body: PromptBody) -> dict[str, str]:
-    effort = "output_config.effort" if body.effort else "thinking.type"
-    names = {"reasoning_effort": effort, "thinking_budget": "thinking.budget_tokens"}
+def _param_names(effort: str | None) -> dict[str, str]:
+    param = "output_config.effort" if effort else "thinking.type"
+    names = {"reasoning_effort": param, "thinking_budget": "thinking.budget_tokens"}
     return {f"chat_template_kwargs.{variable}": name for variable, name in names.items()}
 
 
