@@ -31,15 +31,11 @@ from tests.worker.batch_runs import GREEDY, MIXED, PIECE, Ask, Run, a_prompt, al
 from tests.worker.constrained_decoding.grammars import ENDS, GRAMMARS
 from tests.worker.engine_runs import ask, drain, of, run, tokens_of
 
-ASKS = [
-    Ask(a_prompt(length, seed=3), max_tokens=12 + 3 * i, sampling=params)
-    for i, (length, params) in enumerate(
-        zip([2, 9, 40, PIECE, PIECE + 30, 2 * PIECE, 5, 17], MIXED, strict=True)
-    )
+LENGTHS = (2, 9, 40, PIECE, PIECE + 30, 2 * PIECE, 5, 17)
+SEEDED = [
+    Ask(a_prompt(length, seed=3), max_tokens=12 + 3 * n, sampling=replace(params, seed=n))
+    for n, (length, params) in enumerate(zip(LENGTHS, MIXED, strict=True))
 ]
-
-
-SEEDED = [replace(ask, sampling=replace(ask.sampling, seed=n)) for n, ask in enumerate(ASKS)]
 
 
 @pytest.fixture(scope="module")
@@ -61,31 +57,6 @@ def steps(run: Run, count: int) -> None:
         run.step()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("cache_bytes", [0, 1 << 30], ids=["recomputed", "kept"])
-def test_each_kind_of_row_goes_on_as_if_nothing_had_happened(
-    tiny_model: Any, cache_bytes: int
-) -> None:
-    run = Run(tiny_model, cache_bytes=cache_bytes, piece=48)
-    for number, each in enumerate(ASKS):
-        run.join(number, each)
-    run.until_decoding()
-    steps(run, 4)
-    before = {number: len(answer) for number, answer in run.answers.items()}
-    preempted = [number for number in (row.number for row in run.batch.decoder.rows) if number % 3]
-    for number in preempted:
-        run.batch.preempt(number)
-    assert set(run.batch.rows) > set(preempted)
-    assert not {row.number for row in run.batch.decoder.rows} & set(preempted)
-    run.finish()
-    assert {n: len(run.answers[n]) for n in preempted} == {n: before[n] for n in preempted}
-    for number in preempted:
-        run.batch.resume(number)
-    run.finish()
-    assert_as_alone(run, (alone(tiny_model, each) for each in ASKS))
-    run.assert_nothing_is_left()
-
-
 def test_what_is_preempted_holds_no_memory(tiny_model: Any) -> None:
     run = Run(tiny_model)
     run.join(0, Ask(a_prompt(900), max_tokens=40, sampling=GREEDY))
@@ -100,27 +71,6 @@ def test_what_is_preempted_holds_no_memory(tiny_model: Any) -> None:
     assert before - mx.get_active_memory() >= 0.9 * held > 0
     assert not run.batch
     assert run.batch.rows == [0]
-
-
-@pytest.mark.slow
-def test_a_prompt_that_is_preempted_begins_anew_and_says_so_once(tiny_model: Any) -> None:
-    asks = [Ask(a_prompt(3 * PIECE, seed=n), max_tokens=6, sampling=GREEDY) for n in range(2)]
-    run = Run(tiny_model, piece=50)
-    for number, each in enumerate(asks):
-        run.join(number, each)
-    run.step()
-    (first,) = (row.number for row in run.batch.prefilling)
-    run.batch.preempt(first)
-    run.batch.preempt(1 - first)
-    run.batch.preempt(1 - first)
-    assert not run.batch
-    run.batch.resume(1 - first)
-    run.until_decoding()
-    run.batch.resume(first)
-    run.batch.resume(7)
-    run.finish()
-    assert_as_alone(run, (alone(tiny_model, each) for each in asks))
-    run.assert_nothing_is_left()
 
 
 @pytest.mark.parametrize("stage", ["waiting", "prefilling", "decoding", "going on"])
@@ -161,12 +111,13 @@ def test_at_any_time_and_in_any_order(
             run.join(joined, SEEDED[joined])
             joined += 1
         if run.batch.rows and dice.random() < 0.3:
-            away.append(dice.choice(run.batch.rows))
-            run.batch.preempt(away[-1])
+            run.batch.preempt(number := dice.choice(run.batch.rows))
+            away = sorted({*away, number})
         if away and dice.random() < 0.4:
             run.batch.resume(away.pop(dice.randrange(len(away))))
         if run.batch:
             run.step()
+        assert not {row.number for row in run.batch.decoder.rows} & {*away}
     assert_as_alone(run, seeded_alone)
     run.assert_nothing_is_left()
 

@@ -18,7 +18,6 @@ from tests.worker.bench import Bench
 from tests.worker.kinds import CONFIGS, SIZES
 from tests.worker.lora_files import network
 from tests.worker.prefill.disk_runs import words
-from tests.worker.test_kinds import prompts
 
 pytestmark = pytest.mark.slow
 
@@ -102,14 +101,6 @@ def test_rows_of_a_batch_are_computed_as_alone(path: Path, bits: int) -> None:
             by_itself = log_probabilities(net, mx.array([[token]]), cache)[0]
             furthest = max(furthest, *map(abs, differences(together[at], by_itself)))
     assert furthest < NOISE
-
-
-@pytest.mark.parametrize("bits", BITS)
-def test_a_batch_answers_as_each_row_alone(llama: Path, bits: int) -> None:
-    asked = prompts(8)
-    alone = Bench(llama, kv_bits=bits)
-    expected = [alone.answer(prompt) for prompt in asked]
-    assert Bench(llama, kv_bits=bits).together(asked) == expected
 
 
 @QUANTIZED
