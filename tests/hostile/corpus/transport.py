@@ -19,6 +19,9 @@ from tests.hostile.corpus.making import (
     user,
 )
 
+READ = ("/v1/chat/completions", "/v1/models", "/health", "/metrics")
+OTHERS = ("PUT", "DELETE", "PATCH", "OPTIONS", "TRACE")
+
 
 def groups(target: Target) -> list[Group]:
     body = {"model": target.model, "messages": user("hi"), "max_tokens": 2}
@@ -156,32 +159,10 @@ def groups(target: Target) -> list[Group]:
         Group(
             case("405 code=method_not_allowed", everywhere=False),
             attacks={
-                "HEAD chat": case(200, method="HEAD", to="/v1/chat/completions"),
+                **{f"HEAD {path}": case(200, method="HEAD", to=path) for path in READ},
+                **{f"{method} {path}": case(method=method, to=path) for method in OTHERS for path in READ},
                 "HEAD completions": case(method="HEAD", to="/v1/completions"),
-                "PUT chat": case(method="PUT", to="/v1/chat/completions"),
-                "DELETE chat": case(method="DELETE", to="/v1/chat/completions"),
-                "PATCH chat": case(method="PATCH", to="/v1/chat/completions"),
-                "OPTIONS chat": case(method="OPTIONS", to="/v1/chat/completions"),
-                "TRACE chat": case(method="TRACE", to="/v1/chat/completions"),
                 "GET completions": case(method="GET", to="/v1/completions"),
-                "HEAD models": case(200, method="HEAD", to="/v1/models"),
-                "PUT models": case(method="PUT", to="/v1/models"),
-                "DELETE models": case(method="DELETE", to="/v1/models"),
-                "PATCH models": case(method="PATCH", to="/v1/models"),
-                "OPTIONS models": case(method="OPTIONS", to="/v1/models"),
-                "TRACE models": case(method="TRACE", to="/v1/models"),
-                "HEAD health": case(200, method="HEAD", to="/health"),
-                "PUT health": case(method="PUT", to="/health"),
-                "DELETE health": case(method="DELETE", to="/health"),
-                "PATCH health": case(method="PATCH", to="/health"),
-                "OPTIONS health": case(method="OPTIONS", to="/health"),
-                "TRACE health": case(method="TRACE", to="/health"),
-                "HEAD metrics": case(200, method="HEAD", to="/metrics"),
-                "PUT metrics": case(method="PUT", to="/metrics"),
-                "DELETE metrics": case(method="DELETE", to="/metrics"),
-                "PATCH metrics": case(method="PATCH", to="/metrics"),
-                "OPTIONS metrics": case(method="OPTIONS", to="/metrics"),
-                "TRACE metrics": case(method="TRACE", to="/metrics"),
             },
         ),
     ]
