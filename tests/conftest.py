@@ -131,12 +131,7 @@ def tiny_model(tiny_path: Path) -> Any:
     """Its network, as the engine loads it."""
     from mlx_server.worker import weights
 
-    loading = weights.load(tiny_path)
-    while True:
-        try:
-            next(loading)
-        except StopIteration as end:
-            return end.value
+    return weights.loaded(tiny_path)
 
 
 @pytest.fixture(scope="session")

@@ -184,11 +184,6 @@ def said(answer: httpx.Response) -> str:
     return json.dumps([choice["message"]["content"], choice["finish_reason"]])
 
 
-def is_healthy(server: LiveServer) -> bool:
-    with connected(server.url) as http:
-        return http.get("/health").status_code == 200
-
-
 def left_over(before: Held, after: Held) -> list[str]:
     found = []
     if after.files > before.files + MORE_FILES:
@@ -217,7 +212,7 @@ def storm(seconds: float, seed: int) -> list[str]:
             found, more = held(server), limits.IDLE_TEMPLATE_PROCESSES - 1
             before = replace(found, children=found.children + more, files=found.files + more)
             blown.blow()
-            eventually(lambda: is_healthy(server), "the engine runs again", seconds=60)
+            eventually(server.is_healthy, "the engine runs again", seconds=60)
             eventually(server.idle, "nothing is asked of it any more", seconds=60)
             eventually(lambda: len(children(server.process.pid)) <= before.children, "no more run")
             wrong = [*blown.wrong, *left_over(before, held(server)), *broken(server.log)]

@@ -52,14 +52,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LiveServer
     folder = tmp_path_factory.mktemp("clocks")
     (folder / "slow.jsonl").write_text(json.dumps({"output": SAID, "delay_ms": 10}))
     models = {"slow": {"source": "replay:slow.jsonl", "family": "plain"}}
-    made, environment = knife(folder / "knife")
-    with (made.folder / "sitecustomize.py").open("a") as file:
-        file.write(CLOCKS)
-    clocks = Clocks(made.folder)
-    with pytest.MonkeyPatch.context() as patched:
-        for name, value in environment.items():
-            patched.setenv(name, value)
-        config = {"server": {"concurrency": 2}, "models": models}
+    config = {"server": {"concurrency": 2}, "models": models}
+    with knife(folder / "knife", CLOCKS) as made:
+        clocks = Clocks(made.folder)
         with serving(folder, config) as server:
             yield server, clocks
 

@@ -59,7 +59,7 @@ def config(folder: Path, **more: Any) -> dict[str, Any]:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     folder = tmp_path_factory.mktemp("connections")
     with few_descriptors(folder), serving(folder, config(folder)) as server:
-        eventually(lambda: is_healthy(server), "its model is loaded")
+        eventually(server.is_healthy, "its model is loaded")
         yield server
         assert "Traceback" not in server.log
         assert " ERROR " not in server.log
@@ -104,11 +104,6 @@ def streamed(server: LiveServer) -> str:
     with server.http() as http:
         body = {"model": "slow", "stream": True, "messages": [{"role": "user", "content": "Hi"}]}
         return http.post(CHAT, json=body).text
-
-
-def is_healthy(server: LiveServer) -> bool:
-    with server.http() as http:
-        return http.get("/health").status_code == 200
 
 
 HOST = "Host: localhost"
@@ -156,7 +151,7 @@ def test_an_upgrade_that_is_none_is_refused(
 def test_those_that_wait_give_way(server: LiveServer, clients: ExitStack, sent: bytes) -> None:
     """Connections without a request, with half of one, and idle ones."""
     lines = [line(clients, server, sent) for _ in range(DESCRIPTORS + 4)]
-    assert is_healthy(server)
+    assert server.is_healthy()
     assert psutil.Process(server.process.pid).num_fds() < DESCRIPTORS
     rest(lines[0])  # which ends, by itself
 
@@ -169,13 +164,13 @@ def test_the_surplus_is_refused(server: LiveServer, clients: ExitStack) -> None:
     kept = lines[:MOST_OF_ONE]
     refused = Counter(status(found) for found in lines[MOST_OF_ONE:])
     assert refused == {503: DESCRIPTORS - MOST_OF_ONE}
-    assert is_healthy(server), "another address is served"
+    assert server.is_healthy(), "another address is served"
     more = [line(clients, server, BEGUN, "127.0.0.3") for _ in range(MOST)]
     assert status(more[-1]) == 503
     assert psutil.Process(server.process.pid).num_fds() < DESCRIPTORS
     for found in kept:
         assert status(found) == 0, "they are cut when their time is over"
-    assert is_healthy(server)
+    assert server.is_healthy()
 
 
 def test_resets_give_their_places_back(server: LiveServer, clients: ExitStack) -> None:
@@ -191,7 +186,7 @@ def test_resets_give_their_places_back(server: LiveServer, clients: ExitStack) -
     process = psutil.Process(server.process.pid)
     eventually(lambda: len(process.net_connections("tcp")) <= 2, "all are gone")
     lines = [line(clients, server, BEGUN) for _ in range(MOST_OF_ONE - 1)]
-    assert is_healthy(server), "none of them is counted any more"
+    assert server.is_healthy(), "none of them is counted any more"
     assert len(lines) == MOST_OF_ONE - 1
 
 

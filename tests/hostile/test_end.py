@@ -1,6 +1,7 @@
 """However many wait, and for whatever, a server ends when asked to: every client is answered."""
 
 import json
+import os
 import signal
 import socket
 import sys
@@ -10,6 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import httpx
 import psutil
@@ -68,12 +70,13 @@ def silence() -> Iterator[str]:
 def ready_to_end(
     folder: Path, tiny: Path, drain_seconds: float
 ) -> Iterator[tuple[LiveServer, Knife]]:
-    with silence() as hub, pytest.MonkeyPatch.context() as patched:
-        wound, environment = knife(folder / "knife")
-        for name, value in {**environment, "HF_ENDPOINT": hub, "HF_HUB_OFFLINE": "0"}.items():
-            patched.setenv(name, value)
-        with serving(folder, config(folder, tiny, drain_seconds)) as server:
-            yield server, wound
+    with (
+        silence() as hub,
+        knife(folder / "knife") as wound,
+        patch.dict(os.environ, HF_ENDPOINT=hub, HF_HUB_OFFLINE="0"),
+        serving(folder, config(folder, tiny, drain_seconds)) as server,
+    ):
+        yield server, wound
 
 
 @pytest.fixture

@@ -58,13 +58,13 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     models["real"] = {"source": str(path), "adapters": adapters}
     limits = {"concurrency": 2, "prompt_cache": {"memory": 0, "disk": 0}}
     config = {"server": limits, "models": models}
-    with pytest.MonkeyPatch.context() as patched:
-        made, environment = knife(folder / "knife")
-        for name, value in environment.items():
-            patched.setenv(name, value)
-        with serving(folder, config) as server, patient(server) as http:
-            assert serves(http)
-            yield Place(server, made)
+    with (
+        knife(folder / "knife") as made,
+        serving(folder, config) as server,
+        patient(server) as http,
+    ):
+        assert serves(http)
+        yield Place(server, made)
 
 
 def patient(server: LiveServer) -> httpx.Client:

@@ -1,7 +1,6 @@
 """Streams of every kind while their engine is killed again and again: `scripts/chaos`."""
 
 import json
-import os
 import random
 import re
 import signal
@@ -16,7 +15,6 @@ from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
-from unittest.mock import patch
 
 import httpx
 import psutil
@@ -151,11 +149,6 @@ WOUNDS = {"memory that ran out": NO_MEMORY, "a GPU that was lost": IGNORED}
 WAYS = ("SIGKILL", "SIGKILL", "SIGSTOP", "SIGSEGV", STARVED, *WOUNDS)
 
 
-def is_healthy(server: LiveServer) -> bool:
-    with server.http() as http:
-        return http.get("/health").status_code == 200
-
-
 @dataclass
 class Chaos:
     server: LiveServer
@@ -245,7 +238,7 @@ class Chaos:
         chance = random.Random(seed)
         try:
             while self.kills < times and not over.is_set():
-                eventually(lambda: is_healthy(self.server), "an engine runs", seconds=120)
+                eventually(self.server.is_healthy, "an engine runs", seconds=120)
                 # a request that has had no token of an engine when it ends is thought to be why
                 eventually(self.all_go_on, "all have gone on", seconds=120)
                 over.wait(chance.uniform(0.2, 4.0))
@@ -345,8 +338,7 @@ def raged(
     """models: those that are asked; by default all. restarting: the share of the kills that are
     restarts of the server."""
     config = configuration(folder, demo=demo)
-    wounding, environment = knife(folder / "knife")
-    with patch.dict(os.environ, environment), serving(folder, config) as server:
+    with knife(folder / "knife") as wounding, serving(folder, config) as server:
         chaos = Chaos(server, wounding, models or [*config["models"]], tokens)
         chaos.learn(clients)
         chaos.grown.append(used(server))

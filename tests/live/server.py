@@ -111,6 +111,10 @@ class LiveServer:
         found = re.findall(rf"^{name}(?:{{([^}}]*)}})? (\S+)$", exposition, re.MULTILINE)
         return sum(float(count) for own, count in found if all(each in own for each in wanted))
 
+    def is_healthy(self) -> bool:
+        with self.http() as http:
+            return http.get("/health").status_code == 200
+
     def idle(self) -> bool:
         gauges = ("mlx_server_batch_size", "mlx_server_queue")
         return all(self.gauge(name) == 0 for name in gauges)

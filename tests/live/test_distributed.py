@@ -106,17 +106,12 @@ def test_answers_go_on_in_the_group_that_replaces_a_lost_one(server: LiveServer,
         killed = other if lost == "rank" else other.parent()
         assert killed
         killed.kill()
-        eventually(lambda: not healthy(server), "health says so")
+        eventually(lambda: not server.is_healthy(), "health says so")
         begun = threads.submit(asked, server, "big", **body)
         assert text_of(asked(server, "small")) == small, "the other engine goes on"
         assert [text_of(each.result(120)) for each in (under_way, begun)] == 2 * [expected]
     assert server.gauge(RESUMED) > resumed
-    assert healthy(server)
-
-
-def healthy(server: LiveServer) -> bool:
-    with server.http() as http:
-        return http.get("/health").status_code == 200
+    assert server.is_healthy()
 
 
 def test_the_command_line_names_a_hostfile(model: Path, tmp_path: Path) -> None:

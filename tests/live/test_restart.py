@@ -272,14 +272,11 @@ def models_of(folder: Path) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_where_memory_holds_no_second_model_the_new_engine_goes_on_with_the_rows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     """That of the third server and then of the fourth, while a request ends engines."""
-    models, (wounding, environment) = models_of(tmp_path), knife(tmp_path / "knife")
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    with (wounding.folder / "sitecustomize.py").open("a") as file:
-        file.write(SMALL_MACHINE.format(total=1_070_000_000 if can_see() else 150_000_000))
+    models = models_of(tmp_path)
+    small = SMALL_MACHINE.format(total=1_070_000_000 if can_see() else 150_000_000)
     cases = {name: case for name, case in {**EARLY, **LATE}.items() if case[1]["model"] in models}
     clients = {name: Client(*case) for name, case in cases.items()}
     large = "sees" if can_see() else TINY
@@ -289,6 +286,7 @@ def test_where_memory_holds_no_second_model_the_new_engine_goes_on_with_the_rows
     config = {"server": {"receive_seconds": 900}, "models": models}
     with (
         ThreadPoolExecutor(len(clients) + 1) as threads,
+        knife(tmp_path / "knife", small) as wounding,
         serving(tmp_path, config) as server,
         server.http() as http,
         ExitStack() as stack,

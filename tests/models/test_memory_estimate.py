@@ -20,12 +20,7 @@ from mlx_server.worker import weights
 
 
 def loaded_bytes(folder: Path) -> int:
-    loading = weights.load(folder)
-    while True:
-        try:
-            next(loading)
-        except StopIteration as end:
-            return sum(array.nbytes for _, array in tree_flatten(end.value.parameters()))
+    return sum(array.nbytes for _, array in tree_flatten(weights.loaded(folder).parameters()))
 
 
 def copied(source: Path, folder: Path, arrays: dict[str, mx.array], **config: Any) -> Path:

@@ -230,13 +230,7 @@ def of_ours(folder: Path) -> Answer:
     prepared = prepare(ModelSpec("odd", str(folder)), lambda *progress: None, upcast=True)
     # a template alone does not describe tools that it has no place for
     family = replace(prepared.family, tools_in_prompt=False)
-    loading = weights.load(prepared.path)
-    while True:
-        try:
-            next(loading)
-        except StopIteration as end:
-            model = end.value
-            break
+    model = weights.loaded(prepared.path)
     plain, with_tool = (
         family.render(prepared.checkpoint, Conversation((Message("user", TEXT),), tools)).tokens
         for tools in ((), (Tool(**TOOL),))

@@ -22,6 +22,7 @@ from mlx_server.engine.messages import (
 from mlx_server.worker.encoders import pooled_texts
 from mlx_server.worker.engine import Engine
 from mlx_server.worker.rows import PIECE
+from tests.drained import drained
 from tests.tables import cases
 from tests.tiny import tiny_embedder
 from tests.worker.batch_runs import a_prompt
@@ -42,19 +43,6 @@ def vectors_of(found: list[bytes]) -> list[Any]:
     return [np.frombuffer(each, dtype="<f4") for each in found]
 
 
-def pooled(
-    model: Any, command: Embed, piece: Callable[[], int] = lambda: PIECE, *, alone: bool = False
-) -> tuple[list[Any], int]:
-    """The vectors, and in how many pieces they were computed."""
-    work, pieces = pooled_texts(model, command, piece, alone=alone), 0
-    while True:
-        try:
-            next(work)
-        except StopIteration as end:
-            return vectors_of(end.value), pieces
-        pieces += 1
-
-
 def command(row: int = 0, inputs: Any = None, **rest: Any) -> Embed:
     return Embed(row, "tiny", TEXTS if inputs is None else inputs, **rest)
 
@@ -68,8 +56,8 @@ def test_each_is_what_it_is_alone(
     asked = command(
         pooling=pooling, dimensions=dimensions, inputs=TEXTS[:4] if piece == 1 else TEXTS
     )
-    found, _ = pooled(tiny_model, asked, lambda: piece)
-    for vector, text in zip(found, asked.inputs, strict=True):
+    found, _ = drained(pooled_texts(tiny_model, asked, lambda: piece, alone=False))
+    for vector, text in zip(vectors_of(found), asked.inputs, strict=True):
         exact = reference(tiny_model, text, pooling, dimensions)
         np.testing.assert_allclose(vector, exact, atol=2e-5)
 

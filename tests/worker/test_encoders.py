@@ -1,6 +1,5 @@
 """Encoders, compared with numpy's computation of one text at a time."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,6 +13,7 @@ from mlx_server.worker import weights
 from mlx_server.worker.encoders import Encoder, encoder_output
 from mlx_server.worker.engine import Engine
 from mlx_server.worker.rows import PIECE
+from tests.drained import drained
 from tests.tiny_encoders import (
     BERT,
     ENCODERS,
@@ -31,26 +31,11 @@ from tests.worker.engine_runs import ask, drain, failures, load, of, tokens_of, 
 TEXTS = [[(7 * at + 3 * length) % VOCABULARY for at in range(length)] for length in (1, 9, 40, 2)]
 
 
-def loaded(folder: Path) -> Encoder:
-    reading = weights.load(folder)
-    while True:
-        try:
-            next(reading)
-        except StopIteration as end:
-            return cast(Encoder, end.value)
-
-
-def computed(
-    model: Encoder, command: Embed, piece: Callable[[], int] = lambda: 10**6
-) -> tuple[Any, int]:
+def computed(folder: Path, command: Embed, piece: int = 10**6) -> tuple[Any, int]:
     """The vectors or scores, and in how many pieces they were computed."""
-    work, pieces = encoder_output(model, command, piece), 0
-    while True:
-        try:
-            next(work)
-        except StopIteration as end:
-            return np.array(end.value), pieces
-        pieces += 1
+    model = cast(Encoder, weights.loaded(folder))
+    found, pieces = drained(encoder_output(model, command, lambda: piece))
+    return np.array(found), len(pieces)
 
 
 def command(row: int = 0, inputs: Any = TEXTS, **rest: Any) -> Embed:
@@ -64,7 +49,7 @@ def test_scores_of_pairs(tmp_path: Path, kind: str, is_padded: bool) -> None:
     own = tiny_encoder(tmp_path, config)
     texts = TEXTS if is_padded else [TEXTS[2]]
     starts = [len(text) // 2 for text in texts]
-    found, _ = computed(loaded(tmp_path), command(inputs=texts, scores=True, second_from=starts))
+    found, _ = computed(tmp_path, command(inputs=texts, scores=True, second_from=starts))
     for logit, text, start in zip(found, texts, starts, strict=True):
         exact = score(config, own, hidden_states(config, own, text, start))
         assert 1 / (1 + np.exp(-logit)) == pytest.approx([exact], abs=2e-5)
@@ -78,7 +63,7 @@ def test_names_of_the_first_checkpoints(tmp_path: Path) -> None:
         for name, array in cast(dict[str, mx.array], mx.load(file)).items()
     }
     mx.save_safetensors(file, {**older, "embeddings.position_ids": mx.arange(POSITIONS)})
-    (found,), _ = computed(loaded(tmp_path), command(inputs=TEXTS[1:2], pooling="cls"))
+    (found,), _ = computed(tmp_path, command(inputs=TEXTS[1:2], pooling="cls"))
     exact = pooled(hidden_states(BERT, own, TEXTS[1]), "cls")
     np.testing.assert_allclose(found / np.linalg.norm(found), exact, atol=2e-5)
 
@@ -86,7 +71,7 @@ def test_names_of_the_first_checkpoints(tmp_path: Path) -> None:
 def test_a_weight_that_is_missing_fails_the_load(tmp_path: Path) -> None:
     tiny_encoder(tmp_path, {**BERT, "num_hidden_layers": LAYERS + 1})
     with pytest.raises(ModelUnusable, match="lack 16 tensors"):
-        loaded(tmp_path)
+        weights.loaded(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +117,7 @@ def test_a_stream_of_another_model_goes_on_between_its_layers(engine: Engine) ->
 def test_each_text_is_what_it_is_alone(tmp_path: Path, kind: str, pooling: Pooling) -> None:
     """Next to longer and shorter ones, on both sides of the window."""
     own = tiny_encoder(tmp_path, ENCODERS[kind])
-    found, _ = computed(loaded(tmp_path), command(pooling=pooling))
+    found, _ = computed(tmp_path, command(pooling=pooling))
     for vector, text in zip(found, TEXTS, strict=True):
         exact = pooled(hidden_states(ENCODERS[kind], own, text), pooling)
         np.testing.assert_allclose(vector / np.linalg.norm(vector), exact, atol=2e-5)
@@ -143,4 +128,4 @@ def test_a_piece_is_so_many_layers_as_have_its_work(
     tmp_path: Path, piece: int, pieces: int
 ) -> None:
     tiny_encoder(tmp_path, BERT)
-    assert computed(loaded(tmp_path), command(), lambda: piece)[1] == pieces
+    assert computed(tmp_path, command(), piece)[1] == pieces

@@ -80,18 +80,14 @@ from mlx_server.system.sandbox.files import decoded, processed
 from mlx_server.worker import weights
 from mlx_server.worker.sight import sight_of
 from mlx_server.worker.vision_towers import tower_features
+from tests.drained import drained
 from tests.sandbox.test_pictures import halves, saved
 from tests.tiny_vision import VISION_FAMILIES, WHOLE_FAMILIES, tiny_vision
 
 whole = WHOLE_FAMILIES.keys() - {{"llava_onevision"}}  # which calls a function of transformers
 for family in (*VISION_FAMILIES, *whole):
-    loading = weights.load(tiny_vision(Path(sys.argv[1], family), family), sees=True)
-    while True:
-        try:
-            next(loading)
-        except StopIteration as end:
-            sight = sight_of(end.value)
-            break
+    model, _ = drained(weights.load(tiny_vision(Path(sys.argv[1], family), family), sees=True))
+    sight = sight_of(model)
     sizes, pixels = decoded(saved(halves(), "PNG"), sight.vision.shown(), sight.vision.filter)
     layout, recipe = [], sight.vision.recipe
     if isinstance(recipe, Borrowed):

@@ -23,6 +23,7 @@ from mlx_server.worker import rows
 from mlx_server.worker.batch import Batch
 from mlx_server.worker.engine import Engine
 from mlx_server.worker.rows import PIECE, Scoring, prompt_logprobs
+from tests.drained import drained
 from tests.worker.batch_runs import a_prompt, ids
 from tests.worker.engine_runs import (
     GREEDY,
@@ -205,13 +206,8 @@ LENGTHS = [1, 2, 3, PIECE - 1, PIECE, PIECE + 1, PIECE + 2, 2 * PIECE + 1, 3 * P
 
 def scored(model: Any, prompt: list[int], top: int) -> tuple[list[Logprobs], list[Any], int]:
     """What `score` returns, and in how many pieces it got there."""
-    scoring = prompt_logprobs(model, prompt, top)
-    pieces = list[list[Logprobs]]()
-    while True:
-        try:
-            pieces.append(next(scoring))
-        except StopIteration as end:
-            return [entry for piece in pieces for entry in piece], end.value, len(pieces)
+    last, pieces = drained(prompt_logprobs(model, prompt, top))
+    return [entry for piece in pieces for entry in piece], last, len(pieces)
 
 
 @pytest.mark.parametrize("length", LENGTHS)

@@ -52,6 +52,7 @@ from mlx_server.worker.prompt_store import PromptStore
 from mlx_server.worker.rows import check_row
 from mlx_server.worker.sight import RowPictures, Sight, sight_of
 from mlx_server.worker.vision_towers import make_tower, package_of
+from tests.drained import drained
 from tests.tables import cases
 from tests.tiny import tokenizer
 from tests.tiny_vision import (
@@ -76,12 +77,7 @@ BEFORE, BETWEEN, AFTER = [1, 40, 41, 259], [261, 42, 43, 259], [261, 44, 45, 2, 
 
 
 def load(folder: Path, *, sees: bool = True) -> Any:
-    loading = weights.load(folder, sees=sees)
-    while True:
-        try:
-            next(loading)
-        except StopIteration as end:
-            return end.value
+    return drained(weights.load(folder, sees=sees))[0]
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
