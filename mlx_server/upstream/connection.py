@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import replace
-from typing import Any, Literal, Protocol, cast
+from typing import Annotated, Any, Literal, Protocol, cast
 
 import httpx2
 import msgspec
@@ -245,7 +245,7 @@ class IamToken:
 
 
 class _Token(msgspec.Struct):
-    access_token: str
+    access_token: Annotated[str, msgspec.Meta(pattern=r"\A[!-~]+\Z")]  # it becomes a header
     expires_in: float
 
 
@@ -598,7 +598,8 @@ class UpstreamConnection:
                 transport=BoundedTransport(
                     limits=httpx2.Limits(max_connections=most, max_keepalive_connections=most // 4),
                     trust_env=False,
-                    verify=self.spec.url.startswith("https:"),
+                    # watsonx's key goes to IAM_URL, wherever the model is
+                    verify=self.spec.kind == "watsonx" or self.spec.url.startswith("https:"),
                 ),
             )
         return self._client

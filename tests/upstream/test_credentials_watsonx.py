@@ -9,6 +9,7 @@ import httpx2
 import pytest
 from starlette.testclient import TestClient
 
+from mlx_server.system.http_transport import BoundedTransport
 from mlx_server.upstream import connection as credentials
 from mlx_server.upstream.connection import IamToken, UpstreamKey
 from tests.clients.recorded import WEATHER as CLIENTS_WEATHER
@@ -78,6 +79,29 @@ def test_one_token_serves_many_requests(client: TestClient, upstream: PlayingSer
         "project_id": PROJECT,
         "messages": [{"role": "user", "content": "hi"}],
     }
+
+
+def test_the_key_is_sent_where_the_certificate_is_checked(
+    client: TestClient, upstream: PlayingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transports = list[dict[str, Any]]()
+
+    def transport(**options: Any) -> BoundedTransport:
+        transports.append(options)
+        return BoundedTransport(**options)
+
+    monkeypatch.setattr(credentials, "BoundedTransport", transport)
+    upstream.plays(token("first"), YES)
+    assert in_one(client, {})["text"] == "Yes"
+    assert [options["verify"] for options in transports] == [True]
+
+
+@pytest.mark.parametrize("text", ["a\r\nx: y", "é", "\ud83d\ude00"])
+def test_a_token_that_is_no_header(client: TestClient, upstream: PlayingServer, text: str) -> None:
+    upstream.plays(token(text), YES)
+    response = chat(client)
+    assert response.status_code == 502
+    assert "sent no token" in response.text
 
 
 def test_a_space_and_a_choice_of_tools(client: TestClient, upstream: PlayingServer) -> None:
