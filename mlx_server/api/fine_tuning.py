@@ -39,12 +39,11 @@ from mlx_server.errors import (
     StoreUnavailable,
     TrainingDataInvalid,
 )
-from mlx_server.generation.training import Training, split
+from mlx_server.generation.training import Training, check_trainable, split
 from mlx_server.http.security import keyed_router
 from mlx_server.models.adapter_catalog import check_name
 from mlx_server.pool.memory import footprint
 from mlx_server.pool.pool import Pool, TrainingProgress
-from mlx_server.pool.prepare import REPLAY
 from mlx_server.pool.scheduler import cancelled
 from mlx_server.request_threads import in_thread
 from mlx_server.store import Record, Store
@@ -410,10 +409,7 @@ async def create_job(http: Request) -> Response:
     pool: Pool = http.app.state.pool
     jobs: FineTuning = http.app.state.fine_tuning
     spec = pool.models.spec(body.model)
-    if spec.upstream or spec.source.startswith(REPLAY):
-        raise BadRequest(
-            f"{spec.id} can't be trained: send a model with weights on this machine.", param="model"
-        )
+    check_trainable(spec)
     if stored := STORED.fullmatch(body.training_file):
         file = await _file_of_stored(http, *stored.groups())
         body = body.model_copy(update={"training_file": file})

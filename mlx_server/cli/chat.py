@@ -35,7 +35,7 @@ def chat(
     ] = None,
     system: Annotated[str | None, typer.Option(metavar="TEXT", help="System message.")] = None,
     temperature: Annotated[
-        float | None, typer.Option(help="Sampling temperature; 0 is greedy.")
+        float | None, typer.Option(min=0, max=2, help="Sampling temperature; 0 is greedy.")
     ] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Maximum tokens of an answer.")] = None,
     connector: Annotated[

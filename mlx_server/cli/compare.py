@@ -33,7 +33,7 @@ from mlx_server.engine.comparison import (
     Side,
     findings,
 )
-from mlx_server.errors import BadRequest, ComparisonFailed
+from mlx_server.errors import BadRequest, ComparisonFailed, ServerError
 from mlx_server.events import folded
 from mlx_server.generation.rendering import tokenized
 from mlx_server.grammars.check import readable
@@ -157,7 +157,9 @@ def compare(
     machine is the first of MLX_SERVER_API_KEYS.
     """
     lines = [*_lines(config, requests)]
-    asked = [_request(line) for line in lines]
+    if not lines:
+        raise typer.BadParameter("There are no requests in it.", param_hint="--requests")
+    asked = [_request(number, line) for number, line in enumerate(lines, 1)]
     are_served = [bool(URL.match(each)) for each in (first, second)]
     if any(are_served):
         if not all(are_served):
@@ -180,6 +182,8 @@ def _side(config: Path | None, named: str) -> tuple[PreparedModel, Side]:
         raise typer.BadParameter(f"{named!r}: after `@kv` should be 4 or 8.")
     base, _, adapter = name.partition(":") if ":" in name and "/" not in name else (name, "", "")
     spec = spec_named(config, base)
+    if spec.upstream:
+        raise typer.BadParameter(f"{base} is on another server. Compare two of URL#MODEL.")
     show = progress_display()
     prepared = prepare(spec, lambda *done: show(base, *done), upcast=False)
     folder = None
@@ -268,8 +272,11 @@ def _conversation(line: bytes) -> Conversation:
     return replace(conversation, messages=messages)
 
 
-def _request(line: bytes) -> Request:
-    conversation = _conversation(line)
+def _request(number: int, line: bytes) -> Request:
+    try:
+        conversation = _conversation(line)
+    except ServerError as error:
+        raise BadRequest(f"Request {number} of --requests: {error.message}") from None
     wanted = json.loads(line)
     for name in ("response_format", "json_schema", "schema"):
         wanted = wanted.get(name) if isinstance(wanted, dict) else None
@@ -279,7 +286,7 @@ def _request(line: bytes) -> Request:
             validator_for(each).check_schema(dict(each))
         View(schema or {}).reached()
     except jsonschema.SchemaError as error:
-        raise BadRequest(f"A schema of a request is not valid: {error.message}") from None
+        raise BadRequest(f"A schema of request {number} is not valid: {error.message}") from None
     return Request(conversation.messages[-1].content, schema, conversation.tools)
 
 

@@ -10,12 +10,13 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from mlx_server import limits
 from mlx_server.api.training_data import STORED, samples_of, stored_lines
 from mlx_server.cli.root import ConfigFile, command_app
 from mlx_server.config.models_yaml import ADAPTERS_DIR, load_settings, spec_named
 from mlx_server.config.settings import Settings
 from mlx_server.engine.training import TrainingMethod, TrainingProcess
-from mlx_server.generation.training import TRAINING, Training, split
+from mlx_server.generation.training import TRAINING, Training, check_trainable, split
 from mlx_server.http.security import client_states
 from mlx_server.models.adapter_catalog import check_name
 from mlx_server.pool.models import progress_display
@@ -32,11 +33,15 @@ def train(
     name: Annotated[
         str | None, typer.Option(metavar="NAME", help="The adapter's name [the data's].")
     ] = None,
-    epochs: Annotated[int, typer.Option(min=1, help="How often each sample is learnt.")] = 3,
-    learning_rate: Annotated[float, typer.Option(min=0)] = 1e-4,
-    batch_size: Annotated[int, typer.Option(min=1, help="Samples of a step.")] = 4,
-    rank: Annotated[int, typer.Option(min=1, max=256)] = 8,
-    layers: Annotated[int, typer.Option(min=-1, help="The last layers; -1: all.")] = 16,
+    epochs: Annotated[
+        int, typer.Option(min=1, max=1000, help="How often each sample is learnt.")
+    ] = 3,
+    learning_rate: Annotated[float, typer.Option(min=0, max=1e30)] = 1e-4,
+    batch_size: Annotated[int, typer.Option(min=1, max=1000, help="Samples of a step.")] = 4,
+    rank: Annotated[int, typer.Option(min=1, max=limits.ADAPTER_RANK)] = 8,
+    layers: Annotated[
+        int, typer.Option(min=-1, max=limits.CHECKPOINT_LAYERS, help="The last layers; -1: all.")
+    ] = 16,
     kind: Annotated[Literal["lora", "dora"], typer.Option()] = "lora",
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1)] = 0,
     config: ConfigFile = None,
@@ -55,16 +60,16 @@ def train(
     with a training that was interrupted. The exit code is 0 if an adapter was published, else 1.
     """
     stored = STORED.fullmatch(str(data))
-    name = name or (stored[2] if stored else data.stem)
-    check_name(name)
     if not stored and not data.is_file():
         raise typer.BadParameter(f"There is no file {str(data)!r}.", param_hint="DATA.jsonl")
+    name = name or (stored[2] if stored else data.stem)
+    check_name(name)
     settings = load_settings(config)
     adapters = settings.server.adapters_dir or Path(ADAPTERS_DIR)
     if (adapters / name).exists():
         message = f"There is an adapter {name!r} in {adapters}. Choose another --name."
         raise typer.BadParameter(message, param_hint="--name")
-    spec = spec_named(config, base)
+    check_trainable(spec := spec_named(config, base))
     show = progress_display()
     prepared = prepare(spec, lambda *done: show(base, *done), upcast=False)
     with (

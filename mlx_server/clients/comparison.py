@@ -19,7 +19,7 @@ import httpx
 from mlx_server import limits
 from mlx_server.clients.chat import UNREADABLE, client_of, error_in, first_model, key_at_home
 from mlx_server.engine.comparison import Answers, Divergence, Finding
-from mlx_server.errors import ComparisonFailed
+from mlx_server.errors import ComparisonFailed, Unauthorized
 from mlx_server.json_bounds import json_or_none
 
 Body = Mapping[str, Any]
@@ -58,7 +58,12 @@ class ServedModel:
         self._name = without_key(url)
         key = unquote(found[0]) if (found := KEY.search(url)) else key_at_home(url)
         self._client = client_of(self._name, key)
-        self._model = model or first_model(self._client)
+        try:
+            self._model = model or first_model(self._client)
+        except Unauthorized:
+            raise Unauthorized(
+                f"{self._name} needs a key: give it as in http://KEY@host."
+            ) from None
 
     def prompt(self, body: Body) -> list[int]:
         return self._post("/tokenize", body, _tokens)
@@ -111,8 +116,8 @@ class ServedModel:
 
     def _failed(self, why: str) -> ComparisonFailed:
         return ComparisonFailed(
-            f"{self._name} can't be compared: {why}. A server is compared by /tokenize and by "
-            "`echo` with `logprobs` of /v1/completions, as this server has them."
+            f"{self._name} can't be compared: {why.rstrip('.')}. A server is compared by /tokenize "
+            "and by `echo` with `logprobs` of /v1/completions, as this server has them."
         )
 
 

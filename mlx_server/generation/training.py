@@ -31,11 +31,11 @@ from mlx_server.engine.training import (
     kept_reports,
     write_job,
 )
-from mlx_server.errors import TrainingDataInvalid, TrainingFailed, public_message
+from mlx_server.errors import BadRequest, TrainingDataInvalid, TrainingFailed, public_message
 from mlx_server.generation.rendering import tokenized
 from mlx_server.messages import Conversation
 from mlx_server.models.adapter_config import CONFIG
-from mlx_server.pool.prepare import PreparedModel
+from mlx_server.pool.prepare import REPLAY, ModelSpec, PreparedModel
 from mlx_server.prompts.control_token_guard import common_length
 
 HELD_OUT = 0.1
@@ -61,6 +61,14 @@ CARD = "card.json"
 
 TRAINING = "training"
 """A folder in the data directory."""
+
+
+def check_trainable(spec: ModelSpec) -> None:
+    """Raises BadRequest."""
+    if spec.upstream or spec.source.startswith(REPLAY):
+        raise BadRequest(
+            f"{spec.id} can't be trained: name a model with weights on this machine.", param="model"
+        )
 
 
 def sample_of(prepared: PreparedModel, conversation: Conversation) -> TrainingSample:

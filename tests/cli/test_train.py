@@ -148,6 +148,23 @@ def test_the_trainer_of_a_killed_command_keeps_its_folder_to_its_end(trainings: 
     assert trainings.run(*options).returncode == 0
 
 
+def test_what_can_not_be_trained_is_refused(trainings: Trainings) -> None:
+    others = "written: {source: 'replay:written.jsonl'}, there: {source: 'openai+http://x/v1'}"
+    (trainings.folder / "others.yaml").write_text(f"models: {{{others}}}\n")
+    for wrong, code, message in (
+        (("--epochs", "9" * 20), 2, "less than or equal to 1000"),
+        (("--learning-rate", "inf"), 2, "less than or equal to"),
+        (("--layers", "9" * 30), 2, "less than or equal to"),
+    ):
+        run = trainings.run(*wrong)
+        assert (run.returncode, message in run.stderr) == (code, True), run.stderr
+    for model in ("written", "there"):
+        arguments = ("train", model, "abc.jsonl", "--config", "others.yaml", "--name", "no")
+        run = ran(*arguments, folder=trainings.folder, seconds=60)
+        assert run.returncode == 1
+        assert f"{model} can't be trained: name a model with weights" in run.stderr
+
+
 def test_a_loss_that_is_no_number_ends_the_training(trainings: Trainings) -> None:
     run = trainings.run(*QUICK, "--learning-rate", "1e30", "--name", "wild")
     assert run.returncode == 1

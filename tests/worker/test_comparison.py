@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from mlx_server.cli.compare import ComparisonResult, Request, app, calls_well, parsed_answer
 from mlx_server.clients import comparison
 from mlx_server.engine.comparison import Answers, ComparisonJob, Divergence, Finding, Side
-from mlx_server.errors import ComparisonFailed
+from mlx_server.errors import ComparisonFailed, Unauthorized
 from mlx_server.messages import Tool
 from mlx_server.pool.prepare import ModelSpec, prepare
 from mlx_server.worker.comparison import compared
@@ -129,6 +129,14 @@ def test_a_server_that_answers_otherwise_is_named(
         served()
 
 
+def test_a_server_that_needs_a_key_says_how_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    transport = httpx.MockTransport(lambda _: httpx.Response(401))
+    client = httpx.Client(transport=transport, base_url="http://other")
+    monkeypatch.setattr(comparison, "client_of", lambda *_: client)
+    with pytest.raises(Unauthorized, match=r"http://other needs a key: .* http://KEY@host"):
+        comparison.ServedModel("http://other")
+
+
 @cases
 def test_a_key_is_sent_only_to_its_server(
     monkeypatch: pytest.MonkeyPatch, named: str, key: str | None
@@ -164,6 +172,17 @@ def test_a_request_that_can_not_be_compared_is_refused_before_models_are_loaded(
     asked.write_text(json.dumps(line), "utf-8")
     run = CliRunner().invoke(app, ["missing/a", "http://b", "--requests", str(asked)])
     assert (why or "Name two models") in f"{run.output} {run.exception}"
+
+
+@pytest.mark.parametrize(
+    ("text", "why"), [("\n", "no requests in it"), ('{"prompt": "a"}\n\nb', "Request 2 of")]
+)
+def test_a_file_without_requests_or_with_another_line_is_refused(
+    tmp_path: Path, text: str, why: str
+) -> None:
+    (asked := tmp_path / "asked.jsonl").write_text(text, "utf-8")
+    run = CliRunner().invoke(app, ["missing/a", "http://b", "--requests", str(asked)])
+    assert why in f"{run.output} {run.exception}"
 
 
 @cases
