@@ -1,8 +1,10 @@
 """Messages between our processes arrive as they were sent, and nothing else is taken for one."""
 
-from collections.abc import Mapping
-from types import ModuleType
-from typing import Any, get_args
+import inspect
+from collections.abc import Iterator, Mapping
+from dataclasses import is_dataclass
+from types import ModuleType, UnionType
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 import msgspec
 import pytest
@@ -14,7 +16,70 @@ from mlx_server.grammars import compiled as schemas
 from mlx_server.system.sandbox import files, picture_recipes
 from mlx_server.system.sandbox import template_messages as templates
 from mlx_server.worker.ranks import link
-from tests.structs import broken, filled, tagged
+
+S = TypeVar("S")
+
+
+def tagged(module: ModuleType) -> set[type[msgspec.Struct]]:
+    """The messages of a module that are sent by themselves, not as a part of another one."""
+    own = [each for _, each in inspect.getmembers(module, inspect.isclass)]
+    own = [each for each in own if each.__module__ == module.__name__]
+    return {
+        each
+        for each in own
+        if issubclass(each, msgspec.Struct) and each.__struct_config__.tag is not None
+    }
+
+
+def filled(message: type[S], seed: int = 2) -> S:
+    """A message in which no field has its default."""
+    hints = get_type_hints(message)
+    values = {name: value_of(hint, seed + at) for at, (name, hint) in enumerate(hints.items())}
+    made: Any = message(**values)
+    assert not is_dataclass(message) or made != message()
+    return cast(S, made)
+
+
+def value_of(hint: Any, seed: int) -> Any:
+    """Any value of the type, which another seed changes."""
+    given = get_args(hint)
+    match get_origin(hint) or hint:
+        case origin if origin is Literal:
+            return given[seed % len(given)]
+        case origin if origin in (Union, UnionType):
+            return value_of(given[0], seed)
+        case origin if origin is list:
+            return [value_of(given[0], seed), value_of(given[0], seed + 1)]
+        case origin if origin is tuple:
+            items = given[:1] if given[-1] is Ellipsis else given
+            return tuple(value_of(each, seed + at) for at, each in enumerate(items))
+        case origin if origin is dict:
+            key, value = given or (str, Any)
+            member: Any = [seed, None, "ü"] if value is Any else value_of(value, seed)
+            return {value_of(key, seed): member}
+        case plain if plain in (int, float, str, bytes, bool):
+            return {
+                int: 2**40 + seed,
+                float: seed + 0.5,
+                str: f"Salü 🙂 \n{seed}",
+                bytes: b"\xff\0%d" % seed,
+                bool: True,
+            }[plain]
+        case message:
+            return filled(message, seed)
+
+
+def broken(message: msgspec.Struct) -> Iterator[Any]:
+    """What is sent for a message, with a value of a wrong type in each field in turn."""
+    sent = msgspec.msgpack.decode(msgspec.msgpack.encode(message))
+    has_tag = message.__struct_config__.tag is not None
+    if isinstance(sent, dict):
+        for name in message.__struct_fields__:
+            yield {**sent, name: [[]]}
+    else:
+        for at in range(has_tag, len(sent)):
+            yield [*sent[:at], [[]], *sent[at + 1 :]]
+
 
 UNIONS: Mapping[str, tuple[ModuleType, Any]] = {
     "engine": (messages, Report),

@@ -11,12 +11,13 @@ import pytest
 from mlx_server.engine.messages import AdapterLoaded, LoadAdapter
 from mlx_server.families import FAMILIES
 from mlx_server.models.architectures import module_of
-from mlx_server.worker import ragged_caches
+from mlx_server.worker import kv_caches, ragged_caches
 from mlx_server.worker.kv_caches import make_caches
+from tests.worker import batching_table
 from tests.worker.bench import GREEDY
-from tests.worker.kinds import ARCHITECTURES, CONFIGS
+from tests.worker.kinds import ARCHITECTURES, CONFIGS, KINDS
 from tests.worker.lora_files import linears_of, mlx_adapter, with_adapter
-from tests.worker.served import TOKENS, Served
+from tests.worker.served import LENGTHS, TOKENS, Served
 from tests.worker.speculation.drafted_runs import Asked, DraftedRun, drafted
 
 ALONE = {
@@ -132,3 +133,28 @@ def test_every_architecture_with_a_family_is_here() -> None:
     modules = {module for name in types if (module := module_of({"model_type": name}))}
     tried = {module for config in CONFIGS.values() if (module := module_of(config))}
     assert modules <= tried
+
+
+README = Path(__file__).parents[2] / "mlx_server" / "worker" / "README.md"
+UNEVEN = (*LENGTHS, 3)
+"""With a short prompt that has tokens of its own before those that pad it."""
+
+
+@pytest.mark.parametrize("name", kv_caches.UNBATCHABLE)
+def test_what_is_said_to_be_wrong_together_is(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once mlx-lm computes it rightly, the table can do without it."""
+    monkeypatch.setattr(kv_caches, "UNBATCHABLE", {})
+    served = Served(KINDS[name], tmp_path, UNEVEN)
+    assert served.bench.engine.models.batches["m"].why_alone == ""
+    answers = served.together(len(UNEVEN))
+    assert answers != served.mlx_lm_answers(served.prompts, answers)
+
+
+def test_the_readme_has_the_table_of_those_that_do_not_batch() -> None:
+    """As `scripts/architectures` makes it."""
+    readme = README.read_text("utf-8")
+    sentence, *lines = batching_table.markdown(batching_table.reasons()).splitlines()
+    assert [line for line in lines if line not in readme] == []
+    assert sentence.partition(", ")[2] in readme

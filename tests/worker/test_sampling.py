@@ -250,18 +250,6 @@ def test_the_only_token_allowed_is_chosen_whatever_its_noise(
     assert chosen([a_row(SamplingParams())], logits) == [5]
 
 
-def test_a_bias_forbids_or_forces_for_its_own_row_alone() -> None:
-    logits = random_logits(3)
-    best = logits.argmax(axis=-1).tolist()
-    sampling = [
-        SamplingParams(temperature=0, logit_bias={best[0]: -100.0}),
-        GREEDY,
-        SamplingParams(seed=1, logit_bias={11: 100.0}),
-    ]
-    second = int(np.argsort(-logits[0])[1])
-    assert chosen([a_row(s) for s in sampling], logits) == [second, best[1], 11]
-
-
 PENALTIES = [
     SamplingParams(temperature=0, repetition_penalty=1.5),
     GREEDY,
@@ -316,19 +304,6 @@ def test_logprobs_are_the_models_own() -> None:
     best = np.argsort(-exact)[:5]
     assert [token for token, _ in found.top] == best.tolist()
     assert [logprob for _, logprob in found.top] == pytest.approx(exact[best].tolist(), abs=1e-4)
-
-
-def test_each_row_gets_as_many_alternatives_as_it_asked_for() -> None:
-    asked = [3, None, 0, 20, None, 1]
-    logits = random_logits(len(asked))
-    rows = [a_row(SamplingParams(temperature=0, logprobs=count)) for count in asked]
-    found = reported(rows, logits)
-    assert [None if entry is None else len(entry.top) for entry in found] == asked
-    for row, entry in zip(logits, found, strict=True):
-        if entry is not None:
-            assert entry.chosen == pytest.approx(log_softmax(row).max(), abs=1e-4)
-            best = np.argsort(-row)[: len(entry.top)]
-            assert [token for token, _ in entry.top] == best.tolist()
 
 
 def test_alternatives_that_tie_are_in_the_order_of_their_ids() -> None:

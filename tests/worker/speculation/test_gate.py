@@ -26,19 +26,6 @@ def draft(*chances: float, pace: float = 1.0) -> Draft:
 SURE = draft(*[0.99] * MOST_DRAFTED)
 
 
-def test_nothing_is_drafted_where_each_position_costs_as_much_as_the_first() -> None:
-    gate = Gate(LINEAR)
-    for rows in (1, 4, 16):
-        assert gate.most(rows) == 0
-        assert gate.widths([SURE] * rows) == [0] * rows
-
-
-def test_what_costs_nothing_is_computed() -> None:
-    gate = Gate(FLAT)
-    assert gate.most(1) == MOST_DRAFTED
-    assert gate.widths([draft(0.9, 0.5, 0.2), None]) == [3, 0]
-
-
 def test_a_sure_draft_reaches_the_end_of_a_kernels_step_and_not_past_it() -> None:
     """Past the step at 10 positions the next 22 are free."""
     assert Gate(STEPPED).widths([SURE]) == [31]
