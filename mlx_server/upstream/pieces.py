@@ -5,7 +5,7 @@ import json
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from typing import Any
 
 import msgspec
@@ -274,10 +274,14 @@ def read_piece(value: Any) -> AnswerPiece:
         fields = {"content": choice.get("text")}
     if not isinstance(fields, Mapping):
         raise UpstreamFailed("The upstream sent a `delta` that is not an object.")
-    stop = choice.get("stop_reason")
+    stop, parts = choice.get("stop_reason"), fields.get("content")
+    thought = ""
+    if isinstance(parts, list):  # as Mistral's models that think have it
+        thought = _of_type("thinking", parts)
+        fields = {**fields, "content": _of_type("text", parts)}
     return AnswerPiece(
         text=_text(fields, "content") or _text(fields, "refusal"),
-        reasoning=reasoning_of(fields),
+        reasoning=reasoning_of(fields) or thought,
         calls=tuple(calls_of(fields, are_whole=is_whole)),
         finish=reason_of_end(choice.get("finish_reason")),
         stop=stop if isinstance(stop, str) and choice.get("finish_reason") else None,
@@ -323,6 +327,14 @@ def _first_choice(choices: Any) -> Mapping[str, Any] | None:
 def _index(choice: Mapping[str, Any]) -> int:
     index = choice.get("index")
     return index if type(index) is int else 0
+
+
+def _of_type(kind: str, parts: Iterable[Any]) -> str:
+    """The text of the parts of a type, each a text or a list of texts."""
+    ours = (part for part in parts if isinstance(part, Mapping) and part.get("type") == kind)
+    values = (part.get(kind) for part in ours)
+    lists = (value if isinstance(value, list) else [{"text": value}] for value in values)
+    return "".join(_text(each, "text") for each in chain(*lists) if isinstance(each, Mapping))
 
 
 def _text(fields: Mapping[str, Any], name: str) -> str:
