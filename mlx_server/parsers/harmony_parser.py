@@ -267,9 +267,15 @@ class HarmonyParser:
             self._message.feed(token)
         else:
             self._header.append(token)
-            if len(self._header) > limits.HARMONY_HEADER_TOKENS:
+            if self._is_too_long(self._header):
                 self._begin_broken()
         return self._take_events()
+
+    def _is_too_long(self, header: list[int]) -> bool:
+        # up to three more tokens complete a character
+        surplus = len(header) - limits.HARMONY_HEADER_TOKENS
+        is_too_long = surplus > 0 and not self._encoding.decode(header[-4:]).endswith("\ufffd")
+        return surplus > 3 or is_too_long
 
     def finish(self, *, cut: bool) -> list[Event]:
         self._end(cut=cut)
