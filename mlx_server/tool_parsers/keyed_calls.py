@@ -102,7 +102,8 @@ class PairArguments:
             head = f"{lark.text(self.key_opens)} {quoted(key)} {lark.text(self.key_closes)}"
             typed = self._typed(member.value, lark, space) if self.type_opens else ""
             opening = f"{space} {typed} {lark.text(self.value_opens)}" if self.value_opens else ""
-            value = bare_value_rule(member.value, lark, self.value_closes, self.closes_call)
+            others = self.closes_call, self.key_closes
+            value = bare_value_rule(member.value, lark, self.value_closes, *others)
             return f"{head} {opening} {value} {space}"
 
         return f"{space} {one_by_one_rule(arguments_of(tool), written, lark)}"
@@ -319,20 +320,15 @@ def _is_call(ahead: Lookahead, call: ToolCallWriter) -> Steps[bool]:
     return call.knows(name) and bool((yield from ahead.accept(KEY, CLOSE)))
 
 
+_PAIRS = PairArguments(
+    key_opens=KEY, key_closes=KEY_END, value_opens=VALUE, value_closes=VALUE_END, closes_call=CLOSE
+)
+
+
 def _call_of(lark: Lark, tool: Tool) -> str:
     if not NAME.fullmatch(tool.name) or tool.name != tool.name.strip():
         raise UncallableTool(f"the name of the tool {tool.name!r}")
-    space = lark.terminal(r"/\n[\x20\n]?/")  # other white space would be part of the name
-
-    def written(member: MemberSchema) -> str | None:
-        key = member.key
-        if key != key.strip() or "\n" in key or KEY_END in key:
-            return None
-        name = f"{lark.text(KEY)} {quoted(key)} {lark.text(KEY_END)} {space}? {lark.text(VALUE)}"
-        return f"{space}? {name} {bare_value_rule(member.value, lark, VALUE_END, CLOSE, KEY_END)}"
-
-    arguments = one_by_one_rule(arguments_of(tool), written, lark)
-    return lark.rule(f"{quoted(tool.name)} {arguments}")
+    return f"{quoted(tool.name)} {_PAIRS.write(lark, tool)}"
 
 
 GLM = CallFormat(
