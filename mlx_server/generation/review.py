@@ -299,12 +299,11 @@ class Review:
             checked = CheckedAnswer(text, errors=whole.errors)
         elif self._unchecked or is_empty:
             checked = await self._check(text, finished)
-        if checked.errors and self._is_buffered and await self._retry(text, checked):
-            self._rejected = self._with_rejected_usage(finished)
-            return []
         is_promoted = bool(checked.repairs) and self._request.format is not None
         may_be_nudged = is_empty and finished.reason == "stop" and not is_promoted
-        if may_be_nudged and await self._nudge():
+        if (checked.errors and self._is_buffered and await self._retry(text, checked)) or (
+            may_be_nudged and await self._nudge()
+        ):
             self._rejected = self._with_rejected_usage(finished)
             return []
         self.finished = True

@@ -171,7 +171,6 @@ class MarkupDelimiters:
         known = "\0".join((*self.all, *inner))  # some vocabularies have hundreds of control tokens
         self.tokens = {id: token for id, token in context.control.items() if token in known}
         """Control tokens that are delimiters or parts of them."""
-        self.end_of_reasoning = layout.ends_reasoning
         self.calls_in_reasoning = tuple(own_formats) if layout.calls_end_reasoning else ()
 
     @property

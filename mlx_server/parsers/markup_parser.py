@@ -326,7 +326,7 @@ class MarkupParser:
 
         delimiters, calls = self._delimiters, self._delimiters.calls_in_reasoning
         closes, opens = delimiters.closes(closing), delimiters.opens_within(closing)
-        ends = (*closes, *delimiters.end_of_reasoning, *calls, *self._layout.transparent)
+        ends = (*closes, *self._layout.ends_reasoning, *calls, *self._layout.transparent)
         self._section = "reasoning"
         yield from self._opened_again(closing, reason)
         nested = 0

@@ -109,8 +109,10 @@ class MisplacedCallReader:
 
     def read_nameless(self, source: Source) -> Steps[bool]:
         """Reads arguments without a name that only one tool can take, and emits the call."""
-        text = yield from source.ahead_to_end("{")
-        call = self._calls.nameless(text) if text and not source.cut else None
+        if not (yield from source.after_space("{")):
+            return False
+        text = yield from source.lookahead().text_up_to()
+        call = None if source.cut else self._calls.nameless(text)
         if not call:
             return False
         source.take(len(text))

@@ -167,17 +167,6 @@ class CallFormat:
     """The grammars of the layouts that models were trained on; empty if none can be expressed."""
 
 
-def parse_calls(call_format: CallFormat, text: str, tools: Sequence[Tool]) -> list[dict[str, Any]]:
-    """Returns the calls in a text from after the opening delimiter; ValueError if it holds none."""
-    events: list[Event] = []
-    try:
-        read_block(call_format, complete_source(text), tools, events)
-    except Malformed as error:
-        if not any(isinstance(event, ToolCallFinished) for event in events):
-            raise ValueError(str(error)) from None
-    return finished_calls(events)
-
-
 def read_block(
     call_format: CallFormat,
     source: Source,

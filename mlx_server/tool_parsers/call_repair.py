@@ -252,20 +252,13 @@ def _read_tree(tree: Any, schema: Schema, view: View, mistake: Mistake | None) -
         mistake()
         (tree,) = tree.values()
         tree = tree if isinstance(tree, list) else [tree]
-    match tree:
-        case dict():
-            return {
-                k: _read_tree(v, lenient_member(schema, k, view), view, mistake)
-                for k, v in tree.items()
-            }
-        case list():
-            each = lenient_items(schema, view)
-            return [_read_tree(item, each, view, mistake) for item in tree]
-        case "":
-            empty: Any = {"array": [], "object": {}}
-            types = types_of(schema, view)
-            return "" if "string" in types else next((empty[t] for t in empty if t in types), "")
-    return _read_as(tree, schema, view, mistake)
+    if tree == "":
+        empty: Any = {"array": [], "object": {}}
+        types = types_of(schema, view)
+        return "" if "string" in types else next((empty[t] for t in empty if t in types), "")
+    if isinstance(tree, str):
+        return _read_as(tree, schema, view, mistake)
+    return _inside(tree, schema, view, lambda each, own: _read_tree(each, own, view, mistake))
 
 
 def _wants_list(schema: Schema, view: View) -> bool:
@@ -292,7 +285,9 @@ def _coerced(value: Any, schema: Schema, view: View, depth: int) -> Any:
     types = types_of(schema, view)
     if type_of(value) not in types:
         value = _converted(value, types)
-    return _inside(value, schema, view, depth - 1) if depth else value
+    if not depth:
+        return value
+    return _inside(value, schema, view, lambda each, own: _coerced(each, own, view, depth - 1))
 
 
 def _converted(value: Any, types: frozenset[str]) -> Any:
@@ -320,16 +315,14 @@ def _converted(value: Any, types: frozenset[str]) -> Any:
     return value
 
 
-def _inside(value: Any, schema: Schema, view: View, depth: int) -> Any:
+def _inside(value: Any, schema: Schema, view: View, read: Callable[[Any, Schema], Any]) -> Any:
+    """Applies `read` to each member or item, with its own schema."""
     match value:
         case dict():
-            return {
-                k: _coerced(v, lenient_member(schema, k, view), view, depth)
-                for k, v in value.items()
-            }
+            return {k: read(v, lenient_member(schema, k, view)) for k, v in value.items()}
         case list():
             each = lenient_items(schema, view)
-            return [_coerced(item, each, view, depth) for item in value]
+            return [read(item, each) for item in value]
     return value
 
 

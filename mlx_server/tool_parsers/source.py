@@ -163,15 +163,6 @@ class Source:
         while len(self.ahead()) < size and not self.closed:
             yield
 
-    def ahead_to_end(self, *beginnings: str) -> Steps[str]:
-        """Returns all that is left of the text, which stays to be read; empty if it begins
-        otherwise."""
-        if not (yield from self.after_space(*beginnings)):
-            return ""
-        while not self.closed:
-            yield
-        return self.ahead()
-
     def accept(self, *literals: str) -> Steps[str]:
         """Reads the longest of these that comes next; empty if none does.
 

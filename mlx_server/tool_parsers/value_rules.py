@@ -314,17 +314,16 @@ class LiteralGrammar:
             case "string":
                 return self.syntax.string(self.lark, value)
             case "boolean":
-                return " | ".join(map(quoted, (*self._words(True), *self._words(False))))
+                return " | ".join(
+                    map(quoted, (*self.syntax.words[True], *self.syntax.words[False]))
+                )
             case "null":
-                return " | ".join(map(quoted, self._words(None)))
+                return " | ".join(map(quoted, self.syntax.words[None]))
             case "array":
                 return self._array(value)
             case "object":
                 return self._object(value)
         return json_rule(value, self.lark, type)
-
-    def _words(self, value: bool | None) -> tuple[str, ...]:
-        return self.syntax.words[value]
 
     def _array(self, value: ValueSchema) -> str | None:
         items = value.items
@@ -356,7 +355,7 @@ class LiteralGrammar:
             case str():
                 return self.syntax.text(self.lark, value)
             case bool() | None:
-                return " | ".join(map(quoted, self._words(value)))
+                return " | ".join(map(quoted, self.syntax.words[value]))
         return quoted(json.dumps(value, ensure_ascii=False))
 
 

@@ -16,11 +16,11 @@ from mlx_server.tool_parsers.call_format import (
     CallFormat,
     UncallableTool,
     finished_calls,
-    parse_calls,
 )
 from mlx_server.tool_parsers.calls import ToolCallEmitter
 from mlx_server.tool_parsers.model_json import Malformed
 from mlx_server.tool_parsers.source import Source
+from tests.tool_parsers import parse_calls
 
 ALONE = keyed_calls.keyed_calls(
     before_name="<c>",

@@ -23,11 +23,12 @@ from mlx_server.families.base import ModelFamily
 from mlx_server.families.markup import MarkupFamily
 from mlx_server.messages import Tool
 from mlx_server.tool_parsers import formats, tag_formats
-from mlx_server.tool_parsers.call_format import CallFormat, finished_calls, parse_calls
+from mlx_server.tool_parsers.call_format import CallFormat, finished_calls
 from mlx_server.tool_parsers.elements import KIMI_K3
 from mlx_server.tool_parsers.formats import FOREIGN_FORMATS
 from mlx_server.tool_parsers.keyed_calls import GLM
 from tests.families.goldens import FOLDER, Golden, goldens_of, tools
+from tests.tool_parsers import parse_calls
 
 OURS: dict[str, CallFormat] = {
     "function_gemma": formats.FUNCTION_GEMMA,

@@ -14,13 +14,14 @@ from mlx_server.events import Event, ToolCallDelta, ToolCallFinished, ToolCallSt
 from mlx_server.messages import Tool
 from mlx_server.tool_parsers import keyed_calls
 from mlx_server.tool_parsers import values as reader
-from mlx_server.tool_parsers.call_format import CallFormat, parse_calls
+from mlx_server.tool_parsers.call_format import CallFormat
 from mlx_server.tool_parsers.calls import ToolCallEmitter
 from mlx_server.tool_parsers.model_json import Malformed
 from mlx_server.tool_parsers.source import Source, Steps, complete_source
 from mlx_server.tool_parsers.tag_formats import QWEN3_CODER, SEED_OSS
 from mlx_server.tool_parsers.values import JSON, Syntax, gemma_syntax, python_syntax, read_json
 from tests.slowness import slowness
+from tests.tool_parsers import parse_calls
 
 TYPED = {"type": "object", "properties": {"s": {"type": "string"}, "t": {"type": "string"}}}
 """Values of `s` and `t` stream."""
