@@ -9,6 +9,7 @@ is `multipleOf`, whose cost appears only while an answer is decoded.
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -31,6 +32,7 @@ from mlx_server.grammars.view import (
     Path,
     Schema,
     View,
+    all_values,
     pointer,
     refused,
     shorten,
@@ -110,6 +112,7 @@ def _in_place(view: View, part: Part) -> list[Part]:
     return [*parts, links.target] if links.target else parts
 
 
+NEEDS_ESCAPE = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
 _VALUED = frozenset(("multipleOf", "const", "enum", "pattern", "patternProperties"))
 
 
@@ -133,18 +136,8 @@ def _check_values(part: Part) -> None:
 def _needs_escape(value: Any) -> str | None:
     """Returns the first text in it that JSON can write only with \\u escapes, which grammars
     forbid."""
-    waiting = [value]
-    while waiting:
-        match waiting.pop():
-            case str() as text if any(
-                (c < " " and c not in "\n\r\t\b\f") or c == "\x7f" for c in text
-            ):
-                return text
-            case list() as items:
-                waiting += items
-            case dict() as members:
-                waiting += members.values()
-    return None
+    texts = (each for each in all_values(value) if isinstance(each, str))
+    return next(filter(NEEDS_ESCAPE.search, texts), None)
 
 
 def _check_multiples(view: View, parts: list[Part]) -> None:

@@ -19,6 +19,7 @@ from mlx_server.grammars.view import (
     Path,
     Schema,
     View,
+    all_values,
     named,
     pointer,
     reference,
@@ -269,16 +270,7 @@ _OUTWARDS = {"minimum": -1, "exclusiveMinimum": -1, "maximum": 1, "exclusiveMaxi
 
 
 def _has_large_integer(value: Any) -> bool:
-    waiting = [value]
-    while waiting:
-        match waiting.pop():
-            case int() as number if abs(number) > EXACT:
-                return True
-            case list() as items:
-                waiting += items
-            case dict() as members:
-                waiting += members.values()
-    return False
+    return any(isinstance(each, int) and abs(each) > EXACT for each in all_values(value))
 
 
 def _unsupported_patterns(path: Path, schema: Mapping[str, Any]) -> Iterator[UnsupportedKeyword]:

@@ -7,7 +7,7 @@ path, which is needed here because llguidance follows JSON pointers only.
 
 import json
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
@@ -168,10 +168,15 @@ class View:
                 )
 
 
-def _values_of(value: Any) -> Iterable[Any]:
-    if isinstance(value, _OBJECT):
-        return value.values()
-    return value if isinstance(value, list) else ()
+def all_values(value: Any) -> Iterator[Any]:
+    """Yields a value and all values inside it, however deep it is nested."""
+    waiting = [value]
+    while waiting:
+        yield (value := waiting.pop())
+        if isinstance(value, _OBJECT):
+            waiting += value.values()
+        elif isinstance(value, list):
+            waiting += value
 
 
 def subschemas_of(root: Schema, definitions: tuple[str, ...] = ()) -> Iterator[Part]:
@@ -253,14 +258,11 @@ _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 def remote_reference(schema: Mapping[str, Any]) -> str | None:
     """Returns a reference that leads out of the schema, even from a keyword that is not known
     here."""
-    waiting: list[Any] = [schema]
-    while waiting:
-        value = waiting.pop()
+    for value in all_values(schema):
         targets = [value.get(key) for key in _REFERENCES] if isinstance(value, _OBJECT) else []
         for target in targets:
             if isinstance(target, str) and not target.startswith("#"):
                 return target
-        waiting += _values_of(value)
     return None
 
 
