@@ -132,7 +132,7 @@ def examine(config: Path | None) -> Iterator[Check]:
     yield _descriptors(descriptors.within_reach())
     if sys.platform == "linux":
         yield _blas()
-    yield from _cache(cache_dir())
+    yield from _folder("cache", cache_dir())
     yield from _settings(config, working_set)
 
 
@@ -228,18 +228,18 @@ def _blas() -> Check:
     return Check("warn", "blas", "only MLX's own, which is slow", fix)
 
 
-def _cache(folder: Path) -> Iterator[Check]:
+def _folder(name: str, folder: Path) -> Iterator[Check]:
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     if not (existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)):
-        fix = "make it writable, or set MLX_SERVER_CACHE to another folder"
-        yield Check("fail", "cache", f"{existing} is not a writable folder", fix)
+        fix = f"make it writable, or set MLX_SERVER_{name.upper()} to another folder"
+        yield Check("fail", name, f"{existing} is not a writable folder", fix)
         return
     free = shutil.disk_usage(existing).free
     sizes = f"{folder}: {size(_size_on_disk(folder))} used, {size(free)} free on the disk"
     if free < SCARCE_DISK:
-        yield Check("warn", "cache", sizes, "free some disk space, or set MLX_SERVER_CACHE")
+        yield Check("warn", name, sizes, f"free some disk space, or set MLX_SERVER_{name.upper()}")
     else:
-        yield Check("ok", "cache", sizes)
+        yield Check("ok", name, sizes)
 
 
 def _size_on_disk(folder: Path) -> int:
@@ -268,6 +268,8 @@ def _settings(config: Path | None, working_set: int | None) -> Iterator[Check]:
         served = f"{file or 'no models.yaml, demo only'}: serves {', '.join(settings.models)}"
         yield Check("ok", "settings", served)
         yield from _changed_settings(settings.server)
+        if folder := settings.store.data_dir:
+            yield from _folder("data", folder)
         yield _wired(working_set)
         yield _budget(settings.server, working_set)
         yield _port(settings.server)

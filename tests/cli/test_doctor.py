@@ -135,11 +135,15 @@ def test_doctor_survives_a_broken_mlx(
     assert check.fix.startswith("pip install")
 
 
-def test_doctor_wants_a_cache_it_can_write(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["cache", "data"])
+def test_doctor_wants_folders_it_can_write(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     (folder / "file").touch(0o777)
-    monkeypatch.setenv("MLX_SERVER_CACHE", str(folder / "file" / "cache"))
-    (check,) = [check for check in machine_checks.examine(None) if check.name == "cache"]
+    monkeypatch.setenv(f"MLX_SERVER_{name.upper()}", str(folder / "file" / "cache"))
+    (check,) = [check for check in machine_checks.examine(None) if check.name == name]
     assert check.status == "fail"
+    assert f"MLX_SERVER_{name.upper()}" in check.fix
     assert check.found == f"{folder / 'file'} is not a writable folder"
 
 
