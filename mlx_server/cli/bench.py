@@ -49,8 +49,8 @@ def bench(
     token, ITL that between tokens. --shared-prefix measures prefix caches. The exit code is 0 if no
     request failed, else 1.
     """
-    clients = numbers("--concurrency", concurrency)
-    lengths = numbers("--prompt-tokens", prompt_tokens)
+    clients = numbers("--concurrency", concurrency, 4096)
+    lengths = numbers("--prompt-tokens", prompt_tokens, 4_000_000)
     target = target_of(url, api_key, model, "completions" if completions else "chat")
     results = measure(target, clients, lengths, max_tokens, requests, shared_prefix=shared_prefix)
     if not report(results, Console()):

@@ -431,8 +431,8 @@ async def words_for(target: Target, tokens: Sequence[int]) -> list[int]:
     return [max(1, round(few + (count - of_few) / per_word)) for count in tokens]
 
 
-def numbers(flag: str, value: str) -> list[int]:
-    """Parses a flag's comma-separated list of positive integers.
+def numbers(flag: str, value: str, most: int) -> list[int]:
+    """Parses a flag's comma-separated list of integers from 1 to `most`.
 
     Raises SettingsError, which names the flag, for any other value.
     """
@@ -440,6 +440,7 @@ def numbers(flag: str, value: str) -> list[int]:
         parsed = [int(part) for part in value.split(",")]
     except ValueError:
         parsed = []
-    if not parsed or min(parsed) < 1:
-        raise SettingsError(f"{flag} should be a list like 1,4,16, not {value!r}.")
+    if not parsed or min(parsed) < 1 or max(parsed) > most:
+        what = f"should be a list like 1,4,16 of numbers up to {most}"
+        raise SettingsError(f"{flag} {what}, not {value[:100]!r}.")
     return parsed

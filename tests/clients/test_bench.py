@@ -197,6 +197,11 @@ def test_the_command_prints_a_line_a_case(serve: Serve, tmp_path: Path) -> None:
     [
         (["http://127.0.0.1:1"], 1, "No server answers at http://127.0.0.1:1: "),
         (["http://127.0.0.1:1", "--concurrency", "x"], 2, "--concurrency should be a list like"),
+        (
+            ["http://127.0.0.1:1", "--prompt-tokens", "9" * 14],
+            2,
+            "--prompt-tokens should be a list",
+        ),
     ],
 )
 def test_what_can_not_be_measured(
