@@ -162,9 +162,6 @@ class PendingReplies:
     def __init__(self) -> None:
         self._futures: dict[Hashable, deque[asyncio.Future[Any]]] = {}
 
-    def __bool__(self) -> bool:
-        return bool(self._futures)
-
     async def next(self, key: Hashable, send: Callable[[], None]) -> Any:
         """Sends a command and waits for its reply, which comes even if the caller is cancelled."""
         send()

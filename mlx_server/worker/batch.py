@@ -301,13 +301,10 @@ class Batch:
 
     @property
     def rows(self) -> list[int]:
-        return [row.number for row in self._rows]
-
-    def rows_with(self, adapter: str) -> list[int]:
-        return [row.number for row in self._rows if row.row_adapter[0] == adapter]
+        return [row.number for row in self.all_rows]
 
     @property
-    def _rows(self) -> list[Row]:
+    def all_rows(self) -> list[Row]:
         waiting = [row for waiting in self._turns for row in waiting.rows]
         aside = [row for one in self.aside for row in one.samplers]
         preempted = self._preempted.rows
@@ -386,7 +383,7 @@ class Batch:
             self._turns.add(waiting)
 
     def cancel(self, number: int) -> None:
-        for row in self._rows:
+        for row in self.all_rows:
             if row.number == number and row.constraint:
                 row.constraint.abandon()
         self._leave(number)

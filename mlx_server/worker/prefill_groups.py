@@ -123,7 +123,8 @@ class PrefillGroup:
             for row, known, rest in zip(self.rows, self.batch.tokens, self.rest, strict=True)
         ]
         piece = PrefillPiece(len(sizes), max(sizes) + 1, self.context)
-        if max(sizes) and self._heads and self._ends_with(sizes) and ends(piece):
+        is_last = all(n == len(rest) - 1 for n, rest in zip(sizes, self.rest, strict=True))
+        if max(sizes) and self._heads and is_last and ends(piece):
             self.batch.end(self.rest, self._heads)
             self.rest = [rest[-1:] for rest in self.rest]
         elif max(sizes):
@@ -134,10 +135,6 @@ class PrefillGroup:
             self.rest = [rest[n:] for rest, n in zip(self.rest, sizes, strict=True)]
             self._renew_states()
         return sizes
-
-    def _ends_with(self, sizes: list[int]) -> bool:
-        pairs = zip(sizes, self.rest, strict=True)
-        return all(size == len(rest) - 1 for size, rest in pairs)
 
     def encode_picture(self, is_over: Callable[[], bool]) -> bool:
         """Computes some of the tower for a picture that a next piece has. False if there is nothing

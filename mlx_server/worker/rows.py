@@ -351,4 +351,5 @@ class Rows:
 
     def with_adapter(self, model: str, adapter: str) -> list[int]:
         of_adapter = (c.row for c in self._commands if (c.model, c.adapter) == (model, adapter))
-        return [*of_adapter, *self._batches[model].rows_with(adapter)]
+        batched = self._batches[model].all_rows
+        return [*of_adapter, *(row.number for row in batched if row.row_adapter[0] == adapter)]

@@ -173,14 +173,6 @@ BEFORE = 60
 """The number of recorded tokens before the refused one that are reported."""
 
 
-class LeftGrammar(Exception):
-    """The grammar does not allow the next recorded token."""
-
-    def __init__(self, report: RowLeftGrammar) -> None:
-        super().__init__(f"token {report.at} of the recording")
-        self.report = report
-
-
 class RecordedTokens:
     def __init__(self, request: Generate) -> None:
         self._row, self._tokens = request.row, request.forced_tokens or []
@@ -195,17 +187,16 @@ class RecordedTokens:
     def _next(self) -> int:
         return self._tokens[min(self.played, len(self._tokens) - 1)]
 
-    def check(self, allowed: Bitmask, texts: Sequence[bytes]) -> None:
-        """Raises LeftGrammar. texts: the bytes of each token."""
+    def departure(self, allowed: Bitmask, texts: Sequence[bytes]) -> RowLeftGrammar | None:
+        """Returns a report if the next recorded token is not allowed. texts: the bytes of each
+        token."""
         if self._closes or has_token(allowed, self._next):
-            return
+            return None
         ids = np.flatnonzero(np.unpackbits(allowed.view(np.uint8), bitorder="little")).tolist()
         shortest = sorted(ids, key=lambda id: len(texts[id]) if id < len(texts) else 0)[:SHOWN]
         before = list(self._tokens[: self.played][-BEFORE:])
         others = len(ids) - len(shortest)
-        raise LeftGrammar(
-            RowLeftGrammar(self._row, self.played, before, self._next, shortest, others)
-        )
+        return RowLeftGrammar(self._row, self.played, before, self._next, shortest, others)
 
     def close(
         self, allowed: Bitmask, ending: Sequence[int] | None, stop_tokens: Collection[int]
@@ -295,10 +286,6 @@ class LogitConstraint:
             if token is not None:
                 self._advance(token)
             return not self._is_over(token) and self._restrict(bitmask)
-        except LeftGrammar as departure:
-            self.departure = departure.report
-            self.failure = "its recording leaves the grammar"
-            return False
         except RowGone:
             return False
         except Exception as error:
@@ -473,8 +460,9 @@ class LogitConstraint:
         """Applies the grammar; the vocabulary may be wider or narrower than the logits."""
         allowed = np.zeros_like(self._vocabulary.ends)
         fill_bitmask(allowed, matcher.own, self._vocabulary)
-        if self._recording:
-            self._recording.check(allowed, self._vocabulary.text)
+        texts = self._vocabulary.text
+        if self._recording and (departure := self._recording.departure(allowed, texts)):
+            self.departure, self.failure = departure, "its recording leaves the grammar"
         if self._completion and self._loop and not matcher.own.is_stopped():
             if not self._completion.end(allowed.view(np.int32), matcher):
                 self._loop = 0

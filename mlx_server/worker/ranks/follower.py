@@ -31,6 +31,7 @@ from mlx_server.worker.ranks.link import (
     RepeatedInputs,
     decode_input,
     encode_report,
+    write_all,
 )
 from mlx_server.worker.server_connection import HEARTBEAT_SECONDS, HeartbeatMonitor, leave
 from mlx_server.worker.unused_imports import left_out
@@ -53,8 +54,7 @@ class _Reports:
     def send(self, report: RankReport) -> None:
         frame = messages.frame(encode_report(report))
         with self._lock:
-            while frame:
-                frame = frame[os.write(self._output, frame) :]
+            write_all(self._output, frame)
 
 
 class _Leader:

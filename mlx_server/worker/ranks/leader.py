@@ -34,6 +34,7 @@ from mlx_server.worker.ranks.link import (
     RecordedInputs,
     decode_report,
     encode_input,
+    write_all,
 )
 from mlx_server.worker.server_connection import HEARTBEAT_SECONDS, OwnInputs, ReportSender, leave
 
@@ -77,8 +78,7 @@ class _Rank:
     def send(self, frame: bytes) -> None:
         assert self.process.stdin
         with self._sending, suppress(OSError):  # its death is noticed where its reports are read
-            while frame:
-                frame = frame[os.write(self.process.stdin.fileno(), frame) :]
+            write_all(self.process.stdin.fileno(), frame)
 
     def send_heartbeat(self) -> None:
         """Sends a heartbeat, unless the rank has not read what was sent before."""

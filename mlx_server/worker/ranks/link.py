@@ -78,6 +78,11 @@ encode_input = msgspec.msgpack.Encoder().encode
 decode_input = msgspec.msgpack.Decoder(list[Command] | float | bool | int).decode
 
 
+def write_all(descriptor: int, frame: bytes) -> None:
+    while frame:
+        frame = frame[os.write(descriptor, frame) :]
+
+
 class Diverged(Exception):
     """This rank has not taken the same steps as rank 0, or has computed other tokens."""
 
