@@ -119,7 +119,8 @@ class Policy:
         Requests wait for them, however long that takes."""
         self.cache = 0
         """The bytes of the prompt cache and idle adapters, after the actions returned so far."""
-        self._models = ResidentModels(models)
+        self.models = ResidentModels(models)
+        """What is known of each model; only the events here may change it."""
         self._waiting: list[Reservation] = []
         self._granted = Granted()
         self._turns = FairQueue()
@@ -175,7 +176,7 @@ class Policy:
     def release(self, ticket: Ticket, now: float) -> Actions:
         """Ends a lease; a ticket that became void when the engine was lost is ignored."""
         if (reservation := self._granted.pop(ticket, None)) is not None:
-            model = self._models[reservation.model]
+            model = self.models[reservation.model]
             model.leases -= 1
             model.last_used = now
         return self.tick(now)
@@ -186,34 +187,34 @@ class Policy:
         return self.tick(now)
 
     def loaded(self, model: str, nbytes: int, now: float) -> Actions:
-        self._models[model].enter("ready", before="loading")
-        self._models[model].weights = nbytes
-        self._models[model].last_used = now
+        self.models[model].enter("ready", before="loading")
+        self.models[model].weights = nbytes
+        self.models[model].last_used = now
         return self.tick(now)
 
     def set_extra_bytes(self, model: str, nbytes: int, now: float) -> Actions:
         """Sets the bytes of the model's adapters that can't be dropped and no lease reserved."""
-        self._models[model].extra_bytes = nbytes
+        self.models[model].extra_bytes = nbytes
         return self.tick(now)
 
     def load_failed(self, model: str, now: float) -> Actions:
         """Refuses all tickets that wait for the model; a later request loads it again."""
-        self._models[model].enter("unloaded", before="loading")
+        self.models[model].enter("unloaded", before="loading")
         for each in [each for each in self._waiting if each.model == model]:
             self._refuse(each, FailedToLoad(model))
         return self.tick(now)
 
     def unloaded(self, model: str, now: float) -> Actions:
         """Records that the model's memory has been freed."""
-        self._models[model].enter("unloaded", before="unloading")
-        self._models[model].extra_bytes = 0
-        self._models[model].requested_ttl = None
+        self.models[model].enter("unloaded", before="unloading")
+        self.models[model].extra_bytes = 0
+        self.models[model].requested_ttl = None
         return self.tick(now)
 
     def keep(self, model: str, seconds: float, now: float) -> Actions:
         """Sets the seconds that the model stays in memory without a request, in place of `ttl`."""
-        if self._models[model].is_present:
-            self._models[model].requested_ttl = seconds
+        if self.models[model].is_present:
+            self.models[model].requested_ttl = seconds
         return self.tick(now)
 
     def cache_bytes(self, nbytes: int) -> Actions:
@@ -226,7 +227,7 @@ class Policy:
         """Records that no model is in memory and voids all leases; waiting tickets keep waiting."""
         self._granted.clear()
         self.cache = 0
-        for model in self._models:
+        for model in self.models:
             model.forget()
         return self.tick(now)
 
@@ -234,21 +235,21 @@ class Policy:
         """Loads the model if it fits in memory that no request waits for. It evicts nothing."""
         queue = self._serve(now)
         room = 0 if queue.stuck else min(self._free, self._free_soon - queue.promised)
-        if self._models[model].state == "unloaded" and self._models[model].nbytes <= room:
-            self._load(self._models[model])
+        if self.models[model].state == "unloaded" and self.models[model].nbytes <= room:
+            self._load(self.models[model])
         return self.tick(now)
 
     def estimate(self, model: str, nbytes: int) -> None:
         """Sets the estimated weight bytes of a model whose files have now been read."""
-        if self._models[model].state == "unloaded":
-            self._models[model].weights = nbytes
+        if self.models[model].state == "unloaded":
+            self.models[model].weights = nbytes
 
     def lower(self, now: float) -> Actions:
         """Lowers the budget until the next start, since memory ran out within it.
 
         The part for caches is halved; the weights in memory still fit.
         """
-        less = max(0, self.budget - self._models.nbytes) // 2
+        less = max(0, self.budget - self.models.nbytes) // 2
         self.budget -= less
         self.lowered += less
         return self.tick(now)
@@ -262,17 +263,12 @@ class Policy:
         """The time at which `tick` is due if no other event comes before; None if it never is."""
         due = [self._late_at(each) for each in self._waiting]
         due += [each.stopped_at + self.tier_wait for each in self._below]
-        due += [self.stale_at(model.id) for model in self._models]
+        due += [self.stale_at(model.id) for model in self.models]
         return min((at for at in due if at is not None), default=None)
-
-    @property
-    def models(self) -> ResidentModels:
-        """What is known of each model; only the events here may change it."""
-        return self._models
 
     def stale_at(self, id: str) -> float | None:
         """The time at which the model is unloaded if no request uses it before."""
-        model = self._models[id]
+        model = self.models[id]
         if not model.evictable or model.ttl is None or model.last_used is None:
             return None
         wanted = any(each.model == id for each in self._waiting)
@@ -280,7 +276,7 @@ class Policy:
 
     def room(self, model: str) -> int:
         """The bytes that rows of the model can take if there are no other rows."""
-        return self._available(self._models[model]) - self._models[model].nbytes
+        return self._available(self.models[model]) - self.models[model].nbytes
 
     @property
     def waiting(self) -> tuple[Ticket, ...]:
@@ -296,23 +292,23 @@ class Policy:
 
     @property
     def used(self) -> int:
-        return self._models.nbytes + self.kv_reserved + self.cache
+        return self.models.nbytes + self.kv_reserved + self.cache
 
     @property
     def in_use(self) -> int:
         """The bytes of models and of rows that the engine has. The cache gives way to granted rows
         only when they begin, since it may have the beginning of their prompts."""
-        return self._models.nbytes + self._granted.in_use
+        return self.models.nbytes + self._granted.in_use
 
     @property
     def _free(self) -> int:
         """The free bytes, with the cache's; negative if reservations have grown or a model is
         larger than estimated."""
-        return self.budget - self._models.nbytes - self._granted.reserved.nbytes
+        return self.budget - self.models.nbytes - self._granted.reserved.nbytes
 
     @property
     def _free_soon(self) -> int:
-        return self._free + self._models.unloading
+        return self._free + self.models.unloading
 
     @property
     def _below(self) -> list[Reservation]:
@@ -332,10 +328,10 @@ class Policy:
         self._serve(now)
         if self._refuse_late(now):
             self._serve(now)
-        for model in self._models:
+        for model in self.models:
             if (at := self.stale_at(model.id)) is not None and at <= now:
                 self._unload(model)
-        if idle := self._models.evictable():
+        if idle := self.models.evictable():
             self._evict(-self._free_soon, idle)
         return self._taken()
 
@@ -363,7 +359,7 @@ class Policy:
         and the first one always runs. Loads and unloads end by themselves, idle models are evicted,
         and a request that would not fit even then is refused.
         """
-        queue = WaitQueue(self._models, self._granted, self.budget)
+        queue = WaitQueue(self.models, self._granted, self.budget)
         stopped = [*self._granted.preempted, *self._waiting]
         for reservation in sorted(stopped, key=lambda each: each.turn[0]):
             if not reservation.preempted and (misfit := self._refusal_reason(reservation)):
@@ -377,18 +373,18 @@ class Policy:
         return queue
 
     def _refusal_reason(self, reservation: Reservation) -> NeverFits | None:
-        model = self._models[reservation.model]
+        model = self.models[reservation.model]
         alone, available = ReservedMemory([reservation]).nbytes, self._available(model)
         needed = model.nbytes + alone
         return NeverFits(needed, available) if needed > available else None
 
     def _available(self, model: ResidentModel) -> int:
         """The bytes that the model and its rows can take next to the models that must stay."""
-        return self.budget + self.returning - self._models.pinned_next_to(model)
+        return self.budget + self.returning - self.models.pinned_next_to(model)
 
     def _may_grant(self, reservation: Reservation, queue: WaitQueue) -> bool:
         return (
-            self._models[reservation.model].state == "ready"
+            self.models[reservation.model].state == "ready"
             and reservation.model not in queue.models
             and self._has_room(reservation, queue)
             and queue.let_pass(reservation)
@@ -418,7 +414,7 @@ class Policy:
 
     def _wait_in(self, queue: WaitQueue, reservation: Reservation) -> None:
         """Queues it. Loads its model, or evicts others, as soon as no lease has to end first."""
-        model = self._models[reservation.model]
+        model = self.models[reservation.model]
         if not queue.stuck:
             room, keep = queue.promised + queue.needs(reservation), {*queue.models, model.id}
             queue.stuck = not self._make_room(room, keep)
@@ -431,7 +427,7 @@ class Policy:
     def _make_room(self, room: int, keep: set[str]) -> bool:
         """Evicts idle models to free `room` bytes; none, and returns False, if that can't do."""
         missing = room - self._free_soon
-        idle = self._models.evictable(keep)
+        idle = self.models.evictable(keep)
         if missing > sum(model.nbytes for model in idle):
             return False
         self._evict(missing, idle)
@@ -447,7 +443,7 @@ class Policy:
         reservation.granted = next(self._clock)
         self._granted[reservation.ticket] = reservation
         self._turns.advance(max(self._turns.now, reservation.turn[1]) + 1)
-        model = self._models[reservation.model]
+        model = self.models[reservation.model]
         model.leases += 1
         model.last_used = now
         self._actions.append(Grant(reservation.ticket))
@@ -485,7 +481,7 @@ class Policy:
 
     def _late_at(self, reservation: Reservation) -> float | None:
         """The time at which the request is refused; None while its model loads, however long."""
-        if self.returning or self._models[reservation.model].state == "loading":
+        if self.returning or self.models[reservation.model].state == "loading":
             return None
         return reservation.requested_at + self.wait_seconds
 

@@ -693,9 +693,8 @@ class DecodeGroups:
         parts = list(chain.from_iterable(_split(group, wanted) for group in self.groups))
         self.groups = []
         for numbers in wanted:
-            largest, *others = sorted(
-                (part for part in parts if part.uids[0] in numbers), key=_padded, reverse=True
-            )
+            some = (part for part in parts if part.uids[0] in numbers)
+            largest, *others = sorted(some, key=lambda part: -_padded(part, {*part.uids}))
             for other in others:
                 largest.extend(other)
             self.groups.append(largest)
@@ -714,16 +713,12 @@ def _split(group: DecodeBatch, wanted: list[set[int]]) -> Iterator[DecodeBatch]:
     """Yields the rows of a group that belong together from now on. Those that take the most memory
     stay where they are, the others are copied."""
     while len(parts := [numbers for numbers in wanted if not numbers.isdisjoint(group.uids)]) > 1:
-        least = min(parts, key=lambda numbers: _padded_of(group, numbers))
+        least = min(parts, key=lambda numbers: _padded(group, numbers))
         yield from group.taken([at for at, number in enumerate(group.uids) if number in least])
     yield group
 
 
-def _padded(group: DecodeBatch) -> int:
-    return _padded_of(group, set(group.uids))
-
-
-def _padded_of(group: DecodeBatch, numbers: set[int]) -> int:
+def _padded(group: DecodeBatch, numbers: set[int]) -> int:
     """Returns the tokens that some rows of a group take, padding included."""
     rows = zip(group.uids, group.tokens, strict=True)
     lengths = [len(tokens) for number, tokens in rows if number in numbers]

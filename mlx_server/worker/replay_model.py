@@ -69,8 +69,7 @@ class ReplayCache:
         return True
 
     def trim(self, tokens: int) -> int:
-        for row in self.rows:
-            row.consumed -= tokens
+        self.take_back([tokens] * len(self.rows))
         return tokens
 
     def take_back(self, counts: Sequence[int]) -> None:

@@ -170,10 +170,6 @@ def _check_heads(model: nn.Module, ranks: int) -> None:
 
 def joined_share(group: RankGroup, rank: int) -> Share:
     """Returns the rank's share when all ranks have connected. Raises RuntimeError if they can't."""
-    return Share(connected_group(group, rank), group.mode)
-
-
-def connected_group(group: RankGroup, rank: int) -> mx.distributed.Group:
     os.environ.update(group.backend_variables() | {"MLX_RANK": str(rank)})
     with TemporaryDirectory() as folder:
         for variable, text in group.backend_files().items():
@@ -181,4 +177,4 @@ def connected_group(group: RankGroup, rank: int) -> mx.distributed.Group:
             file.write_text(text, "utf-8")
             os.environ[variable] = str(file)
         backend = "ring" if group.backend == "ring" else "jaccl"
-        return mx.distributed.init(strict=True, backend=backend)
+        return Share(mx.distributed.init(strict=True, backend=backend), group.mode)
