@@ -9,15 +9,11 @@ import httpx
 import pytest
 
 from tests.contract import pairs
-from tests.live.common import QUIET, Models, common_models, transcript
+from tests.live.common import Models, common_models, transcript
 from tests.live.server import LiveServer
 
-LOUD, CALLER = "loud", "caller"
+LOUD = "loud"
 FAMILIES = ("smollm3", "gpt_oss", *pairs.WITHOUT_CALLS[:1])
-CALL = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
-THOUGHT, ANSWER = "<think>\nHm.\n</think>\n\n", "It is so."
-END = "<|endoftext|>"
-"""The stop token that a replay model of this family writes."""
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
 
 
@@ -25,18 +21,9 @@ TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": 
 def models(folder: Path, _: object) -> Models:
     for name in FAMILIES:
         transcript(folder / f"{name}.jsonl", [{"output": pairs.script(name)}])
-    entries = [
-        {"match": "Look!", "output": f"{THOUGHT}{CALL}"},
-        {"match": "Look!", "output": f"{THOUGHT}{ANSWER}"},
-        {"output": f"{THOUGHT}{ANSWER}"},
-    ]
-    transcript(folder / "caller.jsonl", entries)
-    caller = {"source": "replay:caller.jsonl", "family": "qwen3"}
-    return {
-        **{raw(name): {"source": f"replay:{name}.jsonl", "family": name} for name in FAMILIES},
-        CALLER: {**caller, "context_length": 5000},
-        LOUD: caller,
-    }
+    transcript(folder / "loud.jsonl", [{"output": "It is so."}])
+    own = {raw(name): {"source": f"replay:{name}.jsonl", "family": name} for name in FAMILIES}
+    return {**own, LOUD: {"source": "replay:loud.jsonl", "family": "qwen3"}}
 
 
 def raw(family: str) -> str:
@@ -101,19 +88,3 @@ def test_tool_outputs_of_clients_are_counted_once(server: LiveServer, http: http
     usage = http.post("/v1/chat/completions", json=asking).json()["usage"]
     assert "tool_output_tokens" not in usage["prompt_tokens_details"]
     assert server.counted("mlx_server_tool_output_tokens_total", LOUD) == 8
-
-
-def looking(connector: str) -> dict[str, Any]:
-    tool = {"type": "mcp", "server_label": "eye", "connector_id": connector}
-    return {"model": CALLER, "input": "Look!", "tools": [{**tool, "require_approval": "never"}]}
-
-
-def test_tool_outputs_of_mcp_servers_are_counted(server: LiveServer, http: httpx.Client) -> None:
-    before = server.counted("mlx_server_tool_output_tokens_total", CALLER)
-    made = server.counted("mlx_server_mcp_calls_total", CALLER, outcome="completed")
-    found = http.post("/v1/responses", json={**looking(QUIET), "include_raw": True}).json()
-    assert found["usage"]["output_tokens_details"]["tool_output_tokens"] == len("seen")
-    after = server.counted("mlx_server_tool_output_tokens_total", CALLER)
-    assert after - before == len("seen")
-    assert server.counted("mlx_server_mcp_calls_total", CALLER, outcome="completed") == made + 1
-    assert raw_of(found) == [f"{THOUGHT}{CALL}{END}", f"{THOUGHT}{ANSWER}{END}"]

@@ -15,6 +15,8 @@ from tests.live.server import STOP_SECONDS, LiveServer, assert_gone, eventually,
 
 CALL = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
 MODEL = "connects"
+END = "<|endoftext|>"
+"""The stop token that a replay model of this family writes."""
 
 
 @common_models
@@ -51,13 +53,18 @@ def running(server: LiveServer, habit: str) -> list[psutil.Process]:
 
 def test_a_connector_is_called_and_is_gone_with_the_response(server: LiveServer) -> None:
     with server.http() as http:
-        body = http.post("/v1/responses", json=asked(QUIET)).json()
+        body = http.post("/v1/responses", json={**asked(QUIET), "include_raw": True}).json()
     assert body["status"] == "completed", body
     listed, called, message = body["output"]
     assert [tool["name"] for tool in listed["tools"]] == ["look"]
     assert (called["type"], called["output"], called["error"]) == ("mcp_call", "seen", None)
     assert message["content"][0]["text"] == "I have seen it."
     assert body["usage"]["input_tokens_details"]["cached_tokens"] > 0
+    assert body["usage"]["output_tokens_details"]["tool_output_tokens"] == len("seen")
+    assert server.counted("mlx_server_tool_output_tokens_total", MODEL) == len("seen")
+    assert server.counted("mlx_server_mcp_calls_total", MODEL, outcome="completed") == 1
+    raw = [each["text"].removesuffix(END) for each in body["mlx_server"]["raw"]]
+    assert raw == [CALL, "I have seen it."]
     eventually(lambda: not running(server, QUIET), "the connector is gone")
 
 
