@@ -12,16 +12,11 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 
 from mlx_server.config.settings import Settings, validated
 from tests.hostile.inside import request, serving
-from tests.live.server import eventually
+from tests.live.server import UPGRADE, eventually
 
-CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
+CHAT = "/v1/chat/completions"
 MODEL = "said"
 HOUR = 3600.0
-UPGRADE = (
-    f"GET {RESPONSES} HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\n"
-    "Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
-    "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
-).encode()
 HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 

@@ -16,7 +16,7 @@ from mlx_server.config.settings import Settings, validated
 from mlx_server.engine.messages import PauseRows, Report, StepOutput, UnpauseRows
 from mlx_server.generation.relay import RowRelay
 from tests.hostile.inside import LONG, Inside, request, reset, serving
-from tests.live.server import eventually
+from tests.live.server import UPGRADE, eventually
 from tests.worker.batch_runs import MIXED, ids
 from tests.worker.constrained_decoding.grammars import GRAMMARS, loaded
 from tests.worker.engine_runs import ask, failures, of, run, tokens_of
@@ -62,13 +62,6 @@ def response(**more: Any) -> bytes:
     detailed = {"include": ["message.output_text.logprobs"], "top_logprobs": 20}
     body = {"model": MODEL, "input": "Long", "stream": True}
     return request(RESPONSES, {**body, **detailed, **more})
-
-
-UPGRADE = (
-    f"GET {RESPONSES} HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\n"
-    "Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
-    "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
-).encode()
 
 
 def frame() -> bytes:

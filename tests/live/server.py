@@ -43,6 +43,14 @@ Config = Mapping[str, Any]
 ServerProcess = subprocess.Popen[str] | ForkedProcess
 
 
+UPGRADE = (
+    b"GET /v1/responses HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\n"
+    b"Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+    b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+)
+"""Opens a WebSocket."""
+
+
 @dataclass
 class LiveServer:
     process: ServerProcess

@@ -15,18 +15,13 @@ from websockets.exceptions import ConnectionClosed
 
 from mlx_server import limits
 from tests.live.replayed import MODEL, replaying
-from tests.live.server import LiveServer, eventually
+from tests.live.server import UPGRADE, LiveServer, eventually
 from tests.live.test_responses_socket import answer, connected, create, event
 
 pytestmark = pytest.mark.alone
 
 MEGABYTE = 1 << 20
 LARGEST = 16 * MEGABYTE
-HANDSHAKE = (
-    b"GET /v1/responses HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\n"
-    b"Connection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
-    b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
-)
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +48,7 @@ def asked(text: str, **more: Any) -> bytes:
 
 def handshake(server: LiveServer) -> tuple[socket.socket, bytes]:
     line = socket.create_connection(("127.0.0.1", server.port), timeout=20)
-    line.sendall(HANDSHAKE)
+    line.sendall(UPGRADE)
     return line, line.recv(65536)
 
 
@@ -200,7 +195,7 @@ def test_idle_sockets_leave_room_for_others(
         kept: list[bytes] = []
         refused: list[bytes] = []
         for n in range(237):
-            head = HANDSHAKE.replace(b"\r\n\r\n", b"\r\nx-api-key: %c\r\n\r\n" % b"ab"[n % 2])
+            head = UPGRADE.replace(b"\r\n\r\n", b"\r\nx-api-key: %c\r\n\r\n" % b"ab"[n % 2])
             line = stack.enter_context(
                 socket.create_connection(("127.0.0.1", server.port), timeout=20)
             )

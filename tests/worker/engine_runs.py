@@ -2,7 +2,6 @@
 
 import gc
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -99,17 +98,6 @@ def failures(reports: list[Report]) -> dict[int, str]:
 def load(engine: Engine, path: Path, model: str = "tiny") -> list[Report]:
     engine.handle(LoadModel(model, str(path)))
     return drain(engine)
-
-
-@dataclass
-class Clock:
-    """Each model's steps take as long as they are said to."""
-
-    now: float = 1000.0
-
-    def __call__(self) -> float:
-        self.now += 1e-6
-        return self.now
 
 
 def active_memory() -> int:

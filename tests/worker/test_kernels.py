@@ -7,35 +7,22 @@ from mlx_server.worker.kernels import Chip, Product, kernel, vector_limit
 from tests.tables import cases
 
 CHIPS = {
-    "m1": "applegpu_g13g",
-    "m1-max": "applegpu_g13s",
-    "m2": "applegpu_g14g",
-    "m2-ultra": "applegpu_g14d",
-    "m3-max": "applegpu_g15s",
-    "m3-ultra": "applegpu_g15d",
-    "m4": "applegpu_g16g",
-    "m4-pro": "applegpu_g16s",
-    "m5": "applegpu_g17g",
-    "m5-max": "applegpu_g17s",
+    "m1": ("applegpu_g13g", (14, 10, 6)),
+    "m1-max": ("applegpu_g13s", (14, 10, 6)),
+    "m2": ("applegpu_g14g", (14, 10, 6)),
+    "m2-ultra": ("applegpu_g14d", (32, 18, 12)),
+    "m3-max": ("applegpu_g15s", (13, 15, 13)),
+    "m3-ultra": ("applegpu_g15d", (32, 18, 12)),
+    "m4": ("applegpu_g16g", (13, 15, 13)),
+    "m4-pro": ("applegpu_g16s", (13, 15, 13)),
+    "m5": ("applegpu_g17g", (33, 25, 13)),
+    "m5-max": ("applegpu_g17s", (33, 25, 13)),
 }
-
-LIMITS = {
-    "m1": (14, 10, 6),
-    "m1-max": (14, 10, 6),
-    "m2": (14, 10, 6),
-    "m2-ultra": (32, 18, 12),
-    "m3-max": (13, 15, 13),
-    "m3-ultra": (32, 18, 12),
-    "m4": (13, 15, 13),
-    "m4-pro": (13, 15, 13),
-    "m5": (33, 25, 13),
-    "m5-max": (33, 25, 13),
-}
-"""For matrices of at most 2048, at most 4096, and more."""
+"""The GPU, and the limits for matrices of at most 2048, at most 4096, and more."""
 
 
 def chip(name: str) -> Chip:
-    known = Chip.of(CHIPS[name])
+    known = Chip.of(CHIPS[name][0])
     assert known
     return known
 
@@ -43,8 +30,8 @@ def chip(name: str) -> Chip:
 @pytest.mark.parametrize("name", CHIPS)
 def test_the_limits_of_each_chip(name: str) -> None:
     shapes = [(2048, 2048), (4096, 2049), (4096, 4097)]
-    assert tuple(vector_limit(chip(name), *shape) for shape in shapes) == LIMITS[name]
-    assert vector_limit(chip(name), 14336, 1024) == LIMITS[name][2]
+    assert tuple(vector_limit(chip(name), *shape) for shape in shapes) == CHIPS[name][1]
+    assert vector_limit(chip(name), 14336, 1024) == CHIPS[name][1][2]
 
 
 def test_another_gpu_is_no_chip_of_apple() -> None:

@@ -13,14 +13,15 @@ from mlx_server.worker import loaded_models
 from mlx_server.worker.batch import Batch, StepResult
 from mlx_server.worker.engine import Engine
 from mlx_server.worker.weights import arrays
-from tests.worker.engine_runs import Clock, ask, load, of, until
+from tests.clocks import Clock
+from tests.worker.engine_runs import ask, load, of, until
 
 Turns = Callable[[int], list[str]]
 
 
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(tick=1e-6)
 
 
 @pytest.fixture

@@ -9,8 +9,9 @@ import pytest
 from mlx_server.engine.messages import CancelRows, LoadModel, ModelLoaded, Token
 from mlx_server.worker.engine import Engine
 from mlx_server.worker.replay_model import ReplayModel
+from tests.clocks import Clock
 from tests.worker.batch_runs import Ask, Run, a_prompt, alone, come_and_go, ids
-from tests.worker.engine_runs import Clock, ask, drain, of, tokens_of, until
+from tests.worker.engine_runs import ask, drain, of, tokens_of, until
 
 WIDTH = 320
 END = 2
@@ -68,7 +69,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(tick=1e-6)
 
 
 @pytest.fixture

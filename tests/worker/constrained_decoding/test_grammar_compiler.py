@@ -24,6 +24,7 @@ from mlx_server.worker.constrained_decoding.grammar_compiler import SLOW_SECONDS
 from mlx_server.worker.constrained_decoding.mask_threads import YieldingMatcher
 from mlx_server.worker.constrained_decoding.vocabulary import Vocabulary
 from mlx_server.worker.engine import Engine
+from tests.clocks import Clock
 from tests.worker.batch_runs import ids
 from tests.worker.constrained_decoding.grammars import (
     DIGITS,
@@ -37,17 +38,7 @@ from tests.worker.constrained_decoding.grammars import (
     turned_away,
 )
 from tests.worker.constrained_decoding.worlds import World
-from tests.worker.engine_runs import (
-    Clock,
-    ask,
-    drain,
-    failures,
-    grammar_of,
-    of,
-    run,
-    tokens_of,
-    until,
-)
+from tests.worker.engine_runs import ask, drain, failures, grammar_of, of, run, tokens_of, until
 
 
 def test_a_row_whose_next_step_would_cost_too_much_ends_alone(engine: Engine) -> None:
@@ -229,7 +220,7 @@ def test_what_takes_too_long_is_turned_away_but_not_refused(
 
 def test_slow_grammars_of_some_clients_keep_no_other_waiting(tiny_path: Path, gate: Gate) -> None:
     """Each of them has had both threads for itself, and has more grammars than that."""
-    clock = Clock()
+    clock = Clock(tick=1e-6)
     engine = Engine(clock=clock)
     engine.handle(LoadModel("tiny", str(tiny_path), ENDS))
     drain(engine)
@@ -256,7 +247,7 @@ def test_slow_grammars_of_some_clients_keep_no_other_waiting(tiny_path: Path, ga
 def test_very_many_slow_grammars_are_not_compiled_at_the_same_time(
     tiny_path: Path, gate: Gate
 ) -> None:
-    clock = Clock()
+    clock = Clock(tick=1e-6)
     engine = Engine(clock=clock)
     engine.handle(LoadModel("tiny", str(tiny_path), ENDS))
     drain(engine)
