@@ -7,7 +7,7 @@ request and as a string in the next gives the same prompt, and so is found in th
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, Tag
 
@@ -239,14 +239,6 @@ class AnthropicMessageParam(WireModel):
         role = role_of(self.role)
         return role if role == "assistant" else "system" if role in INSTRUCTION_ROLES else "user"
 
-    def later(self) -> Self:
-        """The message once the user has spoken again."""
-        if self.speaker != "system" or self.clear_at != "next_user_message":
-            return self
-        blocks = self.content if isinstance(self.content, list) else ()
-        changes = [block for block in blocks if isinstance(block, ToolChangeBlock)]
-        return self.model_copy(update={"content": changes})
-
     def unused(self) -> Iterable[str]:
         if self.role not in SPEAKERS:
             yield "role"
@@ -277,8 +269,7 @@ class OutputFormat(WireModel):
     schema_: Annotated[dict[str, Any], Field(alias="schema")]
 
 
-class OutputConfig(WireModel):
-    effort: Annotated[AnthropicEffort | None, EMPTY_IS_UNSET] = None
+class OutputConfig(MessageConfig):
     format: OutputFormat | None = None
 
 
@@ -429,14 +420,17 @@ class Turns:
         self._known: dict[str, int] = {}
         """Number of each call, by its id."""
 
-    def add(self, message: AnthropicMessageParam, where: str) -> None:
+    def add(self, message: AnthropicMessageParam, where: str, *, is_answered: bool) -> None:
         self._begin(message.speaker)
+        is_over = is_answered and message.clear_at == "next_user_message"
         if message.speaker == "system" and message.output_config:
             self.effort = message.output_config.effort or self.effort
         content = message.content
         if isinstance(content, str):
             content = [TextBlock(type="text", text=content)]
         for i, block in enumerate(content or ()):
+            if is_over and message.speaker == "system" and isinstance(block, TextBlock):
+                continue
             role = ROLES.get(block.type, message.speaker)
             if role != self._role:
                 self._begin(role)
@@ -577,7 +571,7 @@ def turns_of(messages: Sequence[AnthropicMessageParam], signer: Signer) -> Turns
     turns = Turns(signer)
     last = max((i for i, message in enumerate(messages) if message.speaker == "user"), default=0)
     for i, message in enumerate(messages):
-        turns.add(message if i > last else message.later(), f"messages[{i}]")
+        turns.add(message, f"messages[{i}]", is_answered=i < last)
     turns.end()
     if not turns.messages:
         raise BadRequest("`messages` has no content: add a user message.", param="messages")
@@ -601,6 +595,7 @@ class ParsedMessagesRequest:
 def to_request(body: PromptBody, signer: Signer) -> ParsedMessagesRequest:
     turns = turns_of(body.messages, signer)
     effort = turns.effort or body.effort
+    effort_param = "output_config.effort" if effort else "thinking.type"
     tools, tool_choice = select_tools(body, turns)
     constrained = the_only_format(list(_formats(body)), otherwise="output_config.format")
     system = system_text(body.system)
@@ -627,7 +622,10 @@ def to_request(body: PromptBody, signer: Signer) -> ParsedMessagesRequest:
         may_end_early=True,
         tool_choice=tool_choice,
         thinking_budget=body.thinking.budget_tokens if body.thinking else None,
-        param_names=_param_names(effort),
+        param_names={
+            "chat_template_kwargs.reasoning_effort": effort_param,
+            "chat_template_kwargs.thinking_budget": "thinking.budget_tokens",
+        },
         implied=frozenset() if effort else frozenset({"reasoning_effort"}),
         parallel_calls=not (choice and choice.disable_parallel_tool_use),
     )
@@ -658,12 +656,6 @@ def _template_kwargs(thinking: AnthropicThinking | None, effort: str | None) -> 
         return {"reasoning_effort": "none"}
     chosen = {"reasoning_effort": effort or SOME_EFFORT}
     return chosen if budget is None else {**chosen, "thinking_budget": budget}
-
-
-def _param_names(effort: str | None) -> dict[str, str]:
-    param = "output_config.effort" if effort else "thinking.type"
-    names = {"reasoning_effort": param, "thinking_budget": "thinking.budget_tokens"}
-    return {f"chat_template_kwargs.{variable}": name for variable, name in names.items()}
 
 
 def _formats(body: PromptBody) -> Iterator[FormatChoice]:
