@@ -13,11 +13,10 @@ from mlx_server import app as app_module
 from mlx_server.app import create_app
 from mlx_server.config.settings import ModelSettings, ServerSettings, Settings, StoreSettings
 from mlx_server.engine.client import OnLoading
-from mlx_server.engine.messages import AdapterLoaded, KvCost, LoadModel, ModelLoaded
+from mlx_server.engine.messages import AdapterLoaded, LoadModel, ModelLoaded
 from mlx_server.errors import ModelUnusable
 from mlx_server.models.adapter_reader import AdapterSpec
 from mlx_server.pool.adapters import LeasedAdapter
-from mlx_server.pool.lease import MemoryDemand
 from mlx_server.pool.memory import size
 from tests.api import wire
 from tests.api.wire import Json, ScriptedEngine
@@ -145,24 +144,6 @@ def test_files_that_fail_are_named_without_the_folders_around_them(tmp_path: Pat
         error = model(found)["error"]
         assert "The folder 'gone' does not exist" in error
         assert str(tmp_path) not in error
-
-
-def test_leases_are_counted_while_an_answer_runs(tiny_path: Path) -> None:
-    engine = ScriptedEngine()
-    engine.silent = True
-
-    async def test() -> None:
-        app = wire.app(tiny_path, engine)
-        async with app.router.lifespan_context(app):
-            pool = app.state.pool
-            prepared = await pool.prepared(wire.MODEL)
-            async with pool.lease(prepared, MemoryDemand(KvCost(0, fixed=100), 1, 2)):
-                [seen] = pool.views()
-                assert (seen.leases, pool.memory()["kv_reserved"]) == (1, 100)
-            [seen] = pool.views()
-            assert (seen.leases, pool.memory()["kv_reserved"]) == (0, 0)
-
-    asyncio.run(test())
 
 
 def test_the_adapters_that_are_in_memory(tiny_path: Path) -> None:

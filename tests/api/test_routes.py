@@ -216,11 +216,6 @@ def test_without_a_key_nothing_is_said_of_the_body(locked: TestClient) -> None:
         error(response, status=401)
 
 
-@pytest.mark.parametrize(("method", "path"), sorted(OPEN | KEYED))
-def test_without_keys_all_is_open(client: TestClient, method: str, path: str) -> None:
-    assert call(client, method, path).status_code == 200
-
-
 @pytest.mark.parametrize(
     "path", ["/v1", "/v1/moderations", "/docs", "/redoc", "/v1/modles", "/v1//nothing", "/%ff"]
 )

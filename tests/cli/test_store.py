@@ -134,11 +134,6 @@ def test_it_is_cleared(prompts: Path) -> None:
     assert {entry.name for entry in prompts.iterdir()} == {"lock", "notes", "written"}
 
 
-def test_a_server_that_keeps_nothing(folder: Path) -> None:
-    (folder / "models.yaml").write_text("server: {prompt_cache: {disk: 0}}\n")
-    assert "not kept on disk" in cache_shown()[0]
-
-
 def test_what_is_left_of_an_earlier_setting_is_shown_and_removed(
     prompts: Path, folder: Path
 ) -> None:

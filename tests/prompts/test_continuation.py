@@ -2,9 +2,12 @@
 the beginning of a conversation's next prompt, which is known before its message.
 """
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import cycle
+from functools import lru_cache
+from itertools import count, cycle
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,9 +16,9 @@ from mlx_server.families import FAMILIES, family_named, fitted
 from mlx_server.families.base import ModelFamily
 from mlx_server.families.harmony import GPT_OSS
 from mlx_server.families.json_families import PLAIN
-from mlx_server.messages import Conversation, Message, Phase, ToolCall
+from mlx_server.messages import Conversation, Message, Phase, Tool, ToolCall
 from mlx_server.models.checkpoint import Checkpoint
-from mlx_server.prompts.branches import next_beginning
+from mlx_server.prompts.branches import Branches, next_beginning
 from mlx_server.prompts.continuation import check_continued, with_open_reasoning
 from mlx_server.prompts.control_token_guard import ControlTokenGuard
 from tests.families import CONTROL, byte_level, checkpoint
@@ -26,8 +29,114 @@ from tests.families.prompts import (
     golden_prompts,
     template_of,
 )
-from tests.prompts.test_branches import common_tokens, tokens_of
 from tests.tables import cases
+
+LOST = 4
+"""Tokens that a branch may lie before the place where the prompts really differ."""
+
+Change = Callable[[Conversation], Conversation | None]
+
+
+def another_chat(asked: Conversation) -> Conversation | None:
+    lead = [m for m in asked.messages if m.role in ("system", "developer")]
+    if list(asked.messages[: len(lead)]) != lead:
+        return None
+    return replace(asked, messages=(*lead, Message("user", "Where do tulips come from?")))
+
+
+def edited_question(asked: Conversation) -> Conversation | None:
+    places = [i for i, message in enumerate(asked.messages) if message.role == "user"]
+    before = asked.messages[: places[-1]] if places else ()
+    return replace(asked, messages=(*before, Message("user", "No, the other one.")))
+
+
+def summary_instead_of_an_answer(asked: Conversation) -> Conversation:
+    return replace(asked, messages=(*asked.messages, Message("user", "Sum it all up.")))
+
+
+def another_system_prompt(asked: Conversation) -> Conversation | None:
+    if not asked.messages or asked.messages[0].role != "system":
+        return None
+    own = Message("system", "Your directory is /tmp.")
+    return replace(asked, messages=(own, Message("user", "Where do tulips come from?")))
+
+
+def next_turn(asked: Conversation) -> Conversation:
+    answer = Message("assistant", "It rains there.", reasoning="Look outside.")
+    more = (answer, Message("user", "And tomorrow?"))
+    return replace(asked, messages=(*asked.messages, *more))
+
+
+def next_round(asked: Conversation) -> Conversation | None:
+    if not asked.tools:
+        return None
+    call = ToolCall("call_12345678", asked.tools[-1].name, '{"city": "Lima"}')
+    result = Message("tool", "rain", tool_call_id=call.id, name=call.name)
+    more = (Message("assistant", tool_calls=(call,)), result)
+    return replace(asked, messages=(*asked.messages, *more))
+
+
+@lru_cache(maxsize=1)
+def original(golden: GoldenPrompt) -> tuple[list[int], Branches]:
+    """The changes of a prompt come one after the other."""
+    rendered = golden.rendered()
+    return rendered.tokens, rendered.branches()
+
+
+def tokens_of(family: str, conversation: Conversation) -> list[int]:
+    checkpoint = checkpoint_of(family)
+    return fitted(family_named(family), checkpoint).render(checkpoint, conversation).tokens
+
+
+def common_tokens(a: Sequence[int], b: Sequence[int]) -> int:
+    pairs = enumerate(zip(a, b, strict=False))
+    return next((at for at, (x, y) in pairs if x != y), min(len(a), len(b)))
+
+
+def a_longer_list_of_tools(asked: Conversation) -> Conversation | None:
+    """Many templates begin with the tools, and after a longer list all else is new."""
+    if not asked.tools:
+        return None
+    more = Tool("look_up", "Looks a word up.", {"type": "object", "properties": {}})
+    return replace(asked, tools=(*asked.tools, more))
+
+
+CHANGES = [
+    *(another_chat, edited_question, another_system_prompt, a_longer_list_of_tools),
+    *(summary_instead_of_an_answer, next_turn, next_round),
+]
+
+
+def one_change_of_each() -> Iterator[Any]:
+    """In turn, so that each family has several and each change has many families."""
+    turn = count()
+    for golden in [*golden_prompts()][::3]:
+        asked = conversation_named(golden.conversation)
+        possible = [change for change in CHANGES if change(asked) is not None]
+        if possible and "refused" not in golden.conversation:
+            change = possible[next(turn) % len(possible)]
+            yield pytest.param(golden, change, id=f"{golden}-{change.__name__}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("golden", "change"), [*one_change_of_each()])
+def test_the_next_request_branches_off_at_a_known_place(
+    golden: GoldenPrompt, change: Change
+) -> None:
+    asked = conversation_named(golden.conversation)
+    changed = change(asked)
+    assert changed is not None
+    tokens, branches = original(golden)
+    same = common_tokens(tokens, tokens_of(golden.family, changed))
+    reached = [place for place in branches.places if place <= same]
+    assert same - max(reached, default=0) <= LOST
+    assert sorted(set(branches.places)) == list(branches.places)
+    assert all(0 < place <= len(tokens) for place in branches.places)
+    if change in (next_turn, next_round):
+        assert branches.continued_from <= same
+    if change is another_chat:
+        assert 0 <= same - branches.shared <= LOST
+
 
 USER = Message("user", "Where is it?")
 SAY = (
@@ -217,9 +326,6 @@ def test_a_harmony_message_stays_open(name: str) -> None:
 
 ANSWER = Message("assistant", "It rains there.", reasoning="Look outside.")
 QUESTIONS = ["And tomorrow?", "\n\nWhat now?", "<system-reminder>\nBe brief.", "1", "- a"]
-
-LOST = 4
-"""Tokens of the next message's own beginning, which may be the same for many messages."""
 
 
 def continued(asked: Conversation, answer: Message, text: str) -> Conversation:

@@ -428,12 +428,6 @@ def test_the_first_event_waits_until_the_cached_tokens_are_known() -> None:
     assert first["message"]["usage"]["cache_read_input_tokens"] == 20
 
 
-def test_an_answer_that_is_not_wanted() -> None:
-    found = message([*BEGUN, ReasoningDelta(0, "H"), DONE], is_empty=True)
-    assert (found["content"], found["usage"]["output_tokens"]) == ([], 0)
-    assert found["stop_reason"] == "max_tokens"
-
-
 def test_what_was_mended_is_told() -> None:
     repaired = Repaired(0, "json", "tool_calls[0].function.arguments")
     found = message([*BEGUN, *call(0, "1", "{}"), repaired, CALLED])
