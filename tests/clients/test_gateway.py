@@ -73,7 +73,7 @@ def test_what_a_server_leaves_empty_or_nests_is_no_crash() -> None:
         reader.feed({"choices": [{"index": index, "delta": {"content": "Yes"}}]})
     for message, why in (
         ({"content": None, "tool_calls": [5, {"function": 1}]}, "a call that is not an object"),
-        ({"content": [{"text": "deep"}]}, "a `content` that is not text"),
+        ({"content": {"text": "deep"}}, "a `content` that is not text"),
     ):
         with pytest.raises(UpstreamFailed, match=why):
             read({"choices": [{"message": message}], "mlx_server": 1})
