@@ -152,6 +152,12 @@ class Outbox:
         self._write(messages.frame(messages.encode_commands(encoded)))
 
 
+def _read_exception(done: asyncio.Future[Any]) -> None:
+    """Avoids a warning about an exception that its caller, who was cancelled, never reads."""
+    if not done.cancelled():
+        done.exception()
+
+
 class PendingReplies:
     """Futures of replies, by a key: the names of the command's type, its model and its adapter.
 
@@ -166,8 +172,7 @@ class PendingReplies:
         """Sends a command and waits for its reply, which comes even if the caller is cancelled."""
         send()
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        # A cancelled caller never reads the exception; reading it here avoids a warning.
-        future.add_done_callback(lambda done: done.cancelled() or done.exception())
+        future.add_done_callback(_read_exception)
         self._futures.setdefault(key, deque()).append(future)
         return await asyncio.shield(future)
 
@@ -286,6 +291,7 @@ class EngineClient:
             ours = await self._process.begin(self._arguments)
         reader, self._writer = await asyncio.open_connection(sock=ours, limit=SOCKET_BUFFER_BYTES)
         self._ready = asyncio.get_running_loop().create_future()
+        self._ready.add_done_callback(_read_exception)
         self._reading = asyncio.create_task(self._read_reports(reader))
         self._watching = asyncio.create_task(self._watch())
         return await self._is_ready(self._ready)

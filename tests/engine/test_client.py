@@ -1,6 +1,7 @@
 """The server's end and a real engine process at the other."""
 
 import asyncio
+import gc
 import os
 import random
 import signal
@@ -341,3 +342,19 @@ async def test_whoever_unloads_a_model_hears_when_it_is_gone(tiny_path: Path) ->
             await until_it_fails(engine, ask())
         await engine.load(LoadModel("tiny", str(tiny_path)), ignored)
         assert len((await answered(engine, ask()))[0]) == 5
+
+
+@asynchronous
+async def test_a_start_that_is_cancelled_is_forgotten(caplog: pytest.LogCaptureFixture) -> None:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        engine = EngineClient(successor=ours)
+        starting = asyncio.create_task(engine.start())
+        for _ in range(100):  # it connects, and waits for a report
+            await asyncio.sleep(0)
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        await engine.stop()
+    del engine, starting
+    gc.collect()
+    assert "never retrieved" not in caplog.text
