@@ -35,7 +35,7 @@ from mlx_server.prompts.template_capabilities import (
 )
 from mlx_server.system.sandbox.chat_template import ChatTemplate, TemplateLimitExceeded
 from mlx_server.tool_parsers import json_calls
-from mlx_server.tool_parsers.call_format import CallFormat
+from mlx_server.tool_parsers.call_format import CallFormat, finished_calls
 from mlx_server.tool_parsers.json_calls import ARGUMENTS, NAMES, JsonCallForm
 from mlx_server.tool_parsers.keyed_calls import keyed_calls
 from mlx_server.tool_parsers.named_calls import (
@@ -403,13 +403,12 @@ def _paired_format(sample: CallSample) -> Iterator[CallFormat]:
         return
     opens, inner, closes = _around_pairs(sample.written[spans[0].name_end :], sample.calls[0][1])
     key_closes, border, value_opens = inner.partition("><")
-    outer = delimiters.opens, delimiters.closes if delimiters.opens else ""
     yield keyed_calls(
-        opens=outer[0],
+        opens=delimiters.opens,
         before_name=delimiters.before_name,
         after_name=delimiters.after_name.strip(),
         closes_call=delimiters.closes_call,
-        closes=outer[1],
+        closes=delimiters.closes if delimiters.opens else "",
         key_opens=opens,
         key_closes=key_closes + border[:1],
         value_opens=border[1:] + value_opens,
@@ -459,16 +458,12 @@ def read_back(family: ModelFamily, sample: CallSample) -> ReadBack:
     parser = family.make_parser(ParseContext(tools=SAMPLED_TOOLS))
     events = [*parser.feed(-1, sample.written), *parser.finish(cut=False)]
     answer = folded(events)
-    calls = [(call.name, "".join(call.arguments)) for call in answer.begun_calls.values()]
+    calls = tuple((call["name"], call["arguments"]) for call in finished_calls(events))
     return ReadBack(
-        is_right=calls == [(name, _json(arguments)) for name, arguments in sample.calls],
+        is_right=calls == sample.calls,
         text=answer.text.strip(),
         repairs=frozenset(repair.what for repair in answer.repairs),
     )
-
-
-def _json(arguments: dict[str, str]) -> str:
-    return "{" + ", ".join(f'"{key}": "{value}"' for key, value in arguments.items()) + "}"
 
 
 def samples_of(checkpoint: Checkpoint) -> TemplateSamples:

@@ -219,10 +219,10 @@ def _text_tokens(text: str) -> Iterator[int]:
 
 def _messages(conversation: Conversation) -> Iterator[HarmonyMessage]:
     begin = instructions(conversation.messages)
-    yield _harmony_message(Author(role=Role.SYSTEM), [_system(conversation)])
+    yield HarmonyMessage(author=Author(role=Role.SYSTEM), content=[_system(conversation)])
     text = "\n\n".join(message.content for message in begin if message.content)
     if developer := list(_developer(text, conversation)):
-        yield _harmony_message(Author(role=Role.DEVELOPER), developer)
+        yield HarmonyMessage(author=Author(role=Role.DEVELOPER), content=developer)
     yield from _turns(conversation.messages[len(begin) :], conversation.tools)
 
 
@@ -315,11 +315,10 @@ def _turns(messages: Sequence[Message], tools: Sequence[Tool]) -> Iterator[Harmo
                 yield _tool_result(name, built_in, message.content)
             case "user":
                 author = Author(role=Role.USER, name=message.name and _checked_name(message.name))
-                yield _harmony_message(author, _text_contents(message.content))
+                yield _text_message(author, message.content)
             case _:
-                yield _harmony_message(
-                    Author(role=Role.DEVELOPER), _text_contents(_instructions(message.content))
-                )
+                author = Author(role=Role.DEVELOPER)
+                yield _text_message(author, _instructions(message.content))
 
 
 def _closes(message: Message) -> bool:
@@ -339,22 +338,19 @@ def _answer(
 ) -> Iterator[HarmonyMessage]:
     author = Author(role=Role.ASSISTANT)
     if message.reasoning and with_reasoning:
-        yield _harmony_message(author, _text_contents(message.reasoning), "analysis")
+        yield _text_message(author, message.reasoning, "analysis")
     if message.content:
-        yield _harmony_message(author, _text_contents(message.content), _channel(message))
+        yield _text_message(author, message.content, _channel(message))
     for call in message.tool_calls:
         recipient, channel = _recipient_of(call.name, built_in)
-        arguments = _text_contents(_arguments(call, recipient))
-        written = _harmony_message(author, arguments, channel, recipient)
+        written = _text_message(author, _arguments(call, recipient), channel, recipient)
         own = channel == "analysis"
         yield written.with_content_type("code" if own else "<|constrain|>json")
 
 
 def _tool_result(name: str, built_in: set[str], content: str) -> HarmonyMessage:
     author, channel = _recipient_of(name, built_in)
-    return _harmony_message(
-        Author(role=Role.TOOL, name=author), _text_contents(content), channel, "assistant"
-    )
+    return _text_message(Author(role=Role.TOOL, name=author), content, channel, "assistant")
 
 
 def _recipient_of(name: str, built_in: set[str]) -> tuple[str, str]:
@@ -375,15 +371,11 @@ def _arguments(call: ToolCall, recipient: str) -> str:
     return call.arguments or "{}"
 
 
-def _harmony_message(
-    author: Author,
-    content: Sequence[Content],
-    channel: str | None = None,
-    recipient: str | None = None,
+def _text_message(
+    author: Author, text: str, channel: str | None = None, recipient: str | None = None
 ) -> HarmonyMessage:
-    return HarmonyMessage(
-        author=author, content=list(content), channel=channel, recipient=recipient
-    )
+    content = _text_contents(text)
+    return HarmonyMessage(author=author, content=content, channel=channel, recipient=recipient)
 
 
 def _checked_name(name: str) -> str:
