@@ -1,12 +1,10 @@
 """Families whose models write a call's name, and then its arguments as JSON."""
 
 import re
-from collections.abc import Sequence
 from hashlib import sha256
 
 from mlx_server.families.base import spelled
 from mlx_server.families.markup import MarkupFamily
-from mlx_server.messages import Tool
 from mlx_server.parsers.markup_layout import Header, MarkupLayout
 from mlx_server.parsers.parse_context import THINK
 from mlx_server.tool_parsers import formats, named_calls
@@ -164,18 +162,14 @@ _TO_USER = ("all\n", "all \n", "all\r\n")
 """The header of a message to the user, and how models misspell it."""
 
 
-def _functionary(tools: Sequence[Tool]) -> MarkupLayout:
-    return MarkupLayout(
+FUNCTIONARY = MarkupFamily(  # v3.2: each message has a header with a tool's name, or `all` for text
+    "functionary",
+    lambda tools: MarkupLayout(
         reasoning=(),
         call_formats=named_calls.functionary(tools),
         dropped=tuple(f"{opening}{each}" for opening in (">>>", ">>> ") for each in _TO_USER),
         leads=_TO_USER,
-    )
-
-
-FUNCTIONARY = MarkupFamily(  # v3.2: each message has a header with a tool's name, or `all` for text
-    "functionary",
-    _functionary,
+    ),
     answer_prefix="",
     shapes=("", "name ⏎ {…}"),
     template_markers=(">>>all",),
@@ -189,9 +183,10 @@ _FROM, _RECIPIENT, _CONTENT, _STOP = "<|from|>", "<|recipient|>", "<|content|>",
 _TURN, _TO_USER_V2 = f"{_FROM}assistant\n{_RECIPIENT}", f"all\n{_CONTENT}"
 
 
-def _functionary_v2(tools: Sequence[Tool]) -> MarkupLayout:
+FUNCTIONARY_V2 = MarkupFamily(
+    "functionary_v2",  # the header has control tokens, of which the prompt writes the first
     # a tokenizer of Llama's first kind writes a space after each control token
-    return MarkupLayout(
+    lambda tools: MarkupLayout(
         reasoning=(),
         call_formats=named_calls.functionary_v2(tools, _TURN, f"\n{_CONTENT}"),
         dropped=(
@@ -199,17 +194,10 @@ def _functionary_v2(tools: Sequence[Tool]) -> MarkupLayout:
             *(_TO_USER_V2, f"{_TO_USER_V2} ", _FROM, _RECIPIENT, _CONTENT),
         ),
         header=Header(_RECIPIENT, (f"\n{_CONTENT}",), calls=True),
-    )
-
-
-FUNCTIONARY_V2 = (
-    MarkupFamily(  # the header has control tokens, of which the prompt writes the first
-        "functionary_v2",
-        _functionary_v2,
-        answer_prefix="",
-        shapes=("", f"name ⏎ {_CONTENT}{{…}}"),
-        template_markers=(_FROM, _RECIPIENT, _CONTENT),
-        stop_tokens=(_STOP,),
-        special_tokens=("<s>", "</s>", _FROM, _RECIPIENT, _CONTENT, _STOP),
-    )
+    ),
+    answer_prefix="",
+    shapes=("", f"name ⏎ {_CONTENT}{{…}}"),
+    template_markers=(_FROM, _RECIPIENT, _CONTENT),
+    stop_tokens=(_STOP,),
+    special_tokens=("<s>", "</s>", _FROM, _RECIPIENT, _CONTENT, _STOP),
 )

@@ -417,10 +417,6 @@ def gemma(quote: str) -> LiteralSyntax:
         key=key,
         any_key=lambda lark: lark.terminal(r"/[A-Za-z0-9_]+/"),
         words={True: ("true",), False: ("false",), None: ("null",)},
-        ordered=_sorted,
+        # as the templates show objects
+        ordered=lambda members: sorted(members, key=lambda member: member.key.lower()),
     )
-
-
-def _sorted(members: list[MemberSchema]) -> list[MemberSchema]:
-    """Sorts members as the templates show objects."""
-    return sorted(members, key=lambda member: member.key.lower())

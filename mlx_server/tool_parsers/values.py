@@ -78,7 +78,8 @@ def arguments(
     """
     call = None if syntax.begins_with_key else start()
     closing, first, is_in_doubt = syntax.brackets[syntax.opening], True, False
-    if syntax.rules == "python" and (yield from _is_positional(source, syntax)):
+    positional = ("{", "**{", *syntax.text)
+    if syntax.rules == "python" and (yield from source.after_space(*positional)):
         call, first = (yield from _read_positional(source, syntax, start)), False
     while not (call and not first and ends and (yield from source.after_space(*ends))):
         if not (yield from goes_on(source, syntax, closing, first=first)):
@@ -94,10 +95,6 @@ def arguments(
             raise Malformed("a quote in a string was not escaped")
     call.repaired()
     return call
-
-
-def _is_positional(source: Source, syntax: Syntax) -> Steps[bool]:
-    return bool((yield from source.after_space("{", "**{", *syntax.text)))
 
 
 def _read_positional(
