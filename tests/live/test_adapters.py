@@ -1,6 +1,6 @@
 """LoRA adapters on a real server: two with random weights, next to a base that has such too.
 
-What the adapters say that are shipped is in test_sample_adapters.py.
+What the adapters say that are shipped is in their README, whose blocks test_documents.py runs.
 """
 
 import asyncio
