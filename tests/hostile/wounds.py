@@ -46,7 +46,7 @@ if "mlx_server.worker.process" in sys.orig_argv:
         sleep(3600)
 
     def poisoned(batch, tier=None):
-        if any(row.request.max_tokens == POISON for row in batch._rows):
+        if any(row.request.max_tokens == POISON for row in batch.all_rows):
             os.abort()
 
     def wrapped(owner, name, where):
