@@ -92,6 +92,7 @@ def test_a_changed_message_and_another_answer_are_versions(talk: Tab) -> None:
     talk.click(".editor [type=submit]")
     talk.until(f"{ASKED}.join() === 'Hi there'")
     answered(talk)
+    assert bodies(talk)[0]["messages"] == [{"role": "user", "content": "Hi there"}]
     talk.click("[aria-label='Earlier version']")
     talk.until(f"{ASKED}.join() === 'Hi,And then?'")
     assert "2/2" in talk.text(".turn:last-child .versions")
@@ -329,12 +330,3 @@ def test_a_connector_is_used_without_asking_where_the_user_says_so(talk: Tab) ->
     assert answered(talk) == ["It starts faster."]
     assert "search" in talk.text(".called")
     assert talk.evaluate(RESULTS) == NOTE
-
-
-def test_on_a_phone_the_header_stays_in_view(talk: Tab) -> None:
-    talk.resize(390, 600)
-    ask(talk, "line")
-    answered(talk)
-    talk.evaluate("scrollTo(0, 9999)")
-    assert talk.evaluate("document.querySelector('header').getBoundingClientRect().top") == 0
-    assert talk.evaluate("scrollY > 0")

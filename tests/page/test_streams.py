@@ -1,8 +1,10 @@
 """What the page has on the server: its streams, downloads of models, and the log."""
 
+import json
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +16,90 @@ from mlx_server.api.page.routes import ModelFetches, PageStreams
 from mlx_server.errors import ModelUnusable, NotFound, Overloaded
 from mlx_server.system import logs
 from tests.api import wire
-from tests.api.wire import ScriptedEngine, error
+from tests.api.wire import Json, ScriptedEngine, error
+from tests.live.server import LiveServer, eventually, serving
+
+EVENTS = "/page/events"
 
 
-def test_a_client_has_so_many_streams_and_others_have_theirs() -> None:
-    streams, most = PageStreams(), limits.PAGE_STREAMS
-    taken = [streams.take("me") for _ in range(most)]
-    for place in taken:
-        place.__enter__()
-    with pytest.raises(Overloaded, match="close some of its tabs"), streams.take("me"):
-        pass
-    with streams.take("you"):
-        pass
-    taken[0].__exit__(None, None, None)
-    with streams.take("me"):
-        pass
+@contextmanager
+def states(server: LiveServer) -> Iterator[Iterator[Json]]:
+    with server.http() as http, http.stream("GET", EVENTS) as response:
+        assert response.status_code == 200
+        assert response.headers["content-type"].startswith("text/event-stream")
+        yield (json.loads(line[6:]) for line in response.iter_lines() if line.startswith("data: "))
+
+
+def state_of(state: Json, id: str) -> str:
+    [found] = [str(model["state"]) for model in state["models"] if model["id"] == id]
+    return found
+
+
+def ask(server: LiveServer, model: str, **more: object) -> None:
+    with server.http() as http:
+        body = {"model": model, "stream": False, **more}
+        http.post("/api/generate", json=body).raise_for_status()
+
+
+@pytest.mark.slow
+def test_a_state_comes_at_once_and_again_when_a_model_is_loaded(server: LiveServer) -> None:
+    ask(server, "tiny", keep_alive=0)
+    with server.http() as http:
+        eventually(lambda: state_of(http.get("/v1/pool").json(), "tiny") == "unloaded", "unloaded")
+    with states(server) as found:
+        before = next(found)
+        assert (before["healthy"], state_of(before, "tiny")) == (True, "unloaded")
+        ask(server, "tiny")
+        after = next(state for state in found if state_of(state, "tiny") == "ready")
+        assert after["memory"]["used"] > before["memory"]["used"]
+        ask(server, "tiny", prompt="a", options={"num_predict": 3})
+        ended = before["totals"]["ended"] + 1
+        assert next(state for state in found if state["totals"]["ended"] == ended)
+
+
+@pytest.mark.slow
+def test_a_client_has_so_many_streams_and_a_place_again_when_one_has_left(
+    server: LiveServer,
+) -> None:
+    most = limits.PAGE_STREAMS
+
+    def refusal() -> str:
+        """Empty if a stream begins, which is left at once."""
+        with server.http() as http, http.stream("GET", EVENTS) as response:
+            if response.status_code == 200:
+                return ""
+            assert response.status_code == 503
+            return str(json.loads(response.read())["error"]["message"])
+
+    with server.http() as http, ExitStack() as opened:
+        streams = [opened.enter_context(states(server)) for _ in range(most)]
+        for stream in streams:
+            next(stream)
+        assert all("close some of its tabs" in refusal() for _ in range(3 * most))
+        assert http.get("/page/history").status_code == 200
+        opened.close()
+        eventually(lambda: not refusal(), "a place is free again")
+
+
+def test_other_clients_have_streams_of_their_own() -> None:
+    streams = PageStreams()
+    with ExitStack() as taken:
+        for _ in range(limits.PAGE_STREAMS):
+            taken.enter_context(streams.take("me"))
+        taken.enter_context(streams.take("you"))
+
+
+@pytest.mark.slow
+def test_a_server_that_stops_waits_for_no_page(tmp_path: Path, tiny_path: Path) -> None:
+    models = {"tiny": {"source": str(tiny_path)}}
+    with (
+        ExitStack() as opened,
+        serving(tmp_path, {"models": models, "server": {"drain_seconds": 600}}) as server,
+    ):
+        found = opened.enter_context(states(server))
+        next(found)
+        opened.enter_context(states(server))  # of which nothing is read
+        assert state_of(next(found, {"models": [{"id": "tiny", "state": "unloaded"}]}), "tiny")
 
 
 SMALL = "mlx-community/Qwen3-0.6B-4bit"

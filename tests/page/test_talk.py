@@ -12,7 +12,6 @@ import pytest
 from tests.live.server import LiveServer, eventually, serving
 from tests.page.browser import NEEDS_BROWSER, SHIFT, Browser, Tab
 from tests.page.played import CODE, LONG
-from tests.page.test_views import CONTRASTS
 
 pytestmark = [NEEDS_BROWSER, pytest.mark.slow]
 
@@ -186,23 +185,6 @@ def test_an_answer_and_its_code_are_copied(talk: Tab, server: LiveServer) -> Non
     assert "no clipboard without TLS" in talk.text(".turn:last-child .copy-answer")
 
 
-def test_an_earlier_message_is_edited_and_the_talk_goes_on(talk: Tab) -> None:
-    ask(talk, "Hi")
-    answered(talk)
-    ask(talk, "And then?")
-    assert answered(talk, 2) == ["Hello, you.", "The sun."]
-    talk.click(".asked .edit")
-    talk.until("document.activeElement.name === 'text'")
-    talk.type(", everybody")
-    talk.click(".editor [type=submit]")
-    talk.until("document.querySelectorAll('.turn').length === 1")
-    answered(talk)
-    assert talk.text(".asked p") == "Hi, everybody"
-    talk.click(".again")
-    talk.until("document.querySelectorAll('.foot').length === 1")
-    assert bodies(talk)[0]["messages"] == [{"role": "user", "content": "Hi, everybody"}]
-
-
 def test_the_code_that_is_offered_asks_the_same(talk: Tab) -> None:
     text = "It's \"quoted\" \\ 'text'\n$HOME `x` é🙂"
     talk.fill("#top_k", "5")
@@ -247,17 +229,6 @@ def test_a_talk_by_keyboard_alone(talk: Tab) -> None:
     assert talk.evaluate("document.activeElement !== document.body")
 
 
-def test_a_phone_has_nothing_to_scroll_sideways(talk: Tab) -> None:
-    talk.resize(390, 844)
-    talk.evaluate("document.querySelectorAll('details').forEach(node => { node.open = true })")
-    talk.fill("#other-model", "glm")
-    for number, text in enumerate(("hostile", "line"), 1):
-        ask(talk, text)
-        answered(talk, 2 * number)
-    bodies(talk)
-    assert talk.evaluate("document.scrollingElement.scrollWidth") == 390
-
-
 @pytest.fixture(scope="module")
 def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     folder = tmp_path_factory.mktemp("locked")
@@ -268,17 +239,24 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
         yield server
 
 
+def sign_in(tab: Tab, server: LiveServer) -> None:
+    tab.goto(f"{server.url}/#talk")
+    tab.until("document.querySelector('#ask-key').open")
+    for key in ("wrong", KEY):
+        tab.fill("#key", key)
+        tab.click("#ask-key [type=submit]")
+        if key != KEY:
+            tab.until("document.querySelector('#ask-error').textContent")
+    tab.until("document.querySelector('#model')?.value")
+
+
 def test_conversations_are_kept_by_the_server_if_its_owner_says_so(
     browser: Browser, locked: LiveServer
 ) -> None:
     titles = "[...document.querySelectorAll('.kept .title')].map(node => node.innerText).join()"
     for profile in ("first", "second"):
         tab = browser.open()
-        tab.goto(f"{locked.url}/#talk")
-        tab.until("document.querySelector('#ask-key').open")
-        tab.fill("#key", KEY)
-        tab.click("#ask-key [type=submit]")
-        tab.until("document.querySelector('#model')?.value")
+        sign_in(tab, locked)
         if profile == "first":
             assert "by the server" in tab.text(".talk-empty")
             ask(tab, "Hi")
@@ -310,14 +288,7 @@ UNAUTHORIZED = (
 
 def test_a_key_is_asked_for_and_kept_in_memory_only(new_tab: Tab, locked: LiveServer) -> None:
     tab = new_tab
-    tab.goto(f"{locked.url}/#talk")
-    tab.until("document.querySelector('#ask-key').open")
-    for key in ("wrong", KEY):
-        tab.fill("#key", key)
-        tab.click("#ask-key [type=submit]")
-        if key != KEY:
-            tab.until("document.querySelector('#ask-error').textContent")
-    tab.until("document.querySelector('#model')?.value")
+    sign_in(tab, locked)
     ask(tab, "Hi")
     assert answered(tab) == ["You may."]
     tab.evaluate("document.querySelector('.code').open = true")
@@ -334,11 +305,3 @@ def test_a_key_is_asked_for_and_kept_in_memory_only(new_tab: Tab, locked: LiveSe
     tab.until("document.querySelector('#ask-key').open")
     assert {problem.partition(" http")[0] for problem in tab.problems} == {UNAUTHORIZED}
     tab.problems.clear()
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_is_readable_in_light_and_in_dark(talk: Tab, scheme: str) -> None:
-    talk.colour_scheme(scheme)
-    ask(talk, "Hi")
-    answered(talk)
-    assert json.loads(talk.evaluate(CONTRASTS)) == []

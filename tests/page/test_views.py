@@ -1,4 +1,4 @@
-"""The views Now and What happened in a real browser, with a real server."""
+"""The views Now and What happened, and how all views look, in a real browser with a real server."""
 
 import json
 from collections.abc import Iterator
@@ -8,6 +8,7 @@ import pytest
 from tests.live.server import LiveServer
 from tests.page.browser import NEEDS_BROWSER, Tab, foreign
 from tests.page.conftest import MARKUP
+from tests.page.test_talk import answered, ask, bodies
 
 pytestmark = [NEEDS_BROWSER, pytest.mark.slow]
 
@@ -24,6 +25,15 @@ def now(new_tab: Tab, server: LiveServer) -> Iterator[Tab]:
 
 def press(tab: Tab, what: str) -> None:
     tab.click(f"button[aria-label='{what} tiny']")
+
+
+def refuse(tab: Tab, path: str) -> None:
+    """In place of the server, which would not know what is wrong with a body."""
+    tab.evaluate(
+        f"(() => {{ const real = fetch; window.fetch = (path, options) => path === '{path}'"
+        "? Promise.resolve(new Response(JSON.stringify({error: {message: '<b>' + options.body}}),"
+        "{status: 503})) : real(path, options) })()"
+    )
 
 
 def completion(server: LiveServer, model: str = "tiny") -> None:
@@ -76,11 +86,7 @@ def test_a_training_is_shown_while_it_runs(now: Tab, server: LiveServer) -> None
 def test_models_are_suggested_with_the_commands_that_fetch_them(now: Tab) -> None:
     now.click("details.panel summary")
     now.until("document.querySelector('.suggested code')?.innerText.startsWith('mlx-server pull ')")
-    now.evaluate(
-        "(() => { const real = fetch; window.fetch = (path, options) => path === '/page/fetches'"
-        "? Promise.resolve(new Response(JSON.stringify({error: {message: '<b>' + options.body}}),"
-        "{status: 503})) : real(path, options) })()"
-    )
+    refuse(now, "/page/fetches")
     now.click(".suggested button[aria-label^='Fetch ']")
     now.until("document.querySelector('details .error')?.innerText.includes('<b>{\"model\":')")
 
@@ -92,13 +98,9 @@ def test_a_name_with_markup_is_text(now: Tab) -> None:
 
 def test_what_is_refused_is_said_next_to_the_model(now: Tab) -> None:
     """An error that only the server can know of."""
-    now.evaluate(
-        "(() => { const real = fetch; window.fetch = (path, options) => path === '/api/generate'"
-        "? Promise.resolve(new Response(JSON.stringify({error: {message: '<b>no</b>'}}),"
-        "{status: 400})) : real(path, options) })()"
-    )
+    refuse(now, "/api/generate")
     now.click("button[aria-label$=' tiny']:not(:disabled)")
-    now.until(f"{TINY}.querySelector('.error')?.innerText === '<b>no</b>'")
+    now.until(f"{TINY}.querySelector('.error')?.innerText.startsWith('<b>')")
 
 
 def test_requests_and_charts_of_what_happened(now: Tab, server: LiveServer) -> None:
@@ -169,13 +171,28 @@ def test_nothing_is_wider_than_a_phone_and_texts_can_be_read(
     now: Tab, server: LiveServer, scheme: str
 ) -> None:
     completion(server)
-    now.resize(390)
+    now.resize(390, 600)
     now.colour_scheme(scheme)
-    for view in ("now", "happened"):
+    for view in ("now", "happened", "talk"):
         now.evaluate(f"location.hash = '#{view}'")
-        now.until(f"document.querySelector('#{view} .panel')?.checkVisibility()")
+        now.until(f"document.querySelector('#{view} :is(.panel, #draft)')?.checkVisibility()")
+        if view == "talk":
+            talk_of_everything(now)
         assert now.evaluate("document.documentElement.scrollWidth") <= 390
         assert json.loads(now.evaluate(CONTRASTS)) == []
+    now.evaluate("scrollTo(0, 9999)")
+    assert now.evaluate("document.querySelector('header').getBoundingClientRect().top") == 0
+    assert now.evaluate("scrollY > 0")
+
+
+def talk_of_everything(tab: Tab) -> None:
+    tab.until("document.querySelector('#model')?.value")
+    tab.fill("#other-model", "glm")
+    for number, text in enumerate(("hostile", "line"), 1):
+        ask(tab, text)
+        answered(tab, 2 * number)
+    tab.evaluate("document.querySelectorAll('details').forEach(node => { node.open = true })")
+    bodies(tab)
 
 
 CONTRASTS = """(() => {
