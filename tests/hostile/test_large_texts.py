@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import cycle
 from pathlib import Path
-from typing import Any
 
 import httpx
 import psutil
 import pytest
 
 from tests.hostile.inside import request, reset
+from tests.hostile.test_loop import CHAT, HI, MESSAGES, Body, called, tool
 from tests.live.server import TINY, LiveServer, serving
 
 pytestmark = pytest.mark.alone
@@ -28,8 +28,6 @@ ASTRAL = "a<" * (LONG // 2) + "\U0001f600"
 WIDE = ASTRAL[-5 << 20 :]
 """It fits the context of ROOMY."""
 
-HI = {"role": "user", "content": "hi"}
-PATH = "/v1/chat/completions"
 ROOMY = "roomy"
 """A model with so large a context that nothing is refused for its length before it is tokenised."""
 
@@ -41,41 +39,28 @@ WIDE_TIMES = 4 * TIMES
 
 FITS = "a wide text that fits"
 
-Body = dict[str, Any]
-
-
-def called(**call: Any) -> Body:
-    function = {"name": "f", "arguments": "{}", **call}
-    calls = [{"id": "1", "type": "function", "function": function}]
-    return {"messages": [HI, {"role": "assistant", "tool_calls": calls}, HI]}
-
-
-def offered(**function: Any) -> Body:
-    return {
-        "messages": [HI],
-        "tools": [{"type": "function", "function": {"name": "f", **function}}],
-    }
-
-
 FIELDS: dict[str, Callable[[], Body]] = {
-    "arguments": lambda: called(arguments=json.dumps({"a": TEXT}, ensure_ascii=False)),
-    "arguments of many lists": lambda: called(arguments=f"[{'[],' * (LONG // 3)}[]]"),
-    "a tool's description": lambda: offered(description=TEXT),
-    "an enum": lambda: offered(
-        parameters={"type": "object", "properties": {"a": {"enum": [TEXT]}}}
-    ),
+    "arguments": lambda: {"messages": called(in_json(TEXT))},
+    "arguments of many lists": lambda: {"messages": called(f"[{'[],' * (LONG // 3)}[]]")},
+    "a tool's description": lambda: {**MESSAGES, "tools": tool(description=TEXT)},
+    "an enum": lambda: {
+        **MESSAGES,
+        "tools": tool(parameters={"properties": {"a": {"enum": [TEXT]}}}),
+    },
     "reasoning": lambda: {
         "messages": [HI, {"role": "assistant", "content": "hi", "reasoning_content": TEXT}, HI]
     },
     "a name": lambda: {"messages": [{**HI, "name": TEXT}]},
     "content": lambda: {"messages": [{**HI, "content": TEXT}]},
     "a wide character in content": lambda: {"messages": [{**HI, "content": ASTRAL}]},
-    "a wide character in arguments": lambda: called(
-        arguments=json.dumps({"a": ASTRAL}, ensure_ascii=False)
-    ),
-    FITS: lambda: called(arguments=json.dumps({"a": WIDE}, ensure_ascii=False)),
-    "the template's options": lambda: {"messages": [HI], "chat_template_kwargs": {"a": TEXT}},
+    "a wide character in arguments": lambda: {"messages": called(in_json(ASTRAL))},
+    FITS: lambda: {"messages": called(in_json(WIDE))},
+    "the template's options": lambda: {**MESSAGES, "chat_template_kwargs": {"a": TEXT}},
 }
+
+
+def in_json(text: str) -> str:
+    return json.dumps({"a": text}, ensure_ascii=False)
 
 
 @pytest.fixture(scope="module")
@@ -121,9 +106,9 @@ def watched(server: LiveServer) -> Iterator[list[int]]:
 
 def first_token(server: LiveServer, model: str) -> float:
     began = time.monotonic()
-    asked = {"model": model, "messages": [HI], "max_tokens": 1, "temperature": 0}
+    asked = {"model": model, **MESSAGES, "max_tokens": 1, "temperature": 0}
     with server.http() as http:
-        assert http.post(PATH, json=asked).status_code == 200
+        assert http.post(CHAT, json=asked).status_code == 200
     return time.monotonic() - began
 
 
@@ -137,14 +122,14 @@ def test_a_body_costs_less_than_ten_times_its_size(
     most_times = WIDE_TIMES if field == FITS else TIMES
     before = memory(server)
     with watched(server) as most, httpx.Client(base_url=server.url, timeout=60) as http:
-        reported = http.post(PATH, content=body, headers={"content-type": "application/json"})
+        reported = http.post(CHAT, content=body, headers={"content-type": "application/json"})
     assert reported.status_code in (200, 400), reported.text[:200]
     assert most[0] - before < most_times * len(body), reported.text[:200]
 
 
 def test_six_that_hang_up_keep_no_newcomer_waiting(server: LiveServer) -> None:
     fields = list(FIELDS)[:6]
-    bodies = [request(PATH, {"model": ROOMY, **FIELDS[field]()}) for field in fields]
+    bodies = [request(CHAT, {"model": ROOMY, **FIELDS[field]()}) for field in fields]
     before = memory(server)
     with watched(server) as most:
         hostile = []
