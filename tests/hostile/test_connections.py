@@ -1,15 +1,15 @@
-"""Connections that want nothing good: too many, half of a request, an Upgrade that is none."""
+"""Connections that want nothing good: too many, half of a request, an Upgrade that is none; and one
+that can't be closed in order, or is open while the clock is set."""
 
 import json
 import signal
 import socket
-import struct
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,13 +17,20 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from mlx_server import limits
+from mlx_server.config.settings import Settings, validated
 from mlx_server.system import descriptors
+from tests.hostile.corpus import posted
+from tests.hostile.inside import Inside, request, reset
+from tests.hostile.inside import serving as inside_serving
 from tests.live import server as live
-from tests.live.server import LiveServer, eventually, serving
+from tests.live.server import TINY, LiveServer, eventually, serving
 
 CHAT = "/v1/chat/completions"
+BODY: dict[str, Any] = {"model": "slow", "messages": [{"role": "user", "content": "Hi"}]}
 DESCRIPTORS = 256
 MOST = descriptors.connections(DESCRIPTORS)
 MOST_OF_ONE = descriptors.connections_per_address(MOST)
@@ -50,7 +57,7 @@ def few_descriptors(folder: Path) -> Iterator[None]:
 def config(folder: Path, **more: Any) -> dict[str, Any]:
     said = [{"match": "regex:.", "output": "word " * WORDS, "delay_ms": 20}]
     (folder / "said.jsonl").write_text("\n".join(map(json.dumps, said)))
-    model = {"source": "replay:said.jsonl", "family": "plain", "preload": True}
+    model = {"source": f"replay:{folder}/said.jsonl", "family": "plain", "preload": True}
     server = {"receive_seconds": RECEIVE_SECONDS, "drain_seconds": 20, **more}
     return {"server": server, "models": {"slow": model}}
 
@@ -58,7 +65,9 @@ def config(folder: Path, **more: Any) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     folder = tmp_path_factory.mktemp("connections")
-    with few_descriptors(folder), serving(folder, config(folder)) as server:
+    with ExitStack() as stack:
+        with few_descriptors(folder):
+            server = stack.enter_context(serving(folder, config(folder)))
         eventually(server.is_healthy, "its model is loaded")
         yield server
         assert "Traceback" not in server.log
@@ -79,7 +88,7 @@ def line(clients: ExitStack, server: LiveServer, sent: bytes, at: str = "") -> s
     """A connection from an address of loopback, if one is given."""
     source = (at, 0) if at else None
     address = ("127.0.0.1", server.port)
-    found = clients.enter_context(socket.create_connection(address, 20, source_address=source))
+    found = clients.enter_context(socket.create_connection(address, 120, source_address=source))
     found.sendall(sent)
     return found
 
@@ -102,23 +111,23 @@ def status(found: socket.socket) -> int:
 
 def streamed(server: LiveServer) -> str:
     with server.http() as http:
-        body = {"model": "slow", "stream": True, "messages": [{"role": "user", "content": "Hi"}]}
-        return http.post(CHAT, json=body).text
+        return http.post(CHAT, json={**BODY, "stream": True}).text
 
 
 HOST = "Host: localhost"
-BODY = "Content-Length: 5"
+HEALTH = head(HOST, path="/health")
+FIVE = "Content-Length: 5"
 UPGRADES = {
-    "a body": head(HOST, *SOCKET, BODY) + b"abcde",
-    "a body that does not come": head(HOST, *SOCKET, BODY),
+    "a body": head(HOST, *SOCKET, FIVE) + b"abcde",
+    "a body that does not come": head(HOST, *SOCKET, FIVE),
     "a body of chunks": head(HOST, *SOCKET, "Transfer-Encoding: chunked") + b"0\r\n\r\n",
     "chunks that do not come": head(HOST, *SOCKET, "Transfer-Encoding: chunked"),
     "a body without a length": head(HOST, *SOCKET) + b"abcde",
     "another one behind it": head(HOST, *SOCKET) * 2,
-    "a foreign Host": head("Host: evil.example", *SOCKET, BODY),
-    "no Host": head(*SOCKET, BODY),
+    "a foreign Host": head("Host: evil.example", *SOCKET, FIVE),
+    "no Host": head(*SOCKET, FIVE),
     "no key": head(HOST, *OFFER),
-    "no key, a body": head(HOST, *OFFER, BODY),
+    "no key, a body": head(HOST, *OFFER, FIVE),
     "a wrong key": head(HOST, *OFFER, "Sec-WebSocket-Key: x"),
     "two keys": head(HOST, *SOCKET, KEY),
     "no version": head(HOST, "Connection: Upgrade", "Upgrade: websocket", KEY),
@@ -128,13 +137,13 @@ UPGRADES = {
     "many lines": head(HOST, *SOCKET, *["X: y"] * 200),
     "odd characters": head(HOST, *SOCKET, "X: a\x01b"),
     "a length of two zeros": head(HOST, *SOCKET, "Content-Length: 00"),
-    "two words": head(HOST, "Connection: keep-alive, Upgrade", *SOCKET[1:], BODY),
-    "two lines": head(HOST, "Connection: Upgrade", "Connection: close", *SOCKET[1:], BODY),
-    "capitals": head(HOST, "Connection: UPGRADE", "Upgrade: WebSocket", *SOCKET[2:], BODY),
-    "HTTP/2": head(HOST, "Connection: Upgrade", "Upgrade: h2c", BODY) + b"abcde",
-    "something else": head(HOST, "Connection: Upgrade", "Upgrade: foo/2", BODY) + b"abcde",
-    "two protocols": head(HOST, "Connection: Upgrade", "Upgrade: h2c, websocket", BODY),
-    "behind another request": head(HOST, path="/health") + head(HOST, *SOCKET, BODY),
+    "two words": head(HOST, "Connection: keep-alive, Upgrade", *SOCKET[1:], FIVE),
+    "two lines": head(HOST, "Connection: Upgrade", "Connection: close", *SOCKET[1:], FIVE),
+    "capitals": head(HOST, "Connection: UPGRADE", "Upgrade: WebSocket", *SOCKET[2:], FIVE),
+    "HTTP/2": head(HOST, "Connection: Upgrade", "Upgrade: h2c", FIVE) + b"abcde",
+    "something else": head(HOST, "Connection: Upgrade", "Upgrade: foo/2", FIVE) + b"abcde",
+    "two protocols": head(HOST, "Connection: Upgrade", "Upgrade: h2c, websocket", FIVE),
+    "behind another request": HEALTH + head(HOST, *SOCKET, FIVE),
 }
 
 
@@ -147,7 +156,7 @@ def test_an_upgrade_that_is_none_is_refused(
     assert time.monotonic() - began < RECEIVE_SECONDS, "at once"
 
 
-@pytest.mark.parametrize("sent", [b"", b"GET /hea", head(HOST, path="/health")])
+@pytest.mark.parametrize("sent", [b"", b"GET /hea", HEALTH])
 def test_those_that_wait_give_way(server: LiveServer, clients: ExitStack, sent: bytes) -> None:
     """Connections without a request, with half of one, and idle ones."""
     lines = [line(clients, server, sent) for _ in range(DESCRIPTORS + 4)]
@@ -175,19 +184,44 @@ def test_the_surplus_is_refused(server: LiveServer, clients: ExitStack) -> None:
 
 def test_resets_give_their_places_back(server: LiveServer, clients: ExitStack) -> None:
     """At any point: before, within and after a head, a body, a handshake, a half-closed line."""
-    points = [b"", b"GET /he", BEGUN, BEGUN + b"{", head(HOST, *SOCKET), head(HOST, path="/health")]
+    points = [b"", b"GET /he", BEGUN, BEGUN + b"{", head(HOST, *SOCKET), HEALTH]
     for number in range(2 * MOST):
         found = line(clients, server, points[number % len(points)])
         if number % 3 == 0:
             found.shutdown(socket.SHUT_WR)
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        found.close()
+        reset(found)
     time.sleep(0)
     process = psutil.Process(server.process.pid)
     eventually(lambda: len(process.net_connections("tcp")) <= 2, "all are gone")
     lines = [line(clients, server, BEGUN) for _ in range(MOST_OF_ONE - 1)]
     assert server.is_healthy(), "none of them is counted any more"
     assert len(lines) == MOST_OF_ONE - 1
+
+
+WAITING = 300
+"""Requests of four rows: more than are answered and wait, and fewer than one address may have."""
+
+
+def test_each_waiting_request_is_answered_or_refused_as_one_too_many(
+    tmp_path: Path, tiny_path: Path, clients: ExitStack
+) -> None:
+    config = {"models": {TINY: {"source": str(tiny_path)}}}
+    body = {**BODY, "model": TINY, "n": 4, "temperature": 0, "max_tokens": 2}
+    with serving(tmp_path, config) as server:
+        lines = [line(clients, server, b"") for _ in range(WAITING)]
+        for each in lines:
+            each.sendall(posted(body, "Connection: close"))
+        answers = [rest(each) for each in lines]
+        eventually(server.idle, "no row is left")
+    outcomes = set()
+    for answer in answers:
+        start, _, content = answer.partition(b"\r\n\r\n")
+        found = json.loads(content)
+        texts = {choice["message"]["content"] for choice in found.get("choices", ())}
+        outcomes.add((start.split()[1], *(texts or [found["error"]["code"]])))
+    refused = (b"503", "overloaded")
+    assert refused in outcomes
+    assert [status for status, _ in outcomes - {refused}] == [b"200"], "all with the same text"
 
 
 def test_none_of_them_keeps_a_server_from_its_end(tmp_path: Path, clients: ExitStack) -> None:
@@ -242,3 +276,76 @@ def test_a_client_uploads_few_files_at_once(server: LiveServer, clients: ExitSta
         each.sendall(body)
         assert status(each) == 200
     assert status(line(clients, server, b"".join(upload(10)))) == 200
+
+
+def inside(folder: Path) -> AbstractContextManager[Inside]:
+    return inside_serving(validated(Settings, config(folder, port=0, receive_seconds=60.0)))
+
+
+def until(line: socket.socket, ending: bytes) -> bytes:
+    received = b""
+    while ending not in received:
+        piece = line.recv(1 << 16)
+        assert piece, received
+        received += piece
+    return received
+
+
+def test_one_that_can_not_be_closed_in_order_cuts_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    shut: list[object] = []
+
+    def broken(self: object) -> None:
+        shut.append(self)
+        raise RuntimeError
+
+    with inside(tmp_path) as server:
+        idle, web_socket, stream = server.connect(), server.connect(), server.connect()
+        idle.sendall(HEALTH)
+        until(idle, b'{"status":')
+        web_socket.sendall(head(HOST, *SOCKET))
+        until(web_socket, b"\r\n\r\n")
+        stream.sendall(request(CHAT, {**BODY, "stream": True}))
+        until(stream, b'"w"')
+        monkeypatch.setattr(H11Protocol, "shutdown", broken_unless_busy(H11Protocol, broken))
+        monkeypatch.setattr(WebSocketsSansIOProtocol, "shutdown", broken)
+        server.server.should_exit = True
+        assert until(stream, b"[DONE]")
+    assert len(shut) >= 1
+    assert "a connection could not be closed cleanly" in caplog.text
+    assert server.server.server_state.connections == set()
+
+
+def broken_unless_busy(kind: type[H11Protocol], broken: Any) -> Any:
+    shutdown = kind.shutdown
+
+    def shut(self: H11Protocol) -> None:
+        if self.cycle and not self.cycle.response_complete:
+            shutdown(self)
+        else:
+            broken(self)
+
+    return shut
+
+
+@pytest.mark.parametrize("years", [-10, 10])
+def test_a_clock_that_jumps_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, years: int
+) -> None:
+    clock = time.time
+    with inside(tmp_path) as server:
+        stream, half, web_socket = server.connect(), server.connect(), server.connect()
+        stream.sendall(request(CHAT, {**BODY, "stream": True}))
+        until(stream, b'"w"')
+        half.sendall(HEALTH[:9])
+        web_socket.sendall(head(HOST, *SOCKET))
+        until(web_socket, b"\r\n\r\n")
+        monkeypatch.setattr(time, "time", lambda: clock() + years * 365 * 24 * 3600.0)
+        assert until(stream, b"[DONE]")
+        half.sendall(HEALTH[9:])
+        assert until(half, b'{"status":"ok"}')
+        stream.sendall(request(CHAT, {**BODY, "stream": True}))
+        assert until(stream, b"[DONE]"), "and what is new is served"
+        assert len(server.within(lambda: list(server.server.server_state.connections))) == 3
+        eventually(server.is_free, "nothing is held")
