@@ -8,13 +8,20 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import psutil
 import pytest
 
 from mlx_server.config.settings import Settings, validated
+from mlx_server.engine.messages import CancelRows, PauseRows, PrefillProgress, StepOutput
 from mlx_server.mcp.server import McpConnection
 from tests.hostile.inside import Inside, request, reset, serving
 from tests.live.server import eventually
+from tests.worker.constrained_decoding.grammars import DIGITS, loaded
+from tests.worker.constrained_decoding.test_grammar_compiler import gate
+from tests.worker.engine_runs import ask, of, tokens_of, until
+
+__all__ = ["gate"]
 
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
 CONCURRENCY = 3
@@ -250,3 +257,56 @@ def test_a_response_in_the_background_whose_model_loads(server: Inside, method: 
         assert server.rows() == 0
     eventually(server.is_free, "nothing is held for it")
     assert_serves(server)
+
+
+ROW, OTHER, PROMPT = 1, 2, 800
+KV_BYTES = PROMPT * 2 * 2 * 2 * 16 * 4
+"""Of its prompt: layers, keys and values, heads, their width, and float32."""
+SLACK = KV_BYTES * 256 // PROMPT
+"""The room in a cache of a row that decodes all the time: mlx-lm's grow by 256 tokens."""
+ROWS: dict[str, dict[str, Any]] = {
+    "waits": {},
+    "has a grammar that is compiled": {"grammar": DIGITS},
+    "is scored": {"prompt_logprobs": True},
+    "is prefilled": {},
+    "decodes": {},
+    "is paused": {},
+}
+
+
+@pytest.mark.usefixtures("gate")
+@pytest.mark.parametrize("state", ROWS)
+def test_a_cancelled_rows_memory_is_back_when_the_next_step_is_done(
+    tiny_path: Path, state: str
+) -> None:
+    engine = loaded(tiny_path, concurrency=2)
+
+    def begin(row: int, prompt: int, tokens: int, **more: Any) -> None:
+        """Until it has a few tokens, if any are wanted."""
+        engine.handle(ask(row, prompt=prompt, tokens=2000, **more))
+        until(engine, lambda reports: len(tokens_of(row, reports)) >= tokens)
+
+    begin(0, 40, 3)
+    before = used()
+    if state == "waits":
+        begin(OTHER, 40, 1)
+    begin(ROW, PROMPT, 3 if state in ("decodes", "is paused") else 0, **ROWS[state])
+    if state == "is prefilled":
+        until(engine, lambda reports: bool(of(PrefillProgress, reports)))
+    elif state == "is paused":
+        engine.handle(PauseRows([ROW]))
+    if state not in ("is prefilled", "decodes"):
+        engine.step()
+    during = mx.get_active_memory()
+    engine.handle(CancelRows([ROW, OTHER]))
+    engine.step()
+    assert used() - before < SLACK
+    if state in ("is prefilled", "decodes", "is paused"):
+        assert during - mx.get_active_memory() > KV_BYTES // 4
+    following = [report for _ in range(5) for report in engine.step()]
+    assert {token.row for step in of(StepOutput, following) for token in step.tokens} == {0}
+
+
+def used() -> int:
+    mx.synchronize()
+    return mx.get_active_memory()
