@@ -38,33 +38,12 @@ ORDER = {
     "items": [{"sku": "a", "quantity": 2, "price": 1.5}, {"sku": "b", "quantity": 1, "price": 20}],
 }
 TEXT = json.dumps(ORDER, ensure_ascii=False)
-OWN_NOTATIONS = frozenset(
-    (
-        "deepseek_v32",
-        "dots",
-        "functiongemma",
-        "gemma4",
-        "gigachat35",
-        "glm4_5",
-        "hy3",
-        "k2_horizon",
-        "kimi_k3",
-        "lfm2",
-        "minicpm",
-        "minicpm5",
-        "minimax_m2",
-        "minimax_m3",
-        "muse",
-        "nemotron3",
-        "olmo3",
-        "qwen3_5",
-        "qwen3_coder",
-        "seed_oss",
-        "solar_open2",
-        "step3",
-        "step3_5",
-    )
-)
+OWN_NOTATIONS = {
+    *("deepseek_v32", "dots", "functiongemma", "gemma4", "gigachat35", "glm4_5", "hy3"),
+    *("k2_horizon", "kimi_k3", "lfm2", "minicpm", "minicpm5", "minimax_m2", "minimax_m3"),
+    *("muse", "nemotron3", "olmo3", "qwen3_5", "qwen3_coder", "seed_oss", "solar_open2"),
+    *("step3", "step3_5"),
+}
 """Families that write the arguments of calls in a notation of their own: calls are cut there."""
 
 

@@ -1,9 +1,8 @@
 """What reads a row's tokens goes wrong, on the server's side: one answer ends, with an error."""
 
-import asyncio
-import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from starlette.testclient import TestClient
 from mlx_server.app import create_app
 from mlx_server.config.settings import ModelSettings, Settings
 from mlx_server.generation.output import RowOutput
+from tests.api.wire import events
 from tests.live.server import TINY
 
 CHAT = "/v1/chat/completions"
@@ -30,50 +30,27 @@ def client(tiny_path: Path) -> Iterator[TestClient]:
         yield found
 
 
-def body(row: int, *, stream: bool) -> dict[str, Any]:
-    return {
-        "model": TINY,
-        "messages": [{"role": "user", "content": f"Row {row}"}],
-        "max_tokens": 24,
-        "seed": row,
-        "logit_bias": {"0": -100, "2": -100},
-        "stream": stream,
-    }
-
-
-@dataclass
-class Reply:
-    status: int
-    text: str = ""
-    error: Any = None
+Reply = tuple[int, str, Any]
+"""The status, the text, and the error."""
 
 
 def answers(client: TestClient, *, stream: bool) -> list[Reply]:
     """To eight requests at once."""
-
-    async def all_of_them() -> list[Reply]:
-        asked = (asyncio.to_thread(answer, client, row, stream=stream) for row in range(ROWS))
-        return await asyncio.gather(*asked)
-
-    return asyncio.run(all_of_them())
+    with ThreadPoolExecutor(ROWS) as threads:
+        return list(threads.map(partial(answer, client, stream=stream), range(ROWS)))
 
 
 def answer(client: TestClient, row: int, *, stream: bool) -> Reply:
-    response = client.post(CHAT, json=body(row, stream=stream))
-    if not stream:
-        found = response.json()
-        if "error" in found:
-            return Reply(response.status_code, error=found["error"])
-        return Reply(response.status_code, found["choices"][0]["message"]["content"])
-    lines = [line.removeprefix("data: ") for line in response.text.splitlines() if line]
-    assert lines.pop() == "[DONE]"
-    reported = Reply(response.status_code)
-    for chunk in map(json.loads, lines):
-        if "error" in chunk:
-            reported.error = chunk["error"]
-        else:
-            reported.text += chunk["choices"][0]["delta"].get("content") or ""
-    return reported
+    asked = {"model": TINY, "messages": [{"role": "user", "content": f"Row {row}"}], "seed": row}
+    body = {**asked, "max_tokens": 24, "logit_bias": {"0": -100, "2": -100}, "stream": stream}
+    response = client.post(CHAT, json=body)
+    chunks = events(response) if stream else [response.json()]
+    text, error = "", None
+    for chunk in chunks:
+        error = chunk.get("error", error)
+        for choice in chunk.get("choices", ()):
+            text += choice["delta" if stream else "message"].get("content") or ""
+    return response.status_code, text, error
 
 
 class Fails:
@@ -95,8 +72,8 @@ class Fails:
 @pytest.fixture(scope="module")
 def unharmed(client: TestClient) -> list[Reply]:
     reported = answers(client, stream=False)
-    assert all(each.status == 200 and each.text for each in reported)
-    assert [each.text for each in answers(client, stream=True)] == [each.text for each in reported]
+    assert all(status == 200 and text for status, text, _ in reported)
+    assert answers(client, stream=True) == reported
     return reported
 
 
@@ -120,10 +97,10 @@ def test_an_answer_that_can_not_be_read_ends_alone(
     made = RowOutput.__init__
     monkeypatch.setattr(RowOutput, "__init__", begin)
     reported = answers(client, stream=stream)
-    poisoned, wanted = reported.pop(POISONED), list(unharmed)
-    assert wanted.pop(POISONED).text.startswith(poisoned.text)
+    (status, text, error), wanted = reported.pop(POISONED), list(unharmed)
+    assert wanted.pop(POISONED)[1].startswith(text)
     assert reported == wanted
-    assert (poisoned.status, poisoned.error["code"]) == (200 if stream else 500, "internal_error")
-    assert "secret" not in str(poisoned.error)
+    assert (status, error["code"]) == (200 if stream else 500, "internal_error")
+    assert "secret" not in str(error)
     assert client.get("/v1/pool").json()["memory"]["kv_reserved"] == 0
     assert client.get("/health").status_code == 200

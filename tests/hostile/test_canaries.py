@@ -71,16 +71,8 @@ TOO_LONG: tuple[tuple[str, Json], ...] = (
     (RESPONSES, {"input": LONG}),
 )
 BROKEN_MODELS = (
-    "missing",
-    "a-file",
-    "empty",
-    "weights",
-    "tokenizer",
-    "config",
-    "said",
-    "nan",
-    "shapes",
-    "code",
+    *("missing", "a-file", "empty", "weights", "tokenizer"),
+    *("config", "said", "nan", "shapes", "code"),
 )
 HEADERS = {"user-agent": WORD, "cookie": WORD, "referer": f"http://localhost/{WORD}", "x-own": WORD}
 
@@ -212,9 +204,8 @@ def test_headers(http: httpx.Client, headers: dict[str, str]) -> None:
 @pytest.mark.parametrize("model", BROKEN_MODELS)
 def test_models_that_fail(http: httpx.Client, model: str) -> None:
     answer = http.post(CHAT, json={**GOOD[CHAT], "model": model})
-    assert answer.status_code == (
-        400 if model == "said" else 500
-    )  # a transcript is mended by its owner
+    # a transcript is mended by its owner
+    assert answer.status_code == (400 if model == "said" else 500)
     assert answer.json()["error"]["message"].count(" ") > 3, "it says what is wrong"
     assert_discreet(answer)
 

@@ -5,23 +5,22 @@ While a Mac sleeps uvloop's clock goes on, `time.monotonic` stands still, and so
 
 import json
 import socket
-import struct
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
+from tests.hostile.inside import request, reset
 from tests.hostile.wounds import knife
 from tests.live.server import PLAIN, LiveServer, eventually, serving
 
 CHAT = "/v1/chat/completions"
 SAID = "word " * 150
-BODY: dict[str, Any] = {"model": "slow", "messages": [{"role": "user", "content": "Hi"}]}
-BODY |= {"stream": True}
-WANTED = {"x-mlx-server-resumable": "true"}
+HI = [{"role": "user", "content": "Hi"}]
+BODY = {"model": "slow", "messages": HI, "stream": True}
+WANTED = b"\r\nX-Mlx-Server-Resumable: true\r\n"
 
 CLOCKS = """
 import asyncio.base_events, sys, time
@@ -72,12 +71,8 @@ def whole(server: LiveServer) -> str:
 
 def begun(server: LiveServer) -> tuple[socket.socket, str, str]:
     """A connection with the first events of a stream, the path of the rest, and these events."""
-    body = json.dumps(BODY).encode()
-    head = f"POST {CHAT} HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\n"
-    head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
-    head += "".join(f"{name}: {value}\r\n" for name, value in WANTED.items())
     connection = socket.create_connection(("127.0.0.1", server.port))
-    connection.sendall(f"{head}\r\n".encode() + body)
+    connection.sendall(request(CHAT, BODY).replace(b"\r\n", WANTED, 1))
     seen = ""
     while seen.count("\nid: ") < 4:
         seen += connection.recv(1 << 12).decode()
@@ -101,8 +96,7 @@ def test_a_client_that_slept_reads_the_rest_though_its_socket_is_dead(
     connection, path, seen = begun(server)
     with connection:
         if way == "is reset":
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            connection.close()
+            reset(connection)
         clocks.put("wall", seconds)
         assert rest_of(server, path, seen) == SAID
         assert rest_of(server, path, seen) == SAID, "it is kept for a while"

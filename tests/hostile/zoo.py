@@ -47,6 +47,14 @@ def text(name: str, content: str) -> Break:
     return lambda folder: (folder / name).write_text(content)
 
 
+def tokenizer(**changes: Any) -> Break:
+    return changed("tokenizer.json", **changes)
+
+
+def template(content: str) -> Break:
+    return text("chat_template.jinja", content)
+
+
 def all_of(*breaks: Break) -> Break:
     return lambda folder: [each(folder) for each in breaks]
 
@@ -111,7 +119,7 @@ def pipe(name: str) -> Break:
     return make
 
 
-def larger_than_it_is(name: str, size: int) -> Break:
+def larger(name: str, size: int) -> Break:
     """A file with a hole costs nothing to make, and all of it to read."""
 
     def make(folder: Path) -> None:
@@ -169,17 +177,17 @@ def entry(dtype: str = "F32", shape: Any = (2,), offsets: Any = (0, 8)) -> dict[
 
 def normalized(*steps: Mapping[str, Any]) -> Break:
     sequence = {"type": "Sequence", "normalizers": list(steps)}
-    return changed("tokenizer.json", normalizer=sequence)
+    return tokenizer(normalizer=sequence)
 
 
 def decoded(*steps: Mapping[str, Any]) -> Break:
     sequence = {"type": "Sequence", "decoders": list(steps)}
-    return changed("tokenizer.json", decoder=sequence)
+    return tokenizer(decoder=sequence)
 
 
 def split(pattern: str) -> Break:
     step = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated"}
-    return changed("tokenizer.json", pre_tokenizer={**step, "invert": False})
+    return tokenizer(pre_tokenizer={**step, "invert": False})
 
 
 def added(id: int) -> dict[str, Any]:
@@ -190,23 +198,23 @@ def added(id: int) -> dict[str, Any]:
 def model(**changes: Any) -> Break:
     def make(folder: Path) -> None:
         found = json.loads((folder / "tokenizer.json").read_text())["model"]
-        changed("tokenizer.json", model={**found, **changes})(folder)
+        tokenizer(model={**found, **changes})(folder)
 
     return make
 
 
 REPLACE = {"type": "Replace", "pattern": {"Regex": "."}, "content": "zz"}
+NO_LENGTH = {"type": "FixedLength", "length": 0}
+NO_WORDS = {"type": "WordLevel", "vocab": {}, "unk_token": "?"}
 DEEP = "[" * 200_000
+DEEP_LOOPS = "{% for a in b %}" * 30 + "{% endfor %}" * 30
 LINK = "is a link that leads out"
 READ_JSON = ("config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json")
 OUT = ("../outside.safetensors", "/etc/passwd", "..", "\0", "x" * 100_000)
 
 REFUSED: Zoo = {
     "pickles for weights": (pickles, r"lacks model\*\.safetensors"),
-    "a pickle by another name": (
-        pickle_named_safetensors,
-        r"model\.safetensors .* is a PyTorch file",
-    ),
+    "a pickle by another name": (pickle_named_safetensors, r"model\.safetensors .* PyTorch file"),
     **{f"{name} leads out": (link_out(name), f"{name} .* {LINK}") for name in READ_JSON},
     "weights lead out": (link_out("model.safetensors"), rf"model\.safetensors .* {LINK}"),
     "a shard leads out": (linked_shard, rf"model-2\.safetensors .* {LINK}"),
@@ -214,27 +222,21 @@ REFUSED: Zoo = {
     "quantisation leads out": (link_out("hf_quant_config.json"), f"hf_quant_config.json .* {LINK}"),
     "a pipe for a shard": (pipe("model-2.safetensors"), r"model-2\.safetensors .* is not a file"),
     "a pipe for a config": (pipe("hf_quant_config.json"), "hf_quant_config.json .* is not a file"),
-    "a config of 1 TiB": (larger_than_it_is("config.json", 1 << 40), "config.json .* larger than"),
-    "a tokenizer of 1 TiB": (
-        larger_than_it_is("tokenizer.json", 1 << 40),
-        "tokenizer.json .* larg",
-    ),
+    "a config of 1 TiB": (larger("config.json", 1 << 40), "config.json .* larger than"),
+    "a tokenizer of 1 TiB": (larger("tokenizer.json", 1 << 40), "tokenizer.json .* larger than"),
     "weights cut short": (cut, "cut short"),
     "a header of 2^63 bytes": (weights("{}", length=1 << 63), "header of 9,223,372"),
     "a header that ends early": (weights("{}", length=1000), "cut short"),
     "offsets beyond the file": (weights({"a": entry(shape=[HUGE], offsets=[0, 4 * HUGE])}), "cut"),
-    "offsets that overlap": (
-        weights({"a": entry(), "b": entry(), "c": entry(offsets=[8, 16])}, 16),
-        "overlap",
-    ),
+    "offsets that overlap": (weights({"a": entry(), "b": entry()}, 8), "overlap"),
     "a tensor twice": (weights('{"a": {"dtype": "F32"}, "a": 1}'), "names 'a' twice"),
     "a negative shape": (
         weights({"a": entry(shape=[-2, -1])}, 8),
-        "invalid header entry for the tensor 'a'",
+        "invalid header entry .* 'a'",
     ),
     "another type than it has": (
         weights({"a": entry("F16")}, 8),
-        "invalid header entry for the tensor 'a'",
+        "invalid header entry .* 'a'",
     ),
     "a type that MLX has not": (weights({"a": entry("F64", [1])}, 8), "F64, which MLX cannot"),
     "a deep header": (weights(DEEP), "not JSON"),
@@ -250,7 +252,7 @@ REFUSED: Zoo = {
         text("config.json", f'{{"a": {"9" * 5000}}}'),
         "config.json is not valid",
     ),
-    "a tokenizer without a model": (changed("tokenizer.json", model=None), "tokenizer.json of"),
+    "a tokenizer without a model": (tokenizer(model=None), "tokenizer.json of"),
     "ids below zero": (model(vocab={"a": -1}), "tokenizer.json of"),
     "merges of nothing": (model(merges=[["zz", "yy"]]), "tokenizer.json of"),
     "a prefix longer than its tokens": (
@@ -258,33 +260,21 @@ REFUSED: Zoo = {
         "tokenizer.json of",
     ),
     "a tokenizer that panics": (
-        changed("tokenizer.json", pre_tokenizer={"type": "FixedLength", "length": 0}),
-        "tokenizer.json of .* chunk size",
+        tokenizer(pre_tokenizer=NO_LENGTH),
+        "tokenizer.json .* chunk size",
     ),
-    "words that are unknown": (
-        changed("tokenizer.json", model={"type": "WordLevel", "vocab": {}, "unk_token": "?"}),
-        "tokenizer.json of",
-    ),
+    "words that are unknown": (tokenizer(model=NO_WORDS), "tokenizer.json of"),
     "a pattern without end": (split(r"(?<a>\g<a>)"), "tokenizer.json of .* recursion"),
     "texts that grow": (normalized(*[REPLACE] * 40), "normalizer .* many times longer"),
     "tokens that grow": (decoded(*[REPLACE] * 40), "decoder .* many times longer"),
-    "a template nested too deeply": (
-        text("chat_template.jinja", "{% for a in b %}" * 30 + "{% endfor %}" * 30),
-        "can't be compiled",
-    ),
-    "a template of 2 MiB": (
-        text("chat_template.jinja", "{{ a }}" * 300_000),
-        "chat_template.jinja",
-    ),
+    "a template nested too deeply": (template(DEEP_LOOPS), "can't be compiled"),
+    "a template of 2 MiB": (template("{{ a }}" * 300_000), "chat_template.jinja"),
     "a template of 2 MiB in a config": (
         changed("tokenizer_config.json", chat_template="{{ a }}" * 300_000),
         "more than 1048576 characters",
     ),
-    "a number in a template": (
-        text("chat_template.jinja", "{{ 1" + "0" * 5000 + " }}"),
-        "compiled",
-    ),
-    "an import that is none": (text("chat_template.jinja", "{% import %}"), "can't be compiled"),
+    "a number in a template": (template("{{ 1" + "0" * 5000 + " }}"), "compiled"),
+    "an import that is none": (template("{% import %}"), "can't be compiled"),
     "a model's own code": (own_code("model_file"), "which mlx-server never runs"),
     "a type that is a path": (config(model_type="../../evil"), "does not support its model type"),
     "a type that is a module": (config(model_type="..os"), "does not support its model type"),
@@ -306,10 +296,7 @@ UNLOADABLE: Zoo = {
     "layers too many": (config(num_hidden_layers=1), "mlx-lm's model lacks"),
     "a tensor missing": (tensors(lambda found: found.pop(NORM)), f"lack 1 tensors.*{NORM}"),
     "a stranger": (tensors(lambda t: t.update({"../x": t[NORM]})), r"lacks, such as \.\./x"),
-    "another shape": (
-        tensors(lambda t: t.update({NORM: t[NORM][1:]})),
-        f"tensor {NORM} has the shape",
-    ),
+    "another shape": (tensors(lambda t: t.update({NORM: t[NORM][1:]})), f"{NORM} has the shape"),
 }
 """By the engine, which alone knows what is in the model."""
 
@@ -338,7 +325,7 @@ HARMLESS: Mapping[str, Break] = {
         config(_name_or_path="/etc", base_model="../..", tokenizer_file="/etc/passwd"),
     ),
     "ids that are far out": all_of(
-        changed("tokenizer.json", added_tokens=[added(2**31)]),
+        tokenizer(added_tokens=[added(2**31)]),
         changed("tokenizer_config.json", bos_token=None, eos_token=None, pad_token=None),
     ),
     "an index leads out": index("../../model.safetensors"),
