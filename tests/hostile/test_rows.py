@@ -251,8 +251,10 @@ def test_a_row_whose_adapter_has_no_finite_numbers_ends_alone(
 ) -> None:
     reports = with_neighbours(engine, step)
     (answer,) = engine.handle(LoadAdapter("tiny", adapter, str(adapters[adapter])))
-    assert isinstance(answer, AdapterLoaded) or "not finite" in answer.message
-    reports += begin(engine, replace(poisoned(), adapter=adapter)) + drain(engine)
+    assert isinstance(answer, AdapterLoaded) or "not finite" in str(answer)
+    asked = poisoned()
+    asked.adapter = adapter
+    reports += begin(engine, asked) + drain(engine)
     assert_unmoved(reports, unharmed)
     assert said in failures(reports)[POISONED]
     assert tokens_of(POISONED, reports) == []
