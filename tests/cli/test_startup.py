@@ -16,6 +16,7 @@ from mlx_server.config.settings import ModelSettings, Settings, validated
 from mlx_server.errors import SettingsError
 from mlx_server.system import logs
 from tests.live.fork_server import ran
+from tests.live.server import serving
 
 pytestmark = pytest.mark.usefixtures("folder")
 
@@ -137,3 +138,31 @@ def test_wrong_settings_exit_with_2() -> None:
     assert result.stdout == ""
     assert ran("serve", "--host", "0.0.0.0").returncode == 2
     assert ran("serve", "--nonsense").returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("models", "reasons"),
+    [
+        (["empty"], ["lacks config.json"]),
+        (["org/not-there"], ["hub can't be reached"]),
+        (["empty", "./gone"], ["empty", "gone: The folder 'gone' does not exist"]),
+    ],
+)
+def test_named_models_of_which_none_can_be_served_are_the_end(
+    models: list[str], reasons: list[str]
+) -> None:
+    Path("empty").mkdir()
+    nowhere = "http://127.0.0.1:1"
+    ended = ran("serve", "--port", "0", *models, HF_HOME=str(Path.cwd()), HF_ENDPOINT=nowhere)
+    assert ended.returncode == 2
+    for line, reason in zip(ended.stderr.splitlines(), reasons, strict=True):
+        assert reason in line
+    assert "Listening" not in ended.stdout
+
+
+def test_with_one_that_can_be_served_the_others_are_listed(tmp_path: Path, tiny_path: Path) -> None:
+    with serving(tmp_path / "run", None, str(tiny_path), str(tmp_path / "gone")) as server:
+        assert "gone can't be served: The folder 'gone' does not exist" in server.log
+        with server.http() as http:
+            asked = {"model": tiny_path.name, "prompt": "a", "max_tokens": 2}
+            assert http.post("/v1/completions", json=asked).status_code == 200
