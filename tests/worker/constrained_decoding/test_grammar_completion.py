@@ -56,7 +56,7 @@ class Row:
         return only
 
     def allowed(self, left: int) -> set[bytes]:
-        return {self.world.text[id] for id in self.world.pieces.allowed(self.mask(left))}
+        return {self.world.text[id] for id in self.world.allowed(self.mask(left))}
 
     def ending(self, left: int) -> bytes:
         self.mask(left)
@@ -221,7 +221,7 @@ def test_a_call_is_ended_with_its_delimiters(bytewise: World, begun: str) -> Non
         row.say(token)
     said = b""
     for left in range(40, 0, -1):
-        ids = bytewise.pieces.allowed(row.mask(left)).tolist()
+        ids = bytewise.allowed(row.mask(left)).tolist()
         if not ids or row.matcher.own.is_accepting():
             break
         said += bytewise.text[ids[-1]]

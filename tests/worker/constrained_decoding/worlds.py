@@ -20,7 +20,7 @@ from mlx_server.worker.constrained_decoding.grammar_completion import (
     completion_hints,
 )
 from mlx_server.worker.constrained_decoding.mask_threads import YieldingMatcher
-from mlx_server.worker.constrained_decoding.vocabulary import Ids, TokenClasses
+from mlx_server.worker.constrained_decoding.vocabulary import Ids, Mask, TokenClasses
 
 
 @dataclass
@@ -40,6 +40,12 @@ class World:
     def wishes(self) -> dict[str, np.ndarray[Any, np.dtype[np.float64]]]:
         """What samplers of bad character like best."""
         return {name: np.array([wish(t) for t in self.text]) for name, wish in WISHES.items()}
+
+    def allowed(self, mask: Mask) -> Ids:
+        """The tokens that a mask allows, without the stop token."""
+        bits = np.unpackbits(mask.view(np.uint8), bitorder="little")[: len(self.text)]
+        bits[self.stop : self.stop + 1] = 0
+        return np.flatnonzero(bits)
 
     def matcher(self, grammar: Grammar) -> LLMatcher:
         matcher = LLMatcher(self.tree, grammar.source, log_level=0)
@@ -92,7 +98,7 @@ def say(
             ending.allow(mask[0], left, own)
             assert not (mask & ~before).any(), "allowed what the grammar does not"
         stop = bool(mask[0][world.stop // 32] >> world.stop % 32 & 1)
-        ids = world.pieces.allowed(mask[0])
+        ids = world.allowed(mask[0])
         assert stop or len(ids), "nothing is allowed"
         if stop and (not len(ids) or dice.random() < 0.02):
             ended = True
