@@ -558,6 +558,15 @@ def check_usable(unknown: Sequence[str]) -> None:
         )
 
 
+def check_number(tools: Sequence[Tool]) -> None:
+    if len(tools) > (most := limits.TOOLS):
+        raise BadRequest(
+            f"There are {len(tools)} tools, those of namespaces and of the conversation included; "
+            f"the limit is {most}. Send fewer.",
+            param="tools",
+        )
+
+
 def check_offered(name: str, tools: Sequence[Tool]) -> None:
     if name not in {tool.name for tool in tools}:
         raise BadRequest(

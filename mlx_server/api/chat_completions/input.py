@@ -40,6 +40,7 @@ from mlx_server.api.fields import (
     WireModel,
     by_type,
     check_choice,
+    check_number,
     check_offered,
     check_stream_options,
     check_usable,
@@ -430,6 +431,7 @@ def _tools(body: ChatBody) -> tuple[tuple[Tool, ...], ToolChoice]:
     if not usable and not added and body.tool_choice != "none":
         check_usable([tool.type for tool in body.tools or ()])
     tools = (*map(_tool, usable), *added)
+    check_number(tools)
     _refuse_shared_names(body, tools)
     match body.tool_choice:
         case AllowedToolsChoice(allowed_tools=allowed):

@@ -42,6 +42,7 @@ from mlx_server.api.fields import (
     ThinkingTokens,
     WireModel,
     by_type,
+    check_number,
     check_offered,
     check_usable,
     role_of,
@@ -361,6 +362,7 @@ def select_tools(body: PromptBody, turns: "Turns") -> tuple[tuple[Tool, ...], To
     later = {name: offered[name] for name in (*turns.named_tools, *chosen) if name in offered}
     present = (tool for name, tool in (at_once | later).items() if name not in turns.withdrawn)
     tools = tuple(map(_tool, present))
+    check_number(tools)
     if chosen:
         check_offered(chosen[0], tools)
     if choice == "required" and not tools:

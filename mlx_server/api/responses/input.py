@@ -7,12 +7,12 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mlx_server import limits
 from mlx_server.api import formats
 from mlx_server.api.content import parts_of, thoughts_of
 from mlx_server.api.fields import (
     OtherTool,
     check_choice,
+    check_number,
     check_stream_options,
     check_usable,
     role_of,
@@ -273,12 +273,7 @@ def selected_tools(
                 f"Two MCP servers have the `server_label` {label[:64]!r}: give each its own.",
                 param="tools",
             )
-    if len(tools) > (most := limits.TOOLS):
-        raise BadRequest(
-            f"There are {len(tools)} tools, those of namespaces and of `input` included; the limit "
-            f"is {most}. Send fewer.",
-            param="tools",
-        )
+    check_number(tools)
     match body.tool_choice:
         case ToolChoiceAllowed() as allowed:
             return _allowed(allowed, table, servers)

@@ -6,6 +6,9 @@ from typing import Any
 
 import pytest
 
+from mlx_server import limits
+from mlx_server.api.chat_completions import input as chat_completions
+from mlx_server.api.chat_completions.input import ChatBody
 from mlx_server.api.messages.answer import MessagesOutput, OutputOptions
 from mlx_server.api.messages.input import (
     MessagesBody,
@@ -267,6 +270,19 @@ def test_choices(choice: Json, expected: Any) -> None:
     assert (request.tool_choice, request.parallel_calls) == (expected, True)
     alone = {**choice, "disable_parallel_tool_use": True}
     assert not parsed(tools=[TOOL], tool_choice=alone).request.parallel_calls
+
+
+def test_the_tools_of_messages_count_with_the_others() -> None:
+    names = [f"f{i}" for i in range(limits.TOOLS)]
+    defined = [{"type": "tool_definition", "definition": {**TOOL, "name": name}} for name in names]
+    added = system([{"type": "tool_addition", "tool": each} for each in defined])
+    assert len(conversation(messages=[HI, added]).tools) == limits.TOOLS
+    assert refused(messages=[HI, added], tools=[TOOL]).param == "tools"
+    functions = [{"function": {"name": name}} for name in names]
+    body = {"model": "m", "messages": [{"role": "system", "tools": functions}]}
+    chat_completions.to_request(ChatBody.model_validate(body))
+    with pytest.raises(BadRequest, match=f"the limit is {limits.TOOLS}"):
+        chat_completions.to_request(ChatBody.model_validate({**body, "tools": functions[:1]}))
 
 
 @cases
