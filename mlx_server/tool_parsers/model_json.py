@@ -176,7 +176,7 @@ def _repaired(text: str) -> Any:
     if LINE_BREAK in text:
         raise Malformed("it has the character that stands for line breaks")
     try:
-        written = ESCAPE.sub(_line_break_kept, text)
+        written = ESCAPE.sub(lambda each: LINE_BREAK if each[0] == r"\n" else each[0], text)
         value = _line_breaks_restored(json_repair.loads(written, skip_json_loads=True, strict=True))
         repaired = json.dumps(value, ensure_ascii=False)
     except (ValueError, RecursionError):
@@ -193,10 +193,6 @@ def _spelled_out(escape: re.Match[str]) -> str:
     """Replaces the escapes that json_repair does not decode."""
     high, _, _, sign = escape.groups()
     return _unescape(escape) if high or sign == "/" else escape[0]
-
-
-def _line_break_kept(escape: re.Match[str]) -> str:
-    return LINE_BREAK if escape[0] == r"\n" else escape[0]
 
 
 def _line_breaks_restored(value: Any) -> Any:

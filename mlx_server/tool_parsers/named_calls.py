@@ -60,16 +60,6 @@ class JsonArguments:
         return ()
 
 
-class LeftOutArguments(JsonArguments):
-    """Arguments that a model did not write although it wrote the delimiter before them."""
-
-    def read(
-        self, source: Source, start: Callable[[], ToolCallWriter], ends: tuple[str, ...]
-    ) -> Steps[ToolCallWriter]:
-        yield from source.space()
-        return start()
-
-
 @dataclass(frozen=True)
 class LiteralArguments:
     """Arguments in a syntax of their own, after their opening bracket."""
@@ -109,7 +99,6 @@ class LiteralArguments:
 
 
 JSON = JsonArguments()
-LEFT_OUT = LeftOutArguments()
 PYTHON = LiteralArguments(values.python_syntax(), value_rules.PYTHON)
 
 
@@ -292,7 +281,7 @@ class NamedCallFormat:
             return True
         delimiters = (self.closes_call, self.closes, self.opens, self.before_name, *self.follows)
         ends = tuple(filter(None, delimiters))
-        call = yield from head.arguments.read(source, start, ends)
+        call = (yield from head.arguments.read(source, start, ends)) if head.arguments else start()
         if self.ends_answer and not self.closes_call:
             yield from _check_quotes(source, ends)
         is_closed = not self.closes_call or (yield from self._read_end(source, call, ends))
@@ -429,8 +418,8 @@ class CallHead:
 
     name: str
     id: str | None
-    arguments: CallArguments
-    """The format of the arguments that follow."""
+    arguments: CallArguments | None
+    """The format of the arguments that follow; None if the model left them out."""
     is_guessed: bool = False
     """Whether the name was not written: only one tool takes such arguments."""
 
@@ -556,7 +545,7 @@ class IdLastCallFormat(NamedCallFormat):
         has_none = marked and (
             (yield from source.after_space(self.opens)) or (yield from source.stopped())
         )
-        return CallHead(name, id, LEFT_OUT if has_none else self.arguments)
+        return CallHead(name, id, None if has_none else self.arguments)
 
     def _name_in(self, head: str) -> str:
         return super()._name_in(head).partition(self.id_delimiter)[0].strip()
