@@ -4,11 +4,21 @@ Each command is a module, which is imported when the command is run, so that --h
 """
 
 import sys
+from types import TracebackType
 from typing import NoReturn
 
-from mlx_server.cli.root import app
-from mlx_server.cli.terminal import discard_output, prepare_streams, safe, words_of
-from mlx_server.errors import ServerError, SettingsError
+
+def _report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Shows nothing of a Ctrl-C that comes while the modules below are imported."""
+    if kind is not KeyboardInterrupt:
+        sys.__excepthook__(kind, error, trace)
+
+
+sys.excepthook = _report
+
+from mlx_server.cli.root import app  # noqa: E402
+from mlx_server.cli.terminal import discard_output, prepare_streams, safe, words_of  # noqa: E402
+from mlx_server.errors import ServerError, SettingsError  # noqa: E402
 
 __all__ = ["app", "main"]
 

@@ -1,6 +1,7 @@
 """All commands: their help, their exit codes, and how they tell of mistakes."""
 
 import io
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -89,6 +90,14 @@ def test_exit_codes() -> None:
     out = subprocess.run(command, capture_output=True, text=True)
     said = [f"{stderr}\nexit code {code}".strip() for _, code, stderr in ENDS]
     assert (out.stderr.strip(), out.stdout) == ("\n".join(said), "")
+
+
+def test_ctrl_c_while_modules_are_imported_shows_nothing(folder: Path) -> None:
+    (folder / "typer.py").write_text("raise KeyboardInterrupt\n")  # in place of the real one
+    program = "import sys; sys.path.insert(0, sys.argv[1]); import mlx_server.cli"
+    command = [sys.executable, "-c", program, str(folder)]
+    out = subprocess.run(command, capture_output=True, text=True)
+    assert (out.returncode, out.stdout, out.stderr) == (-signal.SIGINT, "", "")
 
 
 def shown(text: str) -> str:
