@@ -268,7 +268,7 @@ def test_models_are_suggested_for_this_machine(
 
 @pytest.mark.usefixtures("studio")
 def test_pull_keeps_to_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is larger is refused before it is fetched: see tests/sources/test_source.py."""
+    """What is larger is refused before it is fetched: see tests/sources/test_hub.py."""
     file = tmp_path / "small.yaml"
     file.write_text("server: {memory_budget: 10}", "utf-8")
     asked: list[tuple[str, int]] = []

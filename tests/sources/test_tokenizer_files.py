@@ -15,7 +15,7 @@ from mlx_server.errors import ModelUnusable
 from mlx_server.models.files import OWN, TOKENIZERS
 from mlx_server.sources import tokenizer_files
 from mlx_server.sources.tokenizer_files import tokenizer_json
-from tests.models.test_byte_level import KIMI, kimi
+from tests.models.test_tokenizer import KIMI, kimi
 
 
 @pytest.fixture(autouse=True)
