@@ -19,7 +19,7 @@ from mlx_server.generation.rerank import (
     tokenized,
 )
 from mlx_server.pool.prepare import PreparedModel
-from tests.pool.preparing import of
+from tests.pool.test_prepare import of
 from tests.tables import cases
 from tests.tiny import IM_END, IM_START, SPECIAL, tiny_reranker
 from tests.tiny_encoders import BERT, CLS, POSITIONS, SEP, ranking, tiny_encoder

@@ -24,8 +24,7 @@ from mlx_server.pool.policy import (
 from mlx_server.pool.reservations import ModelFacts
 from mlx_server.requests import Tier
 from tests.calls import calls_of
-from tests.pool.policy_books import WAIT
-from tests.pool.policy_machine import PolicyMachine
+from tests.pool.policy_machine import WAIT, PolicyMachine
 from tests.tables import cases
 
 BUDGET = 10

@@ -27,12 +27,16 @@ from mlx_server.pool.prepare import (
 )
 from mlx_server.system.sandbox.files import FileRefused, processed
 from tests.pool.machine import WEIGHTS, held, running
-from tests.pool.preparing import of
-from tests.sources.replay_tokenizers import SOME_FAMILIES
+from tests.sources.test_replay_checkpoint import SOME_FAMILIES
 from tests.tables import cases
 from tests.tiny import tiny_llama
 from tests.tiny_encoders import BERT, ranking, tiny_encoder
 from tests.tiny_vision import id_of, tiny_vision
+
+
+def of(folder: Path, **spec: Any) -> PreparedModel:
+    return prepare(ModelSpec("m", str(folder), **spec), lambda *_: None, upcast=True)
+
 
 pytestmark = pytest.mark.anyio
 

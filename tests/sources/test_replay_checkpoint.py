@@ -11,13 +11,19 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from mlx_server.errors import ModelUnusable
+from mlx_server.families import FAMILIES, family_named
 from mlx_server.families.base import ModelFamily
 from mlx_server.families.json_families import PLAIN, SMOLLM2
 from mlx_server.messages import Conversation, Message
 from mlx_server.models.checkpoint import Checkpoint, read_checkpoint
 from mlx_server.sources import replay_checkpoint as module
 from mlx_server.sources.replay_checkpoint import replay_checkpoint
-from tests.sources.replay_tokenizers import SOME_FAMILIES
+
+SOME_FAMILIES = pytest.mark.parametrize(
+    "family", [*FAMILIES[::6], family_named("gpt_oss")], ids=lambda family: family.name
+)
+"""The one that brings a tokenizer of its own, and some that get one of bytes."""
+
 
 ROOT = Path(__file__).parents[2]
 
