@@ -26,7 +26,7 @@ from mlx_server.tool_parsers.json_calls import as_object, read_json_arguments, r
 from mlx_server.tool_parsers.model_json import Malformed, loads
 from mlx_server.tool_parsers.source import Lookahead, Source, Steps
 from mlx_server.tool_parsers.value_rules import LiteralGrammar, LiteralSyntax
-from mlx_server.tool_parsers.values import Syntax, json_ahead
+from mlx_server.tool_parsers.values import Syntax, json_size
 
 
 class CallArguments(Protocol):
@@ -452,7 +452,9 @@ class KimiCallFormat(NamedCallFormat):
         name = name_in_id(written, calls.knows)
         head = CallHead(name, None if name == written else written, self.arguments)
         if name in NO_NAME and calls.allowed.mistakes:
-            text = yield from json_ahead(source)
+            yield from source.space()
+            size = yield from json_size(source)
+            text = source.ahead()[:size]
             if not text and source.cut and self.closes_call not in source.ahead():
                 source.take(len(source.ahead()))  # of a call that was cut off, nothing is shown
             call = calls.nameless(text)

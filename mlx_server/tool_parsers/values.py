@@ -368,16 +368,6 @@ def read_json(source: Source) -> Steps[str]:
     return space + source.take(size)
 
 
-def json_ahead(source: Source) -> Steps[str]:
-    """Reads white space, and returns the text of the object or array after it, which stays to be
-    read; empty if there is none."""
-    yield from source.space()
-    if not (yield from source.comes("{", "[")):
-        return ""
-    size = yield from json_size(source)
-    return source.ahead()[:size]
-
-
 def json_size(source: Source, depth: int = 0, quotes: str = '"') -> Steps[int]:
     """Returns the length of the object or array, by its brackets; 0 if it has no end. depth: the
     number of its brackets that were read. quotes: those around strings."""
