@@ -38,6 +38,7 @@ from mlx_server.errors import (
     ServerError,
     StoreUnavailable,
     TrainingDataInvalid,
+    TrainingFailed,
 )
 from mlx_server.generation.training import Training, check_trainable, split
 from mlx_server.http.security import keyed_router
@@ -334,6 +335,9 @@ class FineTuning:
                     stored = time.monotonic()
                 await asyncio.wait({learning}, timeout=LOOK_SECONDS)
             learning.result()
+        except TrainingFailed:  # another job has another seed, and would not go on with it
+            await asyncio.to_thread(training.drop)
+            raise
         finally:
             await cancelled([learning])
             self._pool.training = None
@@ -370,7 +374,11 @@ class FineTuning:
                 job.end("succeeded")
                 job.tell(f"{job.adapter} is published.")
 
-        job = await self.edit(id, owner, end)
+        try:
+            job = await self.edit(id, owner, end)
+        except TrainingFailed:
+            await asyncio.to_thread(training.drop)
+            raise
         await asyncio.to_thread(training.drop)
         log.info("job %s has %s", id, job.status)
 

@@ -214,7 +214,7 @@ class Training:
                 why = "there is one" if place.exists() else public_message(error)
                 raise TrainingFailed(
                     f"The adapter {name!r} can't be published: {why}. Train again, with another "
-                    "name or when that is mended: nothing is computed twice."
+                    "name or when that is mended."
                 ) from None
             shutil.rmtree(made)
         return place

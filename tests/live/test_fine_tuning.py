@@ -162,13 +162,14 @@ def test_jobs_that_wait_end_when_they_are_cancelled_or_lose_their_file(
 
 
 def test_of_two_jobs_with_one_name_the_second_fails_and_nothing_else(
-    client: OpenAI, data: str
+    client: OpenAI, data: str, folder: Path
 ) -> None:
     jobs = [create(client, data, QUICK, suffix="twin", seed=seed) for seed in (1, 2)]
     assert [ended(client, job.id).status for job in jobs] == ["succeeded", "failed"]
     error = client.fine_tuning.jobs.retrieve(jobs[1].id).error
     assert error
     assert "'twin' can't be published: there is one" in error.message
+    assert not any((folder / "data" / "training").iterdir())
 
 
 def training_of(http: httpx.Client) -> Any:
