@@ -1,7 +1,9 @@
 """Embeddings and ranks in the whole app, of a text, token ids or several of them."""
 
+import struct
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -9,12 +11,37 @@ from starlette.testclient import TestClient
 
 from mlx_server import limits
 from mlx_server.api.rerank import RerankBody, ranked
+from mlx_server.engine.client import RowStream
+from mlx_server.engine.messages import Embed, Embedded
 from mlx_server.generation.embeddings import GROUP_ROWS, GROUP_TOKENS
 from mlx_server.generation.rerank import Relevance
 from mlx_server.requests import DETERMINISTIC_HEADER
 from tests.api import wire
-from tests.api.vector_engine import VectorEngine
+from tests.api.wire import ScriptedEngine
 from tests.tiny import tiny_embedder, tiny_reranker
+
+
+class VectorEngine(ScriptedEngine):
+    """The numbers are 0 and the last token's id, in texts that are computed together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedded: list[Embed] = []
+
+    @asynccontextmanager
+    async def embed(self, rows: Sequence[Embed]) -> AsyncIterator[RowStream]:
+        answers = RowStream()
+        for row in rows:
+            row.row = len(self.embedded)
+            self.embedded.append(row)
+            if not self.silent and not self.failure:
+                vectors = [struct.pack("<2f", 0, ids[-1]) for ids in row.inputs]
+                answers.put(Embedded(row.row, vectors))
+        if self.failure:
+            answers.fail(self.failure)
+        with self.computing(row.row for row in rows):
+            yield answers
+
 
 EMBEDDINGS, RERANK = "/v1/embeddings", "/v1/rerank"
 RANKER = "ranker"

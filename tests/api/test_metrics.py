@@ -28,9 +28,25 @@ from mlx_server.events import (
 from mlx_server.http.answer_log import AnswerLog
 from mlx_server.http.metrics import SAMPLE_SECONDS, AnswerMetrics, MetricsSamples
 from tests.api import wire
-from tests.api.observed import played
 from tests.api.wire import Json, ScriptedEngine, sample
 from tests.clocks import Clock
+
+
+async def played(
+    log: AnswerMetrics, events: list[Event], take: int, prompts: tuple[str, ...] = ()
+) -> None:
+    async def source() -> AsyncGenerator[Event]:
+        for event in events:
+            yield event
+
+    observed = log.observed(source(), "me", prompts)
+    for _ in range(take):
+        await anext(observed)
+    if take == len(events):
+        with pytest.raises(StopAsyncIteration):
+            await anext(observed)
+    await observed.aclose()
+
 
 # Metrics
 

@@ -27,7 +27,7 @@ from tests.api import wire
 from tests.api.leaving import Leaver
 from tests.api.messages.talking import error as anthropic_error
 from tests.api.ollama.talking import refused as ollama_error
-from tests.api.vector_engine import VectorEngine
+from tests.api.test_embeddings import VectorEngine
 from tests.api.wire import MODEL, TEXT, Json
 from tests.tiny import tiny_embedder, tiny_reranker
 

@@ -28,9 +28,16 @@ from mlx_server.errors import (
 )
 from mlx_server.events import ReasoningDelta, TextDelta
 from mlx_server.system.listening_sockets import DEFAULT_URL
-from tests.cli.running import NO_URLS
 from tests.hostile.upstreams import RawServer, key_of
 from tests.live.fork_server import ran
+
+NO_URLS = [
+    *("", "their-server", "127.0.0.1:1", "ftp://127.0.0.1", "://", "http://", "file:///etc/hosts"),
+    *("http://a:99999", "http://a:-1", "http://a:b", "http://[::1", "http://..", "http://a\nb"),
+    *("me:hunter2@host", "http://me:hunter2@host:x", "http://\x1b[31m", f"http://{'a' * 64}"),
+    "http://\udcff",
+]
+"""What is not the URL of a server."""
 
 pytestmark = pytest.mark.usefixtures("folder")
 

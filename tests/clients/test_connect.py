@@ -37,7 +37,7 @@ from mlx_server.clients.connect import (
 )
 from mlx_server.clients.connect import written as text_of
 from mlx_server.errors import ServerError, SettingsError
-from tests.cli.running import NO_URLS
+from tests.cli.test_chat import NO_URLS
 from tests.hostile.upstreams import RawServer, http_answer, key_of
 from tests.tables import cases
 

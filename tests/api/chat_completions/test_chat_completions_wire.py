@@ -42,8 +42,8 @@ from mlx_server.pool.pool import Pool
 from mlx_server.requests import DETERMINISTIC_HEADER
 from tests.api import wire
 from tests.api.folding import body_of, chunks_of
-from tests.api.observed import played
 from tests.api.strict import assert_strict
+from tests.api.test_metrics import played
 from tests.api.wire import TEXT, Json, ScriptedEngine, error, events, ok, streamed
 from tests.contract import answers
 from tests.tables import cases
