@@ -335,6 +335,7 @@ class FineTuning:
                     stored = time.monotonic()
                 await asyncio.wait({learning}, timeout=LOOK_SECONDS)
             learning.result()
+            await self._finish(id, owner, training)
         except TrainingFailed:  # another job has another seed, and would not go on with it
             await asyncio.to_thread(training.drop)
             raise
@@ -343,7 +344,6 @@ class FineTuning:
             self._pool.training = None
             if job.status in ENDED:
                 await asyncio.to_thread(training.drop)
-        await self._finish(id, owner, training)
 
     def _training(self, job: FineTuningJob, prepared: Any) -> Training:
         def samples(id: str) -> Any:
@@ -374,11 +374,7 @@ class FineTuning:
                 job.end("succeeded")
                 job.tell(f"{job.adapter} is published.")
 
-        try:
-            job = await self.edit(id, owner, end)
-        except TrainingFailed:
-            await asyncio.to_thread(training.drop)
-            raise
+        job = await self.edit(id, owner, end)
         await asyncio.to_thread(training.drop)
         log.info("job %s has %s", id, job.status)
 

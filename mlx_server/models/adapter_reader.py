@@ -35,9 +35,6 @@ EXPONENTS = {"F16": ("uint16", 0x7C00), "BF16": ("uint16", 0x7F80), "F32": ("uin
 """Maps a dtype to the integer type of its size and the bits that only infinities and NaNs set
 fully; numpy has no bfloat16."""
 
-NAME_CHARACTERS = 1000
-"""The longest name of a tensor, far above any that is in use."""
-
 REARRANGED = re.compile(r"\.(?:experts|shared_mlp|[qkv]_proj|\w*qkv\w*|gate\w*_up_proj)(?:\.|$)")
 """Layers of transformers that mlx-lm's models may have in parts or as one for all experts."""
 
@@ -204,7 +201,7 @@ def _pairs(config: AdapterConfig, header: TensorsHeader) -> list[_LoraNames]:
     layers: dict[str, dict[str, tuple[str, Tensor]]] = {}
     for name, tensor in header.tensors.items():
         match = TENSORS[config.format].fullmatch(name)
-        if match is None or len(name) > NAME_CHARACTERS:
+        if match is None or len(name) > 1000:  # far above any in use
             raise Misfit(f"is refused: its tensor {name[:200]!r} is not a LoRA tensor")
         part = PARTS.get(match[2], match[2])
         if part in layers.setdefault(match[1], {}):

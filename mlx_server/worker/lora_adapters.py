@@ -214,9 +214,6 @@ def _of_rows(pairs: Sequence[LoraTensors], begins: Sequence[int], rows: Ids) -> 
 ROWS, TOKENS = 2, 3
 """The shape of the traced forward pass; the product must differ from both numbers."""
 
-MODULE_LAYERS = 4
-"""The most layers of a checkpoint that a module of mlx-lm's model may stand for, on average."""
-
 NAMED_LAYERS = 8
 """The most layers that an error message names."""
 
@@ -341,7 +338,7 @@ def _by_path(
 
     by_path: dict[str, LoraTensors] = {}
     whole = stacked(pairs, paths_of)
-    if len(whole) <= MODULE_LAYERS * len(modules):  # else one that the model lacks is found below
+    if len(whole) <= 4 * len(modules):  # else one that the model lacks is found below
         whole = divided(whole, model, paths_of)
     for layer, pair in whole.items():
         paths = paths_of(layer)
