@@ -45,6 +45,7 @@ from mlx_server.api.handlers import build_validators, describe_bodies, json_resp
 from mlx_server.api.messages import routes as messages
 from mlx_server.api.page import routes as page
 from mlx_server.api.page.routes import ModelFetches, PageStreams, page_routes
+from mlx_server.api.responses import compact
 from mlx_server.api.responses import routes as responses
 from mlx_server.api.responses.runs import Runs
 from mlx_server.config.settings import (
@@ -222,7 +223,7 @@ def _routes(server: ServerSettings, pool: Pool) -> Iterator[BaseRoute]:
     keyed = [each.router for each in (chat_completions, completions, responses, conversations)]
     keyed += [each.router for each in (messages, native, models, metrics, pool_api, ollama)]
     keyed += [each.router for each in (tokenize, embeddings, rerank, infill, files, batches)]
-    keyed += [fine_tuning.router, pool_api.keyed]
+    keyed += [compact.router, fine_tuning.router, pool_api.keyed]
     if server.page:
         keyed.append(page.router)
     if server.adapter_dirs:

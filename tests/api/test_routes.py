@@ -48,6 +48,7 @@ KEYED = {
     ("GET", "/version"),
     ("POST", "/v1/responses"),
     ("POST", "/v1/responses/input_tokens"),
+    ("POST", "/v1/responses/compact"),
     ("POST", "/v1/conversations"),
     ("GET", "/"),
     ("GET", "/api/tags"),

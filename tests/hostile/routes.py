@@ -83,7 +83,6 @@ TOKENIZED: tuple[Json, ...] = (
         "messages": BEGUN,
         "tools": FUNCTIONS,
         "chat_template_kwargs": {"a": 1},
-        "chat_template": None,
         "continue_final_message": True,
         "add_generation_prompt": False,
     },
@@ -215,6 +214,12 @@ ROUTES = (
     Route("/generate", NativeBody, with_all_fields("/generate")),
     Route("/v1/responses", ResponsesBody, (*with_all_fields("/v1/responses"), BACKGROUND)),
     Route("/v1/responses/input_tokens", ResponsesBody, with_all_fields("/v1/responses")),
+    Route(
+        "/v1/responses/compact",
+        ResponsesBody,
+        # two tokens make no summary
+        tuple({**body, "max_output_tokens": 40} for body in with_all_fields("/v1/responses")),
+    ),
     Route("/v1/responses/{id}/cancel", WireModel, ({},)),
     Route("/v1/messages", MessagesBody, MESSAGES),
     Route("/v1/messages/count_tokens", PromptBody, COUNTED),

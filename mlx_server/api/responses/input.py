@@ -22,6 +22,7 @@ from mlx_server.api.histories import AssistantDraft, assistant_messages
 from mlx_server.api.responses.items import (
     AdditionalToolsItem,
     CallOutputItem,
+    CompactionItem,
     CustomCallItem,
     FunctionCallItem,
     InputItem,
@@ -81,6 +82,8 @@ from mlx_server.requests import (
 
 DENIED = "The user has denied this call"
 
+SUMMARY = "The conversation until here, in your own summary:\n\n"
+
 
 class ItemsToMessages:
     """Takes items one by one; `messages` and `approvals` are complete after `end`."""
@@ -111,6 +114,10 @@ class ItemsToMessages:
                 )
             case ReasoningItem():
                 self._add_reasoning(_reasoning(item, self._opened))
+            case CompactionItem(encrypted_content=str(token)):
+                self.end()
+                if summary := self._opened(token):
+                    self.messages.append(Message("user", SUMMARY + summary))
             case FunctionCallItem(arguments=arguments):
                 self._client_call(item, arguments or "")
             case CustomCallItem(input=text):
@@ -472,15 +479,17 @@ def _tools_of(items: Iterable[InputItem]) -> Iterator[ToolParam]:
 
 
 def _unread(body: ResponsesBody, items: Sequence[InputItem], opened: Open) -> Iterator[str]:
-    """The paths of items that are not stored here, and of sealed reasoning that another server has
+    """The paths of items that are not stored here, and of sealed texts that another server has
     made."""
     if isinstance(body.input, list) and len(items) < len(body.input):
         yield "input.item_reference"
     for item in items:
         match item:
-            case ReasoningItem(content=None | [] | "", encrypted_content=str(token)) if token:
-                if opened(token) is None:
-                    yield "input.encrypted_content"
+            case (
+                ReasoningItem(content=None | [] | "", encrypted_content=str(token))
+                | CompactionItem(encrypted_content=str(token))
+            ) if token and opened(token) is None:
+                yield "input.encrypted_content"
 
 
 def _listed(items: Iterable[InputItem]) -> set[str]:

@@ -37,6 +37,7 @@ PREFIXES = {
     "tool_search_call": "tsc",
     "tool_search_output": "tso",
     "additional_tools": "at",
+    "compaction": "cmp",
     "mcp_list_tools": "mcpl",
     "mcp_call": "mcp",
     "mcp_approval_request": "mcpr",
@@ -87,6 +88,13 @@ class ReasoningItem(Item):
     type: Literal["reasoning"]
     content: Thoughts | None = None
     summary: Thoughts | None = None
+    encrypted_content: Text = None
+
+
+class CompactionItem(Item):
+    """The summary of the items before it, sealed by this server."""
+
+    type: Literal["compaction"]
     encrypted_content: Text = None
 
 
@@ -220,6 +228,7 @@ def _foreign(value: Any) -> Any:
 KnownItem = Annotated[
     MessageItem
     | ReasoningItem
+    | CompactionItem
     | FunctionCallItem
     | CustomCallItem
     | ToolSearchCallItem

@@ -7,12 +7,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from openai.types.responses import CompactedResponse
 from starlette.testclient import TestClient
 
+from mlx_server.api.responses.compact import ASK
+from mlx_server.api.responses.input import SUMMARY
 from mlx_server.app import create_app
 from mlx_server.config.settings import ModelSettings, Settings
 from tests.api.responses_schema import Json, assert_stream, timeless
-from tests.api.wire import ok
+from tests.api.wire import error, ok
 from tests.mcp.playing import MODEL, Playing
 
 PATH = "/v1/responses"
@@ -91,6 +94,7 @@ OUTPUTS: dict[str, tuple[str, list[Json]]] = {
         built_in("container.exec", '{"cmd": ["ls"]}', "commentary") + NEXT + FINAL,
         [reasoned('{"cmd": ["ls"]}'), ANSWER],
     ),
+    ASK: (THOUGHT + FINAL, [REASONING, ANSWER]),
 }
 """What gpt-oss writes, and the items that it becomes. A call is reported once it is complete."""
 
@@ -246,6 +250,26 @@ def test_an_open_round_goes_on_from_the_response_before(
     answered(client, "final", previous_response_id=second["id"])
     assert "Hm." not in said_in(engine)
     assert said_in(engine).count(LOOKING) == 2
+
+
+def test_a_conversation_goes_on_from_its_summary(client: TestClient, engine: Playing) -> None:
+    first = answered(client, "call")
+    result = {**RESULT, "call_id": first["output"][-1]["call_id"]}
+    asked = body("", input=[{"role": "user", "content": "call"}, *sent_back(first), result])
+    compacted = ok(client.post(f"{PATH}/compact", json=asked))
+    assert FOUND + ASKED.format(ASK) + "<|start|>assistant" in said_in(engine)
+    *users, compaction = compacted["output"]
+    CompactedResponse.model_validate({**compacted, "output": [compaction]}, strict=True)
+    assert [item["role"] for item in users] == ["user"]
+    assert "It is so." not in json.dumps(compacted)
+    wanted = ASKED.format("call") + ASKED.format(SUMMARY + "It is so.") + ASKED.format("final")
+    assert prompt_of(client, engine, [*compacted["output"], USER]) == wanted + "<|start|>assistant"
+    foreign = {"type": "compaction", "encrypted_content": "gAAAAABo"}
+    response = client.post(PATH, json=body("", input=[foreign, USER], tools=[FUNCTION]))
+    assert response.headers["x-mlx-server-ignored"] == "input.encrypted_content"
+    assert said_in(engine) == ASKED.format("final") + "<|start|>assistant"
+    cut = client.post(f"{PATH}/compact", json={**asked, "max_output_tokens": 3})
+    assert error(cut)["param"] == "max_output_tokens"
 
 
 def test_old_reasoning_does_not_go_back(client: TestClient, engine: Playing) -> None:
