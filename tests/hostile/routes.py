@@ -113,9 +113,8 @@ EMBEDDED_BY_OLLAMA: tuple[Json, ...] = (
     },
     {"model": EMBEDS, "input": "hi"},
 )
-NO_SUCH_THING = {
-    **dict.fromkeys(("pull", "push", "create", "copy"), 403),
-}
+
+EMBEDDED_BY_OLDER_CLIENTS = {"model": EMBEDS, "prompt": "hi", "options": {}, "keep_alive": "5m"}
 
 FIELDS: list[Json] = [
     json.loads(line)
@@ -149,6 +148,7 @@ SEVERAL_PROMPTS: tuple[Json, ...] = (
 COMPLETED = (*with_all_fields("/v1/completions"), *SEVERAL_PROMPTS)
 SUFFIX: Json = {"model": SAID, "prompt": "a", "suffix": "b", "max_tokens": 2}
 OF_MISTRAL: Json = {**SUFFIX, "n": 2, "best_of": 2, "random_seed": 1}
+TO_BE_FILLED = (*with_all_fields("/v1/completions"), SEVERAL_PROMPTS[2] | SUFFIX, OF_MISTRAL)
 INFILL: Json = {
     **{n: v for body in COMPLETED for n, v in body.items() if n in SamplingBody.model_fields},
     "model": SAID,
@@ -162,19 +162,24 @@ INFILL: Json = {
     "stream": True,
 }
 BACKGROUND: Json = {"model": TINY, "input": "hi", "max_output_tokens": 2, "background": True}
+ADAPTER: Json = {"lora_name": "a", "model": TINY}
+"""There is none of this name."""
+PAGE_CONVERSATION: Json = {"title": "a", "changed": 5, "text": "{}"}
+LOADED: Json = {"model": SAID, "instance_id": None, "echo_load_config": True}
+METADATA: Json = {"metadata": {"a": "b"}}
 MESSAGES = with_all_fields("/v1/messages")
 BATCH: Json = {
     "input_file_id": "file-none",
     "endpoint": "/v1/chat/completions",
     "completion_window": "24h",
-    "metadata": {"a": "b"},
+    **METADATA,
     "output_expires_after": {"anchor": "created_at", "seconds": 3600},
 }
 JOB: Json = {
     "model": TINY,
     "training_file": "file-none",
     "validation_file": "file-none",
-    "metadata": {"a": "b"},
+    **METADATA,
     "hyperparameters": {"n_epochs": 1, "batch_size": 1, "learning_rate_multiplier": 1.0},
     "method": {"type": "supervised", "supervised": {"hyperparameters": {"n_epochs": "auto"}}},
     "suffix": "a",
@@ -188,27 +193,14 @@ COUNTED = tuple(
 
 ROUTES = (
     Route("/v1/chat/completions", ChatBody, with_all_fields("/v1/chat/completions")),
-    Route(
-        "/v1/chat/completions/{id}",
-        UpdateBody,
-        ({"metadata": {"a": "b"}},),
-        answers=404,  # the id is that of another thing
-    ),
+    Route("/v1/chat/completions/{id}", UpdateBody, (METADATA,), 404),  # the id of another thing
     Route("/v1/completions", CompletionBody, (*COMPLETED, SUFFIX)),
-    Route(
-        "/v1/fim/completions",
-        FimBody,
-        (*with_all_fields("/v1/completions"), SEVERAL_PROMPTS[2] | SUFFIX, OF_MISTRAL),
-    ),
+    Route("/v1/fim/completions", FimBody, TO_BE_FILLED),
     Route("/infill", InfillBody, (INFILL,)),
     Route("/v1/embeddings", EmbeddingsBody, EMBEDDED),
     Route("/v1/rerank", RerankBody, RANKED),
     Route("/api/embed", ollama.EmbedBody, EMBEDDED_BY_OLLAMA),
-    Route(
-        "/api/embeddings",
-        ollama.OlderEmbedBody,
-        ({"model": EMBEDS, "prompt": "hi", "options": {"seed": 1}, "keep_alive": "5m"},),
-    ),
+    Route("/api/embeddings", ollama.OlderEmbedBody, (EMBEDDED_BY_OLDER_CLIENTS,)),
     Route("/tokenize", TokenizeBody, TOKENIZED),
     Route("/detokenize", DetokenizeBody, ({"model": TINY, "tokens": [5, 6]},)),
     Route("/generate", NativeBody, with_all_fields("/generate")),
@@ -223,35 +215,23 @@ ROUTES = (
     Route("/v1/responses/{id}/cancel", WireModel, ({},)),
     Route("/v1/messages", MessagesBody, MESSAGES),
     Route("/v1/messages/count_tokens", PromptBody, COUNTED),
-    Route("/v1/batches", BatchBody, (BATCH,), answers=404),  # there is no such file
-    Route("/v1/batches/{id}/cancel", WireModel, ({},), answers=404),
-    Route("/v1/fine_tuning/jobs", JobBody, (JOB,), answers=404),  # there is no such file
-    Route("/v1/fine_tuning/jobs/{id}/cancel", WireModel, ({},), answers=404),
+    Route("/v1/batches", BatchBody, (BATCH,), 404),  # there is no such file
+    Route("/v1/batches/{id}/cancel", WireModel, ({},), 404),
+    Route("/v1/fine_tuning/jobs", JobBody, (JOB,), 404),  # there is no such file
+    Route("/v1/fine_tuning/jobs/{id}/cancel", WireModel, ({},), 404),
     Route("/v1/messages/batches", MessageBatchBody, (MESSAGE_BATCH,)),
-    Route("/v1/messages/batches/{id}/cancel", WireModel, ({},), answers=404),
+    Route("/v1/messages/batches/{id}/cancel", WireModel, ({},), 404),
     Route("/v1/conversations", ConversationBody, MADE),
-    Route("/v1/conversations/{id}", UpdateBody, ({"metadata": {"a": "b"}},)),
+    Route("/v1/conversations/{id}", UpdateBody, (METADATA,)),
     Route("/v1/conversations/{id}/items", ItemsBody, ({"items": CALLED[:1]},)),
-    Route(
-        "/v1/load_lora_adapter",
-        Load,
-        ({"lora_name": "a", "lora_path": "adapters/a", "model": TINY},),
-        answers=404,  # there is none
-    ),
-    Route(
-        "/v1/models/load",
-        LoadBody,
-        ({"model": SAID, "instance_id": None, "echo_load_config": True},),
-    ),
+    Route("/v1/load_lora_adapter", Load, ({**ADAPTER, "lora_path": "adapters/a"},), 404),
+    Route("/v1/unload_lora_adapter", Unload, (ADAPTER,), 404),
+    Route("/v1/models/load", LoadBody, (LOADED,)),
     Route("/v1/models/unload", UnloadBody, ({"instance_id": SAID, "model": None},)),
-    Route(
-        "/page/conversations/{id}",
-        PageConversation,
-        ({"title": "a", "changed": 5, "text": "{}"},),
-        answers=403,  # unless the owner wants them
-    ),
-    Route("/page/fetches", FetchBody, ({"model": SAID},), answers=404),
-    Route("/page/fetches/cancel", FetchBody, ({"model": SAID},), answers=404),
+    # the owner has not asked for them
+    Route("/page/conversations/{id}", PageConversation, (PAGE_CONVERSATION,), 403),
+    Route("/page/fetches", FetchBody, ({"model": SAID},), 404),
+    Route("/page/fetches/cancel", FetchBody, ({"model": SAID},), 404),
     Route("/api/chat", ollama.OllamaChatBody, with_all_fields("/api/chat")),
     Route(
         "/api/generate",
@@ -259,7 +239,6 @@ ROUTES = (
         (*with_all_fields("/api/generate"), {"model": SAID, "prompt": "a", "suffix": "b"}),
     ),
     Route("/api/show", ollama.ShowBody, ({"model": TINY}, {"name": SAID})),
-    *(Route(f"/api/{name}", WireModel, ({},), status) for name, status in NO_SUCH_THING.items()),
+    *(Route(f"/api/{name}", WireModel, ({},), 403) for name in ("pull", "push", "create", "copy")),
     Route("/v1/replay/reset", Reset, ({}, {"model": SAID})),
-    Route("/v1/unload_lora_adapter", Unload, ({"lora_name": "a", "model": TINY},), answers=404),
 )

@@ -1,4 +1,5 @@
-"""Whatever body is accepted, and whatever an upstream sends, no callback of the event loop is long.
+"""Whatever body is accepted, whatever an upstream sends and however many values an answer has, no
+callback of the event loop is long.
 
 What is measured is the processor time of the loop's own thread, since a machine that does other
 things makes every wait longer and no work. The bodies are the largest of their kind, by half: most
@@ -11,8 +12,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -33,11 +34,24 @@ from mlx_server.config.settings import (
     StoreSettings,
     validated,
 )
+from mlx_server.engine.client import RowStream
+from mlx_server.engine.messages import (
+    Admitted,
+    Embed,
+    Embedded,
+    Generate,
+    Logprobs,
+    PromptLogprobs,
+    Token,
+)
+from mlx_server.generation.embeddings import SENT_TOKENS
 from mlx_server.http import strict_json
 from mlx_server.models.files import read_json
+from tests.api.wire import ScriptedEngine
 from tests.hostile.upstreams import ATTACKS, HostileServer
 from tests.live.server import PLAIN, TINY, eventually
 from tests.slowness import slowness
+from tests.tiny import IM_END, tiny_embedder
 
 pytestmark = pytest.mark.alone
 
@@ -152,6 +166,15 @@ class Watch:
             frame = sys._current_frames().get(self.thread)
             if frame and self.began and time.monotonic() - self.began > MOST_SECONDS:
                 self.seen.add("".join(traceback.format_stack(frame, limit=4)))
+
+
+@pytest.fixture(scope="module")
+def watch() -> Iterator[Watch]:
+    watch = Watch()
+    with pytest.MonkeyPatch.context() as patched:
+        # uvloop's callbacks pass by no place where they could be measured
+        patched.setattr(asyncio.Handle, "_run", watch.measured(asyncio.Handle._run))
+        yield watch
 
 
 @contextmanager
@@ -318,3 +341,115 @@ def test_what_would_take_too_long_is_refused(url: str, asked: Body, what: str) -
         response = http.post(CHAT, json={"model": TINY, **MESSAGES, **asked})
     assert response.status_code == 400
     assert what in response.json()["error"]["message"]
+
+
+EMBEDDINGS = "/v1/embeddings"
+TOKENS, TOP = 3_000, 20
+INPUTS, WIDTH = 300, 4096
+VECTOR = bytes(range(1, 65)) * (4 * WIDTH // 64)
+SCORES = Logprobs(-0.5, [(id, -0.5 - id / 64) for id in range(TOP)])
+
+
+class LargeEngine(ScriptedEngine):
+    """Answers each row with many log probabilities, and each text with a wide vector."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent: list[int] = []
+        """The token ids that came together."""
+        self.tasks: set[asyncio.Task[None]] = set()
+
+    @asynccontextmanager
+    async def generate(self, rows: Sequence[Generate]) -> AsyncIterator[RowStream]:
+        answers = RowStream()
+        for row in rows:
+            row.row = len(self.taken)
+            self.taken.append(row)
+        answering = asyncio.create_task(self._answer(rows, answers))
+        with self.computing(row.row for row in rows):
+            yield answers
+        await answering
+
+    async def _answer(self, rows: Sequence[Generate], answers: RowStream) -> None:
+        for row in rows:
+            answers.put(Admitted(row.row))
+            if row.prompt_logprobs:
+                answers.put(PromptLogprobs(row.row, [SCORES] * (len(row.prompt) - 1)))
+            for at in range(TOKENS):
+                if not at % 100:
+                    await asyncio.sleep(0)
+                answers.put(Token(row.row, 70 + at % 20, None, SCORES))
+            answers.put(Token(row.row, IM_END, "stop", SCORES))
+
+    @asynccontextmanager
+    async def embed(self, rows: Sequence[Embed]) -> AsyncIterator[RowStream]:
+        answers = RowStream()
+        self.sent.append(sum(len(text) for row in rows for text in row.inputs))
+        for number, row in enumerate(rows, start=len(self.taken)):
+            row.row = number
+            answers.put(Embedded(number, [VECTOR] * len(row.inputs)))
+        self.taken += [None] * len(rows)  # type: ignore[list-item]
+        yield answers
+
+
+@pytest.fixture(scope="module")
+def engine() -> LargeEngine:
+    return LargeEngine()
+
+
+@pytest.fixture(scope="module")
+def url_of_large(
+    watch: Watch, engine: LargeEngine, tmp_path_factory: pytest.TempPathFactory, tiny_path: Path
+) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("large")
+    settings = Settings(
+        server=ServerSettings(port=0, drain_seconds=0),
+        models={
+            "tiny": ModelSettings(source=str(tiny_path)),
+            "vectors": ModelSettings(source=str(tiny_embedder(folder / "vectors"))),
+        },
+        store=StoreSettings(data_dir=folder / "data"),
+    )
+    with running(settings, watch, engine) as url:
+        yield url
+
+
+SCORED: Body = {**MESSAGES, "logprobs": True, "top_logprobs": TOP}
+TEXTS_OF_IDS = [[5 + at % 50] * 30 for at in range(INPUTS)]
+ASKED: dict[str, tuple[str, Body]] = {
+    "log probabilities": (CHAT, SCORED),
+    "log probabilities that are stored": (CHAT, {**SCORED, "store": True}),
+    "log probabilities of a completion": ("/v1/completions", {"prompt": "hi", "logprobs": TOP}),
+    "log probabilities of a response": (
+        RESPONSES,
+        {"input": "hi", "top_logprobs": TOP, "include": ["message.output_text.logprobs"]},
+    ),
+    "log probabilities for Ollama's client": (
+        "/api/chat",
+        {**MESSAGES, "logprobs": True, "top_logprobs": TOP, "stream": False},
+    ),
+    "vectors": (EMBEDDINGS, {"input": TEXTS_OF_IDS}),
+    "vectors as base64": (EMBEDDINGS, {"input": TEXTS_OF_IDS, "encoding_format": "base64"}),
+    "vectors for Ollama's client": ("/api/embed", {"input": ["hi"] * INPUTS}),
+}
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_the_loop_goes_on_while_an_answer_is_made(
+    watch: Watch, url_of_large: str, name: str
+) -> None:
+    path, asked = ASKED[name]
+    model = "vectors" if "vectors" in name else "tiny"
+    response = posted(watch, url_of_large, path, {"model": model, **asked})
+    assert response.status_code == 200, response.text[:300]
+    assert response.json()
+
+
+def test_the_engine_gets_many_texts_bit_by_bit(engine: LargeEngine, url_of_large: str) -> None:
+    engine.sent.clear()
+    texts = [[5] * 400] * (3 * SENT_TOKENS // 400)
+    body = {"model": "vectors", "input": texts, "dimensions": None}
+    response = httpx.post(url_of_large + EMBEDDINGS, json=body, **PLAIN, timeout=120)
+    assert response.status_code == 200, response.text[:300]
+    assert sum(engine.sent) == len(texts) * 400 <= limits.EMBEDDED_TOKENS
+    assert max(engine.sent) <= SENT_TOKENS

@@ -14,13 +14,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import mlx.core as mx
 import pytest
 
-from mlx_server.engine.messages import LimitMemory
 from mlx_server.models.files import weights_bytes
 from mlx_server.pool.memory import footprint
-from mlx_server.worker.engine import Engine
 from tests.live.server import LiveServer, Watch, eventually, serving
 from tests.tiny import tiny_llama
 
@@ -38,8 +35,6 @@ CHUNK = 4 * PROMPT * PROMPT * 4 + 6 * PROMPT * WIDTH * 4
 LAYER = 2 * 256 * WIDTH // 2 * 4
 """Bytes of 256 keys and values, as many as a short row has, in one layer: a second copy of a layer
 is made whenever a row joins or leaves a batch, next to what the budget holds."""
-
-BUFFER, BUFFERS = 1 << 20, 20
 
 Ask = tuple[str, int, dict[str, Any]]
 """A model, the length of the prompt, and what else is asked."""
@@ -119,33 +114,6 @@ def arena(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Arena]:
         assert arena.ask("first", 10, n=8, max_tokens=2) == 200
         eventually(lambda: arena.memory("used") == 0, "the first model is unloaded")
         yield Arena(server, budget, footprint(server.engine.pid))
-
-
-@pytest.fixture
-def limits() -> Iterator[None]:
-    """MLX's own, which are those of the whole process, as they were."""
-    memory, cache = mx.set_memory_limit(1 << 40), mx.set_cache_limit(0)
-    mx.set_cache_limit(cache)
-    yield
-    mx.set_memory_limit(memory)
-    mx.set_cache_limit(cache)
-
-
-def buffers(nbytes: int) -> list[mx.array]:
-    made = [mx.zeros(nbytes, mx.uint8) for _ in range(BUFFERS)]
-    mx.eval(made)
-    return made
-
-
-@pytest.mark.usefixtures("limits")
-def test_what_is_free_again_counts_too() -> None:
-    """MLX keeps it for buffers of the same size."""
-    most = mx.get_active_memory() + BUFFERS * BUFFER
-    Engine().handle(LimitMemory(most))
-    buffers(BUFFER)
-    others = buffers(BUFFER - BUFFER // 8)
-    assert mx.get_active_memory() + mx.get_cache_memory() <= most * (1 + SLACK)
-    assert len(others) == BUFFERS
 
 
 def test_loads_and_evictions(arena: Arena) -> None:

@@ -1,6 +1,6 @@
 """What a step of the engine costs next to hostile rows, whatever else the machine does: processor
 time, side by side with plain rows, and the steps that a stream gets while a slow grammar's rows sit
-them out. For the event loop see test_loop.py and test_large_answers.py.
+them out. For the event loop see test_loop.py.
 """
 
 import json

@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -54,14 +55,20 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
         yield browser
 
 
-@pytest.fixture
-def new_tab(browser: Browser) -> Iterator[Tab]:
+@contextmanager
+def opened(browser: Browser) -> Iterator[Tab]:
     """Empty. Whatever the test does there leaves no error in the console."""
     tab = browser.open()
     yield tab
     tab.evaluate("0")  # what the page has reported until now arrives before the result
     tab.close()
     assert tab.problems == []
+
+
+@pytest.fixture
+def new_tab(browser: Browser) -> Iterator[Tab]:
+    with opened(browser) as tab:
+        yield tab
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import pytest
 
 from tests.live.server import LiveServer
 from tests.page.browser import NEEDS_BROWSER, Browser, Tab, foreign
+from tests.page.conftest import opened
 from tests.page.played import HOSTILE, LINE
 from tests.page.test_talk import TOOLS, answered, ask
 
@@ -175,12 +176,9 @@ SET = """import("/page/markdown.js").then(({ markdown }) => %s.flatMap((text) =>
 @pytest.fixture(scope="module")
 def one_tab(browser: Browser, server: LiveServer) -> Iterator[Tab]:
     """For scripts that leave the page as it was."""
-    tab = browser.open()
-    tab.goto(f"{server.url}/#talk")
-    yield tab
-    tab.evaluate("0")  # what the page has reported until now arrives before the result
-    tab.close()
-    assert tab.problems == []
+    with opened(browser) as tab:
+        tab.goto(f"{server.url}/#talk")
+        yield tab
     assert foreign(tab.requests, server.url) == []
 
 
