@@ -21,7 +21,13 @@ from mlx_server.tool_parsers.call_format import (
     UnmarkedBlockGrammar,
     one_of,
 )
-from mlx_server.tool_parsers.call_repair import CALL_KEYS, calls_of, name_text, read_calls
+from mlx_server.tool_parsers.call_repair import (
+    CALL_KEYS,
+    EMPTY_KEYS,
+    calls_of,
+    name_text,
+    read_calls,
+)
 from mlx_server.tool_parsers.calls import ToolCallEmitter, ToolCallWriter
 from mlx_server.tool_parsers.model_json import Malformed, loads
 from mlx_server.tool_parsers.source import Source, Steps
@@ -218,9 +224,14 @@ def repaired(text: str) -> list[tuple[str, dict[str, Any]]]:
         items = value if isinstance(value, list) else [value]
         if not all(isinstance(item, dict) for item in items):
             raise
-        known = [{key: each for key, each in item.items() if key in CALL_KEYS} for item in items]
-        calls = calls_of(known, (), repairs=True)
+        calls = calls_of([_known_members(item) for item in items], (), repairs=True)
     return [(call.name, dict(call.arguments)) for call in calls]
+
+
+def _known_members(call: dict[str, Any]) -> dict[str, Any]:
+    inside = call.get("function")
+    members = inside if isinstance(inside, dict) else call
+    return {k: v for k, v in members.items() if k in CALL_KEYS.difference(EMPTY_KEYS)}
 
 
 def repaired_by_name(text: str) -> list[tuple[str, dict[str, Any]]]:
