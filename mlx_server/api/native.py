@@ -17,6 +17,7 @@ from mlx_server.api.fields import (
     SamplingBody,
     ThinkingTokens,
     check_choice,
+    check_number,
 )
 from mlx_server.api.formats import ResponseFormat
 from mlx_server.api.handlers import documented, read, respond_buffered, while_connected
@@ -65,6 +66,7 @@ def to_request(body: NativeBody, model: str) -> GenerateRequest:
             param="stream",
         )
     tools = (*(tool.tool() for tool in body.tools or ()), *body.added_tools())
+    check_number(tools)
     param = body.tool_choice or "auto"
     choice = NamedTool(param.name) if isinstance(param, FunctionName) else param
     check_choice(choice, tools)

@@ -138,8 +138,12 @@ class MessageParam(WireModel):
     """Of the last message: the answer goes on with it, as in Mistral's and DeepSeek's APIs."""
     partial: bool | None = None
     """Moonshot's and Qwen's name of `prefix`."""
-    tools: "Items[FunctionToolParam] | None" = None
+    tools: "Items[MessageToolParam] | None" = None
     """Of a system message, as in Kimi K3's API: tools that are added to those of the request."""
+
+    @property
+    def adds_tools(self) -> bool:
+        return bool(self.tools) and self.role in INSTRUCTION_ROLES
 
     def unused(self) -> Iterable[str]:
         role = role_of(self.role)
@@ -151,7 +155,7 @@ class MessageParam(WireModel):
             yield "role"
         if role != "assistant":
             yield from unused_thoughts(self.content)
-        if self.tools and self.role not in INSTRUCTION_ROLES:
+        if self.tools and not self.adds_tools:
             yield "tools"
         if self.refusal and self.content:
             yield "refusal"
@@ -172,6 +176,12 @@ class FunctionToolParam(WireModel):
     function: FunctionParam
 
 
+MessageToolParam = Annotated[
+    Annotated[FunctionToolParam, Tag("<function>")] | Annotated[OtherTool, Tag("<other>")],
+    by_type("function", untyped="function"),
+]
+
+
 class ChatMessagesBody(ContinuationBody):
     messages: Annotated[Items[MessageParam], Field(min_length=1), MENDED]
 
@@ -182,8 +192,9 @@ class ChatMessagesBody(ContinuationBody):
 
     def added_tools(self) -> Iterator[Tool]:
         for message in self.messages:
-            if message.role in INSTRUCTION_ROLES:
-                yield from map(_tool, message.tools or ())
+            for tool in message.tools or () if message.adds_tools else ():
+                if isinstance(tool, FunctionToolParam):
+                    yield _tool(tool)
 
 
 class GrammarParam(WireModel):
@@ -349,7 +360,7 @@ class ChatBody(ConstrainedBody, ThinkingBody, ChatMessagesBody):
 
 
 def messages(params: Iterable[MessageParam]) -> Iterator[Message]:
-    said = ((i, each) for i, each in enumerate(params) if each.content or not each.tools)
+    said = ((i, each) for i, each in enumerate(params) if each.content or not each.adds_tools)
     return with_answered_calls(_message(message, i) for i, message in said)
 
 

@@ -221,6 +221,7 @@ Block = Annotated[
 ]
 
 SPEAKERS = ("user", "assistant", "system")
+NEXT_TURN = "next_user_message"
 
 
 class MessageConfig(WireModel):
@@ -231,7 +232,7 @@ class AnthropicMessageParam(WireModel):
     role: RoleName = UNKNOWN_ROLE
     content: Annotated[str | Items[Block] | None, BeforeValidator(as_parts)] = None
     clear_at: Text = None
-    """"next_user_message": a system message that only the turn before it needs."""
+    """A system message that only the turn before it needs has NEXT_TURN."""
     output_config: MessageConfig | None = None
     """Of a system message: the effort from here on."""
 
@@ -240,11 +241,18 @@ class AnthropicMessageParam(WireModel):
         role = role_of(self.role)
         return role if role == "assistant" else "system" if role in INSTRUCTION_ROLES else "user"
 
+    @property
+    def effort(self) -> AnthropicEffort | None:
+        config = self.output_config if self.speaker == "system" else None
+        return config.effort if config else None
+
     def unused(self) -> Iterable[str]:
         if self.role not in SPEAKERS:
             yield "role"
         if self.speaker != "system":
             yield from (name for name in ("clear_at", "output_config") if getattr(self, name))
+        elif self.clear_at not in (None, "", "never", NEXT_TURN):
+            yield "clear_at"
 
 
 class ToolChoiceParam(WireModel):
@@ -314,8 +322,11 @@ class PromptBody(SamplingBody):
         return super().ignored()
 
     def unused(self) -> Iterable[str]:
-        if self.thinking and self.thinking.type == "disabled" and self.effort:
-            yield "output_config.effort"
+        if self.thinking and self.thinking.type == "disabled":
+            if self.effort:
+                yield "output_config.effort"
+            if any(message.effort for message in self.messages):
+                yield "messages.output_config.effort"
 
 
 class MessagesBody(PromptBody):
@@ -424,9 +435,8 @@ class Turns:
 
     def add(self, message: AnthropicMessageParam, where: str, *, is_answered: bool) -> None:
         self._begin(message.speaker)
-        is_over = is_answered and message.clear_at == "next_user_message"
-        if message.speaker == "system" and message.output_config:
-            self.effort = message.output_config.effort or self.effort
+        is_over = is_answered and message.clear_at == NEXT_TURN
+        self.effort = message.effort or self.effort
         content = message.content
         if isinstance(content, str):
             content = [TextBlock(type="text", text=content)]

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from mlx_server import limits
+from mlx_server.api import native
 from mlx_server.api.chat_completions import input as chat_completions
 from mlx_server.api.chat_completions.input import ChatBody
 from mlx_server.api.messages.answer import MessagesOutput, OutputOptions
@@ -16,6 +17,7 @@ from mlx_server.api.messages.input import (
     PromptBody,
     to_request,
 )
+from mlx_server.api.native import NativeBody
 from mlx_server.errors import BadRequest
 from mlx_server.events import (
     Event,
@@ -197,11 +199,14 @@ def test_a_system_message_sets_the_effort_from_there_on_and_may_hold_for_one_tur
     assert conversation(messages=[*given, HI]).template_kwargs == {"reasoning_effort": "low"}
     later = conversation(messages=[*given, slower, HI], output_config={"effort": "max"})
     assert later.template_kwargs == {"reasoning_effort": "high"}
+    assert parsed(messages=[HI, {**hurry, "clear_at": "later"}]).ignored == ("messages.clear_at",)
 
 
 def test_an_effort_without_thinking_is_listed() -> None:
-    found = parsed(thinking={"type": "disabled"}, output_config={"effort": "high"})
-    assert found.ignored == ("output_config.effort",)
+    effort = {"output_config": {"effort": "high"}}
+    unwanted = {"thinking": {"type": "disabled"}, **effort}
+    found = parsed(messages=[HI, {**system("Go."), **effort}], **unwanted)
+    assert found.ignored == ("output_config.effort", "messages.output_config.effort")
 
 
 @pytest.mark.parametrize("asked", [{"type": "enabled"}, {"type": "adaptive", "budget_tokens": 5}])
@@ -283,6 +288,9 @@ def test_the_tools_of_messages_count_with_the_others() -> None:
     chat_completions.to_request(ChatBody.model_validate(body))
     with pytest.raises(BadRequest, match=f"the limit is {limits.TOOLS}"):
         chat_completions.to_request(ChatBody.model_validate({**body, "tools": functions[:1]}))
+    said = {"messages": body["messages"], "tools": [{"name": "f"}]}
+    with pytest.raises(BadRequest, match=f"the limit is {limits.TOOLS}"):
+        native.to_request(NativeBody.model_validate(said), "m")
 
 
 @cases
