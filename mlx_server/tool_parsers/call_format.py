@@ -249,7 +249,9 @@ def block_rule(
     whether it may have more than one call, if its format allows that. space: see `first`."""
     refuse_unsupported(block, tools)
     call = one_of(writable(lambda tool: block.call(lark, tool), tools))
-    first = one_of(writable(lambda tool: block.first(lark, tool, space), tools))
+    first = call  # made once: schemas are long
+    if isinstance(block, UnmarkedBlockGrammar):
+        first = one_of(writable(lambda tool: block.first(lark, tool, space), tools))
     calls = f"({first}) {_more(block, lark, call) if several else ''}"
     return lark.rule(_spaced(block, lark, [*_before(block, lark), calls, *_after(block, lark)]))
 
