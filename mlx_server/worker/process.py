@@ -83,7 +83,9 @@ def _ready(others: list[int]) -> Ready:
 
 def _arguments(connection: socket.socket) -> bytes:
     """Empty if the server has ended."""
-    if not select.select([connection], [], [], 0)[0]:
+    sent = select.poll()  # `select` takes no descriptor above 1023
+    sent.register(connection, select.POLLIN)
+    if not sent.poll(0):
         with left_out():
             import mlx_server.worker.engine  # noqa: F401
     try:

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
@@ -25,6 +26,7 @@ from mlx_server.engine.worker_arguments import (
     encode_arguments,
 )
 from mlx_server.errors import EngineDied, ShuttingDown
+from mlx_server.system import descriptors
 from tests.engine.clients import (
     ENDLESS,
     HANG,
@@ -114,6 +116,18 @@ async def test_a_process_that_runs_already_becomes_the_engine(tiny_path: Path) -
     finally:
         await engine.stop()
     assert not psutil.pid_exists(early.pid)
+
+
+@asynchronous
+async def test_an_engine_starts_while_a_thousand_files_are_open() -> None:
+    """As one does that replaces a lost one, while many clients are connected."""
+    if descriptors.raise_soft_limit() < 2048:
+        pytest.skip("this process may not open so many files")
+    with ExitStack() as files:
+        for _ in range(1024):
+            files.callback(os.close, os.dup(1))
+        async with running() as engine:
+            assert engine.alive
 
 
 @asynchronous
