@@ -92,7 +92,7 @@ def _request(item: Any, model: str, place: str) -> GenerateRequest:
         return to_request(ChatBody.model_validate({**body, "model": model}))
     except ValidationError as error:
         raise BadRequest(f"{place}: {validation_error(error, body).message}") from None
-    except ValueError as error:
+    except (ValueError, TypeError, RecursionError) as error:  # YAML has more than JSON
         raise BadRequest(f"{place}: {error}") from None
 
 

@@ -137,6 +137,8 @@ def test_a_file_that_can_not_be_read_or_written_is_named_before_anything_is_aske
         ("asked.jsonl", b"9" * 5000),
         ("asked.jsonl", b'"say it \\ud800"\r\n'),
         ("asked.yaml", bytes(range(256))),
+        ("asked.yaml", b"- messages: &all [*all]"),
+        ("asked.yaml", b"- messages: [{role: user, content: 2026-11-29}]"),
     ],
 )
 def test_what_is_no_list_of_requests_is_an_error_in_a_sentence(
