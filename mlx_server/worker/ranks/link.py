@@ -144,7 +144,7 @@ class RepeatedInputs:
         """Receives the engine's reports, as the server does on rank 0. It only compares their
         tokens."""
         if self._digest.add(reports) and self._next(int) != self._digest.value:
-            raise Diverged("it has computed other tokens than rank 0")
+            raise Diverged("has computed other tokens than rank 0")
 
     def _next(self, kind: type[T]) -> T:
         value = self._inputs.get()
