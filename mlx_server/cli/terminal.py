@@ -72,7 +72,7 @@ def print_table(
     """wrapped: the columns whose texts may take several lines."""
     table = Table(box=None, pad_edge=False)
     for column in columns:
-        table.add_column(column, no_wrap=column not in wrapped, overflow="fold")
+        table.add_column(printable(column), no_wrap=column not in wrapped, overflow="fold")
     for row in rows:
         table.add_row(*map(printable, row))
     if not console.is_terminal:

@@ -6,8 +6,9 @@ import sys
 from collections.abc import Callable
 
 import pytest
+from rich.console import Console
 
-from mlx_server.cli.terminal import safe, words_of
+from mlx_server.cli.terminal import print_table, safe, words_of
 from tests.tables import cases
 
 pytestmark = pytest.mark.usefixtures("folder")
@@ -76,6 +77,11 @@ def started(prepare: Callable[[], None], *arguments: str) -> subprocess.Complete
 @cases
 def test_what_a_terminal_gets(text: str, shown: str) -> None:
     assert safe(text) == shown
+
+
+def test_the_name_of_a_column_is_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(["http://[fe80::1]:8000", "[/b]"], [["1", "2"]], Console())
+    assert "http://[fe80::1]:8000  [/b]" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
