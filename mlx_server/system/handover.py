@@ -170,9 +170,10 @@ class LogOptions:
 
 KEPT = (
     *("address", "sockets", "command", "folder", "generation", "code"),
-    *("deadline", "reply", "is_stopping", "ignores_hangup"),
+    *("deadline", "reply", "ignores_hangup"),
 )
-"""What a succession keeps when its process executes this module."""
+"""What a succession keeps when its process executes this module. After an upgrade that process is
+one of an older version: what `state` names may not get another name."""
 
 
 @dataclass
@@ -399,10 +400,18 @@ class Succession:
 
     def state(self) -> dict[str, Any]:
         """What `continued` needs, as JSON can hold it."""
-        children = (self._serving, self._starting, *self._leaving)
-        ends = [child and (child.pid, child.channel.fileno()) for child in children]
-        kept = {name: getattr(self, name) for name in KEPT}
-        return {**kept, "log": vars(self.log), "children": ends}
+
+        def end(child: Successor | None) -> tuple[int, int] | None:
+            return (child.pid, child.channel.fileno()) if child else None
+
+        return {
+            **{name: getattr(self, name) for name in KEPT},
+            "stopping": self.is_stopping,
+            "log": vars(self.log),
+            "serving": end(self._serving),
+            "starting": end(self._starting),
+            "leaving": [end(child) for child in self._leaving],
+        }
 
     def _set_inheritable(self, inheritable: bool) -> None:
         channels = [child.channel.fileno() for child in self.children]
@@ -418,11 +427,11 @@ class Succession:
 
     @classmethod
     def continued(cls, state: dict[str, Any]) -> "Succession":
-        log, children = LogOptions(**state.pop("log")), state.pop("children")
-        it = cls(**state, log=log, serves_here=False)
+        kept = {name: state[name] for name in KEPT} | {"is_stopping": state["stopping"]}
+        it = cls(**kept, log=LogOptions(**state["log"]), serves_here=False)
         it._serving, it._starting, *leaving = (
             it._watched(Successor(ends[0], socket.socket(fileno=ends[1]))) if ends else None
-            for ends in children
+            for ends in (state["serving"], state["starting"], *state["leaving"])
         )
         it._leaving = [each for each in leaving if each]
         it._set_inheritable(False)

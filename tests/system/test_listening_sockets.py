@@ -7,6 +7,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from threading import Event
 
@@ -14,7 +15,7 @@ import pytest
 
 from mlx_server.errors import ServerError, SettingsError
 from mlx_server.system import handover
-from mlx_server.system.handover import Launcher, Succession
+from mlx_server.system.handover import Launcher, LogOptions, Succession
 from mlx_server.system.listening_sockets import bound_sockets, url_of
 
 
@@ -166,6 +167,22 @@ def test_a_terminal_that_is_closed_asks_for_no_restart(
             each.here_ended()
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_after_an_upgrade_the_state_of_an_older_process_is_read() -> None:
+    ours, theirs = zip(socket.socketpair(), socket.socketpair(), strict=True)
+    serving, leaving = ([pid, each.detach()] for pid, each in enumerate(ours, 10))
+    names = "address sockets command folder generation code deadline reply ignores_hangup stopping"
+    kept = dict(
+        zip(names.split(), ("here", [], ["/new"], "/", 2, 0, 7.5, None, True, True), strict=True)
+    )
+    children = {"serving": serving, "starting": None, "leaving": [leaving]}
+    state = {**kept, **children, "log": asdict(LogOptions())}
+    later = Succession.continued(state)
+    assert json.loads(json.dumps(later.state())) == state
+    for each in (*theirs, *(child.channel for child in later.children)):
+        each.close()
+    later.here_ended(then=lambda: None)
 
 
 def test_another_address_is_refused() -> None:
