@@ -208,7 +208,6 @@ def test_an_engine_keeps_nothing_of_models_that_left(tiny_path: Path) -> None:
     assert min(b - a for a, b in pairwise(seen)) < 4096 * times, seen
 
 
-# It is the last one: what its server leaves to other threads would be counted in those above.
 WARM = TIMES = 8
 SIZED = (dict, list, set, deque)
 HI = [{"role": "user", "content": "Hi"}]
