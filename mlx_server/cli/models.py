@@ -92,7 +92,8 @@ COLUMNS = ("id", "family", "source", "state", "leases", "memory", "last used")
 def show_served(client: httpx.Client, console: Console) -> None:
     """Shows the server's /v1/pool. Raises ServerError if it can't be read."""
     with connection_errors():
-        pool = answered(client.get("/v1/pool"))
+        response = client.get("/v1/pool")
+    pool = {} if response.status_code == 404 else answered(response)  # others have no such path
     try:
         show(pool, console)
     except UNREADABLE:

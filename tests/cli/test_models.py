@@ -147,7 +147,13 @@ def test_a_refusal_is_passed_on() -> None:
     assert message == "The key is not known here. Give the key with --api-key."
 
 
-@pytest.mark.parametrize("status", [200, 404, 502])
+@pytest.mark.parametrize("text", ["not found", '{"error": {"message": "File Not Found"}}'])
+def test_a_server_that_has_no_pool_is_named(text: str) -> None:
+    message = refused(httpx.Response(404, text=text))
+    assert message.startswith(f"The server at {URL} is not mlx-server. Set --url")
+
+
+@pytest.mark.parametrize("status", [200, 502])
 def test_no_page_of_somebody_elses_server_is_shown(status: int) -> None:
     message = refused(httpx.Response(status, text="<html><h1>Not here</h1></html>"))
     assert f"(HTTP {status})" in message
