@@ -65,7 +65,7 @@ def to_request(body: NativeBody, model: str) -> GenerateRequest:
             "/generate does not stream: send `stream: true` to /v1/chat/completions.",
             param="stream",
         )
-    tools = (*(tool.tool() for tool in body.tools or ()), *body.added_tools())
+    tools = body.with_added(tool.tool() for tool in body.tools or ())
     check_number(tools)
     param = body.tool_choice or "auto"
     choice = NamedTool(param.name) if isinstance(param, FunctionName) else param

@@ -190,11 +190,18 @@ class ChatMessagesBody(ContinuationBody):
         is_begun = role_of(last.role) == "assistant" and bool(last.prefix or last.partial)
         return super().continues() or is_begun
 
-    def added_tools(self) -> Iterator[Tool]:
-        for message in self.messages:
-            for tool in message.tools or () if message.adds_tools else ():
-                if isinstance(tool, FunctionToolParam):
-                    yield _tool(tool)
+    def with_added(self, tools: Iterable[Tool]) -> tuple[Tool, ...]:
+        """The tools, and those that messages add. Of one that is added again the last definition
+        counts, in the place of the first."""
+        added = self.added_tools()
+        return (*(added.pop(tool.name, tool) for tool in tools), *added.values())
+
+    def added_tools(self) -> dict[str, Tool]:
+        params = (
+            each for message in self.messages if message.adds_tools for each in message.tools or ()
+        )
+        tools = (_tool(each) for each in params if isinstance(each, FunctionToolParam))
+        return {tool.name: tool for tool in tools}
 
 
 class GrammarParam(WireModel):
@@ -438,12 +445,12 @@ def to_request(body: ChatBody) -> GenerateRequest:
 def _tools(body: ChatBody) -> tuple[tuple[Tool, ...], ToolChoice]:
     """The tools that the model may call, and whether it has to call one."""
     usable = [tool for tool in body.tools or () if not isinstance(tool, OtherTool)]
-    added = tuple(body.added_tools())
-    if not usable and not added and body.tool_choice != "none":
+    given = tuple(map(_tool, usable))
+    tools = body.with_added(given)
+    if not tools and body.tool_choice != "none":
         check_usable([tool.type for tool in body.tools or ()])
-    tools = (*map(_tool, usable), *added)
     check_number(tools)
-    _refuse_shared_names(body, tools)
+    _refuse_shared_names(body, (*given, *body.added_tools().values()))
     match body.tool_choice:
         case AllowedToolsChoice(allowed_tools=allowed):
             names = {choice.name for choice in allowed.tools}

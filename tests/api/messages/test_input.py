@@ -284,13 +284,14 @@ def test_the_tools_of_messages_count_with_the_others() -> None:
     assert len(conversation(messages=[HI, added]).tools) == limits.TOOLS
     assert refused(messages=[HI, added], tools=[TOOL]).param == "tools"
     functions = [{"function": {"name": name}} for name in names]
-    body = {"model": "m", "messages": [{"role": "system", "tools": functions}]}
+    body = {"model": "m", "messages": [{"role": "system", "tools": functions}] * 2}
     chat_completions.to_request(ChatBody.model_validate(body))
+    native.to_request(NativeBody.model_validate(body), "m")
+    one_more = {**body, "tools": [{"name": "f", "function": {"name": "f"}}]}
     with pytest.raises(BadRequest, match=f"the limit is {limits.TOOLS}"):
-        chat_completions.to_request(ChatBody.model_validate({**body, "tools": functions[:1]}))
-    said = {"messages": body["messages"], "tools": [{"name": "f"}]}
+        chat_completions.to_request(ChatBody.model_validate(one_more))
     with pytest.raises(BadRequest, match=f"the limit is {limits.TOOLS}"):
-        native.to_request(NativeBody.model_validate(said), "m")
+        native.to_request(NativeBody.model_validate(one_more), "m")
 
 
 @cases
