@@ -89,6 +89,7 @@ class Claude:
 
     def abort(self, prompt: str, *options: str) -> None:
         """Runs a session that is interrupted while the model answers."""
+        eventually(self.server.idle, "the row before is gone")
         with subprocess.Popen(
             self._command(prompt, options, MODEL),
             **self._place(),
