@@ -229,7 +229,8 @@ def _blas() -> Check:
 
 
 def _folder(name: str, folder: Path) -> Iterator[Check]:
-    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    # access, unlike `exists`, raises no error for what may not be looked at
+    existing = next(p for p in (folder, *folder.parents) if os.access(p, os.F_OK))
     if not (existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)):
         fix = f"make it writable, or set MLX_SERVER_{name.upper()} to another folder"
         yield Check("fail", name, f"{existing} is not a writable folder", fix)

@@ -147,6 +147,15 @@ def test_doctor_wants_folders_it_can_write(
     assert check.found == f"{folder / 'file'} is not a writable folder"
 
 
+def test_doctor_goes_on_after_a_folder_that_can_not_be_looked_at(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as one in another user's home: the system raises an error for this name, too."""
+    monkeypatch.setenv("MLX_SERVER_DATA", str(folder / ("x" * 300)))
+    names = [check.name for check in machine_checks.examine(None)]
+    assert {"data", "port"} <= {*names}
+
+
 def test_doctor_reads_the_models_that_are_here(
     tiny_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
