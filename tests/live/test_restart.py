@@ -5,7 +5,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
@@ -73,8 +73,9 @@ def servers(server: LiveServer) -> list[psutil.Process]:
     """Those that the first process has started."""
     found = []
     for child in psutil.Process(server.process.pid).children():
-        if child.status() != psutil.STATUS_ZOMBIE and "serve" in child.cmdline():
-            found.append(child)
+        with suppress(psutil.NoSuchProcess):
+            if child.status() != psutil.STATUS_ZOMBIE and "serve" in child.cmdline():
+                found.append(child)
     return found
 
 
