@@ -108,7 +108,7 @@ class EngineProcess:
         self._stop_seconds += FLUSH_SECONDS if arguments.disk.most_bytes else 0.0
         with ExitStack() as unless_it_is_tied:
             unless_it_is_tied.enter_context(self._ours)
-            with suppress(ConnectionError):  # it has ended, as whoever reads its reports will see
+            with suppress(ConnectionError):  # it has ended, which the end of its reports will show
                 self._ours.sendall(frame(encode_arguments(arguments)))
             self._lifeline = await Lifeline.start(self._process.pid)
             unless_it_is_tied.pop_all()

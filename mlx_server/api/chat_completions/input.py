@@ -135,7 +135,7 @@ class MessageParam(WireModel):
     function_call: FunctionCall | None = None
     """A single call, as it was before `tool_calls`."""
     prefix: bool | None = None
-    """Of the last message: the answer goes on with it, as in Mistral's and DeepSeek's APIs."""
+    """Whether the answer continues this last message, as in Mistral's and DeepSeek's APIs."""
     partial: bool | None = None
     """Moonshot's and Qwen's name of `prefix`."""
     tools: "Items[MessageToolParam] | None" = None
